@@ -1,0 +1,163 @@
+"""The one function registered with transformers' attention interface, and the attention arithmetic behind it.
+
+`route(model, handler)` sends every attention call of a model to `handler(call) -> output` for the length of a with-block, without
+patching the model. The handler receives post-RoPE queries, keys and values of the new tokens only, because the model runs without
+a cache of its own.
+
+Attention never repeats KV heads: the g query heads of a group become g rows of one query block ("group as query").
+
+Bit equality: on CPU a row's result does not change when the row is padded with masked entries up to a multiple of 64, nor with
+what other rows hold. So callers read rows in multiples of `geometry.ROW_ALIGN`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from kvbench.errors import UserError, show
+
+# Arguments that models pass along and that do not change what attention computes here.
+_HARMLESS = frozenset(
+    "dropout position_ids use_cache output_attentions output_hidden_states output_router_logits is_causal cache_position "
+    "logits_to_keep position_embeddings return_dict attention_mask cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k "
+    "num_items_in_batch past_key_values past_key_value inputs_embeds labels input_ids".split()
+)
+_names = itertools.count()
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionCall:
+    """One layer's attention as the model asked for it."""
+
+    layer: int
+    query: torch.Tensor  # [b, Hq, t, D]
+    key: torch.Tensor  # [b, Hk, t, D], new tokens only
+    value: torch.Tensor  # [b, Hk, t, Dv]
+    scaling: float
+    window: int | None
+    softcap: float | None
+    sinks: torch.Tensor | None  # [Hq] logits of a virtual key
+    mask: torch.Tensor | None
+
+
+Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
+
+
+@contextlib.contextmanager
+def route(model: Any, handler: Handler) -> Iterator[None]:
+    """Send the model's attention to `handler` inside the block; afterwards the model is as before."""
+    before = model.config._attn_implementation
+    name = f"kvbench_{next(_names)}"
+    ALL_ATTENTION_FUNCTIONS.register(name, _adapter(handler))
+    try:
+        set_implementation(model, name)
+        yield
+    finally:
+        set_implementation(model, before)
+        ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
+
+
+def set_implementation(model: Any, name: str) -> None:
+    """Select a registered attention function. Raises UserError when the architecture has no attention interface."""
+    if not getattr(model, "_supports_attention_backend", False):
+        raise UserError(
+            f"architecture {show(type(model).__name__)} is not supported: it does not use transformers' attention interface."
+        )
+    model.set_attn_implementation(name)
+
+
+def _adapter(handler: Handler) -> Callable[..., tuple[torch.Tensor, None]]:
+    def attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        s_aux: torch.Tensor | None = None,
+        **extra: Any,
+    ) -> tuple[torch.Tensor, None]:
+        for name, given in extra.items():
+            if given is not None and name not in _HARMLESS:
+                raise UserError(f"{show(type(module).__name__)} passes {show(name)} to attention, which kvbench does not apply.")
+        scale = scaling if scaling is not None else float(module.scaling)  # type: ignore[arg-type]
+        call = AttentionCall(
+            int(module.layer_idx), query, key, value, scale, sliding_window, softcap, s_aux, attention_mask  # type: ignore[arg-type]
+        )  # fmt: skip
+        return handler(call), None
+
+    return attention
+
+
+def grouped_attention(
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None,
+    *,
+    scaling: float,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Attention of a block of queries to stored keys.
+
+    Args:
+        query: [b, Hq, t, D]; keys: [b, Hk, n, D]; values: [b, Hk, n, Dv].
+        bias: added to the logits, broadcastable to [b, Hk, t, n] with -inf for what is hidden, or None; dtype of `query`.
+        sinks: [Hq] logits of a virtual key without value.
+
+    Returns:
+        [b, t, Hq, Dv].
+    """
+    b, hq, t, d = query.shape
+    hk = keys.shape[1]
+    g = hq // hk
+    q = query.reshape(b, hk, g * t, d)
+    if bias is not None and t > 1:  # rows of q run over (query head in group, token)
+        bias = bias.expand(*bias.shape[:-2], t, bias.shape[-1]).repeat(1, 1, g, 1)
+    plain = softcap is None and sinks is None
+    if plain and (query.is_cuda or query.dtype == torch.float32):
+        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scaling)
+    else:  # bfloat16 on CPU: two matmuls beat SDPA several times over
+        out = _matmul_attention(q, keys, values, bias, scaling, softcap, _per_row(sinks, hk, g, t))
+    return out.view(b, hk, g, t, -1).permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
+
+
+def _per_row(sinks: torch.Tensor | None, hk: int, g: int, t: int) -> torch.Tensor | None:
+    return None if sinks is None else sinks.view(1, hk, g, 1).expand(1, hk, g, t).reshape(1, hk, g * t, 1)
+
+
+def _matmul_attention(
+    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float,
+    softcap: float | None, sinks: torch.Tensor | None,
+) -> torch.Tensor:  # fmt: skip
+    logits = (q @ keys.transpose(-1, -2)).float() * scaling
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if bias is not None:
+        logits = logits + bias
+    if sinks is not None:  # one more logit in the denominator
+        logits = torch.cat([logits, sinks.float().expand(*logits.shape[:-1], 1)], dim=-1)
+    weights = torch.softmax(logits, dim=-1)[..., : keys.shape[2]]
+    return weights.to(values.dtype) @ values
+
+
+def causal_bias(
+    query_positions: torch.Tensor, key_positions: torch.Tensor, window: int | None, dtype: torch.dtype
+) -> torch.Tensor:
+    """[t, n] additive mask by position: 0 where a key is visible, -inf elsewhere. query_positions: [t]; key_positions: [n]."""
+    age = query_positions[:, None] - key_positions[None, :]
+    hidden = age < 0
+    if window is not None:
+        hidden = hidden | (age >= window)
+    return torch.zeros(age.shape, dtype=dtype, device=age.device).masked_fill_(hidden, float("-inf"))

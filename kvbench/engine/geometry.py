@@ -1,0 +1,89 @@
+"""What each attention layer of a model looks like, learnt from one forward pass instead of from per-model tables.
+
+The model is run once on one token with a recording attention function; every layer reports its own head counts, dimensions,
+scale, sliding window, logit cap and sinks exactly as the model hands them over. Works on real and on meta tensors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvbench.engine.attention import AttentionCall, route
+from kvbench.errors import UserError, show
+
+ROW_ALIGN = 64  # entries; rows are allocated and read in multiples of this (see attention.py on bit equality)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGeometry:
+    """One attention layer. `window` is the sliding window in tokens, None for full attention."""
+
+    index: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+    def entry_bytes(self, element: int) -> int:
+        """Bytes of one entry over all KV heads: K, V and a 4-byte position per head. `element`: bytes a number."""
+        return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
+
+    @property
+    def evicts(self) -> bool:
+        """Sliding-window layers stay rings: their memory is bounded already and no method applies to them."""
+        return self.window is None
+
+
+def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
+    """Probe a causal language model.
+
+    Raises:
+        UserError: the model's attention cannot be routed (no attention interface), or it keeps state outside attention.
+    """
+    refuse_unsupported(model.config)
+    layers: dict[int, LayerGeometry] = {}
+
+    def record(call: AttentionCall) -> torch.Tensor:
+        index = call.layer
+        if index in layers:
+            raise UserError(f"model {show(type(model).__name__)} calls attention layer {index} twice; it is not supported.")
+        b, hq, t, _ = call.query.shape
+        layers[index] = LayerGeometry(
+            index=index, query_heads=hq, kv_heads=call.key.shape[1], head_dim=call.key.shape[-1],
+            value_dim=call.value.shape[-1], scaling=call.scaling, window=call.window, softcap=call.softcap,
+            sinks=call.sinks is not None,
+        )  # fmt: skip
+        return call.value.new_zeros(b, t, hq, call.value.shape[-1])
+
+    device = next(model.parameters()).device
+    with torch.no_grad(), route(model, record):
+        model(
+            input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
+            position_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
+            attention_mask=None, past_key_values=None, use_cache=False,
+        )  # fmt: skip
+    wanted = int(model.config.get_text_config().num_hidden_layers)
+    if len(layers) != wanted:
+        raise UserError(
+            f"architecture {show(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers have no "
+            "KV cache that kvbench can manage (linear attention, state space, or an own attention path)."
+        )
+    return tuple(layers[i] for i in sorted(layers))
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Refuse by name what would be served wrongly. Raises UserError."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or [])
+    foreign = kinds - {"full_attention", "sliding_attention"}
+    if foreign:
+        raise UserError(f"model type {show(text.model_type)} has layers of kind {', '.join(sorted(foreign))}, which are not supported.")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"model type {show(text.model_type)} is an encoder-decoder; kvbench serves decoder-only models.")

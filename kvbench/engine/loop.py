@@ -1,0 +1,265 @@
+"""The generation loop: slots, continuous refill, one decode step after the other, eviction at each sequence's own ticks.
+
+A prompt is read once and its evicted cache copied to the slots of its samples. A finished sequence's slot is refilled at once.
+Every step runs all slots, idle ones included, so shapes never change: with the slot count fixed, a sequence's tokens are
+bit-equal whatever runs beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+
+from kvbench.engine.attention import AttentionCall, route
+from kvbench.engine.cache import SlotCache
+from kvbench.engine.evict import Evictor, KeptLog
+from kvbench.engine.forward import StepWriter
+from kvbench.engine.model import LoadedModel
+from kvbench.engine.prefill import PromptReader, PromptState, stored_queries
+from kvbench.engine.sampler import draw
+from kvbench.engine.sequence import Sequence
+from kvbench.eviction import noise
+from kvbench.eviction.api import Method
+from kvbench.records import Generation, Request, Sampling
+
+Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each step
+
+
+class Engine:
+    """Generates for one method at one budget.
+
+    Args:
+        loaded: model, tokenizer and geometry.
+        method: the eviction method; `budget` is None exactly when it does not evict.
+        slots: sequences decoded at once.
+        max_tokens: longest prompt plus output; sizes the rows of methods that do not bound them.
+        log: receives what every eviction kept, as (noise key, tokens seen, layer, positions); a prompt's key is that of
+            sample -1.
+        on_step: progress callback.
+    """
+
+    def __init__(
+        self, loaded: LoadedModel, method: Method, *, budget: int | None, interval: int, slots: int, max_tokens: int,
+        prefill_chunk: int = 512, log: KeptLog | None = None, on_step: Snapshot | None = None,
+    ) -> None:  # fmt: skip
+        self.loaded, self.method, self.budget, self.on_step = loaded, method, budget, on_step
+        self.trigger = method.trigger(interval)
+        self.interval = interval
+        columns = method.columns() if budget is not None else ()
+        self.cache = SlotCache(
+            loaded.geometry, slots=slots, capacity=capacity(method, budget, interval, max_tokens), columns=columns,
+            queries=stored_queries(method.needs(), interval), device=loaded.device, dtype=loaded.dtype,
+        )  # fmt: skip
+        self._entry_bytes, self._slot_bytes = self.cache.entry_bytes(), self.cache.slot_bytes()
+        self.evictor = Evictor(method, budget, self.cache, log) if budget is not None else None
+        self.reader = PromptReader(
+            loaded.model, loaded.geometry, method, budget=budget, interval=interval, chunk=prefill_chunk,
+            device=loaded.device, dtype=loaded.dtype, log=log,
+        )  # fmt: skip
+        self.writer = StepWriter(self.cache)
+        self._handler: Callable[[AttentionCall], torch.Tensor] = self.writer
+        self.live: list[Sequence | None] = [None] * slots
+        self.last_tokens = [0] * slots
+        self._done: deque[Generation] = deque()
+        self._sampling = Sampling()
+
+    @torch.inference_mode()
+    def generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
+        """Yield every sample of every request as it finishes. All requests must share one `Sampling`."""
+        queue = deque(requests)
+        if len({r.sampling for r in queue}) > 1:
+            raise ValueError("the requests of one call must share their sampling parameters")
+        if queue:
+            self._sampling = queue[0].sampling
+        prompt: PromptState | None = None
+        waiting: deque[tuple[Request, int]] = deque()  # samples of `prompt` without a slot yet
+        with route(self.loaded.model, lambda call: self._handler(call)):
+            while queue or waiting or any(self.live):
+                while (queue or waiting) and None in self.live:
+                    if not waiting:
+                        request = queue.popleft()
+                        prompt = self._read(request)
+                        if prompt is None:
+                            continue
+                        waiting.extend((request, sample) for sample in request.samples)
+                    assert prompt is not None
+                    self._admit(prompt, waiting)
+                if any(self.live):
+                    self._step()
+                while self._done:
+                    yield self._done.popleft()
+        while self._done:
+            yield self._done.popleft()
+
+    def _read(self, request: Request) -> PromptState | None:
+        longest = len(request.prompt_ids) + request.max_new_tokens
+        if not request.prompt_ids or longest > self.loaded.context:
+            note = "the prompt is empty" if not request.prompt_ids else (
+                f"prompt of {len(request.prompt_ids)} tokens + {request.max_new_tokens} new is above the context of "
+                f"{self.loaded.context}"
+            )  # fmt: skip
+            for sample in request.samples:
+                self._done.append(
+                    Generation(
+                        request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None,
+                        status="prompt_too_long" if request.prompt_ids else "prompt_empty", note=note,
+                    )  # fmt: skip
+                )
+            return None
+        began = self._now()
+        self._handler = self.reader.handle
+        state = self.reader.read(request.prompt_ids, request.noise_key(-1))
+        self._handler = self.writer
+        state.seconds = self._now() - began
+        return state
+
+    def _admit(self, prompt: PromptState, waiting: deque[tuple[Request, int]]) -> None:
+        """Give waiting samples of one prompt their first token and a free slot each."""
+        free = [i for i, s in enumerate(self.live) if s is None][: len(waiting)]
+        started = []
+        for _ in free:
+            request, sample = waiting.popleft()
+            started.append(Sequence(request, sample, noise.signed64(request.noise_key(sample))))
+        keys = torch.tensor([s.key for s in started], device=self.loaded.device)
+        logits = prompt.logits.expand(len(started), -1)
+        tokens = draw(logits, keys, torch.zeros_like(keys), self._sampling)
+        bad = torch.isnan(logits.gather(-1, tokens[:, None])).squeeze(-1).tolist()
+        placed: list[int] = []
+        for slot, sequence, token, nan in zip(free, started, tokens.tolist(), bad):
+            sequence.meter.prefill_seconds = prompt.seconds / len(sequence.request.samples)
+            sequence.meter.prefill_peak = prompt.tokens
+            if prompt.evicted and self.budget is not None:
+                sequence.meter.evicted(prompt.cache.lengths[0], prompt.tokens)
+            self._accept(sequence, token, nan)
+            if sequence.finished:
+                self._finish(sequence)
+                continue
+            placed.append(slot)
+            self.live[slot], self.last_tokens[slot] = sequence, token
+        if not placed:
+            return
+        self.cache.copy_from(prompt.cache, 0, placed)
+        if self.evictor is not None:
+            for slot in placed:
+                sequence = self.live[slot]
+                assert sequence is not None
+                self.evictor.start(slot, prompt.tokens, sequence.key, int(prompt.evicted))
+
+    def _step(self) -> None:
+        """One token for every slot, then the evictions that are due."""
+        began = self._now()
+        cache, device = self.cache, self.loaded.device
+        live = [i for i, s in enumerate(self.live) if s is not None]
+        positions = self.writer.begin(self._queries_wanted(live))
+        tokens = torch.tensor(self.last_tokens, device=device)
+        out = self.loaded.model(
+            input_ids=tokens[:, None], position_ids=positions[:, None], attention_mask=None, past_key_values=None,
+            use_cache=False,
+        )  # fmt: skip
+        keys = torch.tensor([s.key if s else 0 for s in self.live], device=device)
+        steps = torch.tensor([len(s.tokens) if s else 0 for s in self.live], device=device)
+        logits = out.logits[:, -1]
+        drawn = draw(logits, keys, steps, self._sampling)
+        nan = torch.isnan(logits.gather(-1, drawn[:, None])).squeeze(-1)
+        new, bad = drawn.tolist(), nan.tolist()
+        for slot in live:
+            cache.lengths[slot] += 1
+            cache.seen[slot] += 1
+        self._measure(live)
+        decoded = self._now()
+        ticked = []
+        for slot in live:
+            sequence = self.live[slot]
+            assert sequence is not None
+            sequence.clock += 1
+            if self.trigger.due(sequence.clock):
+                ticked.append(slot)
+        if ticked and self.evictor is not None:
+            for slot in self.evictor.tick(ticked):
+                sequence = self.live[slot]
+                assert sequence is not None
+                sequence.meter.evicted(cache.lengths[slot], cache.seen[slot])
+        evicted = self._now()
+        for slot in live:
+            sequence = self.live[slot]
+            assert sequence is not None
+            sequence.meter.decode_seconds += (decoded - began) / len(live)
+            sequence.meter.evict_seconds += (evicted - decoded) / len(live)
+            self._accept(sequence, new[slot], bad[slot])
+            self.last_tokens[slot] = new[slot]
+            if sequence.finished:
+                self._finish(sequence)
+                self._release(slot)
+
+    def _queries_wanted(self, live: list[int]) -> bool:
+        """Whether this step's queries can still be among the stored ones at some sequence's next tick."""
+        width = self.cache.query_rows
+        if width == 0 or width >= self.interval:
+            return width > 0
+        return any((-(s.clock + 1)) % self.interval < width for s in (self.live[i] for i in live) if s is not None)
+
+    def _measure(self, live: list[int]) -> None:
+        cache, total = self.cache, 0
+        for slot in live:
+            sequence = self.live[slot]
+            assert sequence is not None
+            size = cache.lengths[slot] * self._entry_bytes + cache.fixed_bytes(cache.seen[slot])
+            sequence.meter.held(cache.lengths[slot], size)
+            total += size
+        if self.on_step is not None:
+            self.on_step(len(live), total, len(live))
+
+    def _accept(self, sequence: Sequence, token: int, nan: bool) -> None:
+        """Append a token and decide whether the sequence ends with it."""
+        if nan:
+            sequence.status, sequence.stop_reason = "nan_logits", "error"
+            return
+        sequence.tokens.append(token)
+        request = sequence.request
+        if token in self.loaded.stop_ids:
+            sequence.stop_reason = "stop"
+        elif request.stop_strings and self._hits_stop_string(sequence):
+            sequence.stop_reason = "stop_string"
+        elif len(sequence.tokens) >= request.max_new_tokens:
+            sequence.stop_reason = "length"
+
+    def _hits_stop_string(self, sequence: Sequence) -> bool:
+        longest = max(len(s) for s in sequence.request.stop_strings)
+        # A token may be a single byte of a character: four tokens a character always cover the tail.
+        tail = self.loaded.decode(sequence.tokens[-4 * longest - 8 :])
+        return any(s in tail for s in sequence.request.stop_strings)
+
+    def _finish(self, sequence: Sequence) -> None:
+        text = self.loaded.decode(sequence.tokens)
+        for stop in sequence.request.stop_strings:
+            text = text.split(stop, 1)[0] if sequence.stop_reason == "stop_string" else text
+        usage = sequence.meter.usage(len(sequence.request.prompt_ids), len(sequence.tokens), self._slot_bytes)
+        note = f"logits were NaN at step {len(sequence.tokens)}" if sequence.status == "nan_logits" else ""
+        self._done.append(
+            Generation(
+                request=sequence.request, sample=sequence.sample, token_ids=tuple(sequence.tokens), text=text,
+                stop_reason=sequence.stop_reason, usage=usage, status=sequence.status, note=note,
+            )  # fmt: skip
+        )
+
+    def _release(self, slot: int) -> None:
+        """An idle slot goes on computing a one-entry row at position 0 that nobody reads."""
+        self.live[slot], self.last_tokens[slot] = None, 0
+        self.cache.lengths[slot] = self.cache.seen[slot] = 0
+
+    def _now(self) -> float:
+        if self.loaded.device.type == "cuda":
+            torch.cuda.synchronize(self.loaded.device)
+        return time.perf_counter()
+
+
+def capacity(method: Method, budget: int | None, interval: int, max_tokens: int) -> int:
+    """Rows a slot needs: budget plus growth between evictions, or the whole sequence where nothing bounds it."""
+    growth = method.trigger(interval).growth
+    if budget is None or growth is None:
+        return max_tokens
+    return min(budget + growth, max_tokens)
+

@@ -1,0 +1,95 @@
+"""Loading a transformers model for the engine: safetensors only, no remote code, geometry probed once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from kvbench.engine.geometry import LayerGeometry, read_geometry
+from kvbench.errors import SetupError, UserError, show
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready to generate. `context`: longest prompt plus output; `stop_ids`: tokens that end a sequence."""
+
+    model: Any
+    tokenizer: Any
+    geometry: tuple[LayerGeometry, ...]
+    device: torch.device
+    dtype: torch.dtype
+    context: int
+    stop_ids: frozenset[int]
+
+    def decode(self, ids: list[int]) -> str:
+        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def weight_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def pick_device(name: str) -> torch.device:
+    """"auto", "cpu", "cuda" or "cuda:N". Raises SetupError when no such device is visible."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise SetupError(f"no CUDA device is visible (torch {torch.__version__}). Use --device cpu.")
+    return torch.device(name)
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """"auto" is bfloat16 on CUDA and float32 on CPU. Raises UserError for unknown names."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise UserError(f"--dtype {show(name)}: choose {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def load(path: str, *, revision: str | None = None, device: str = "auto", dtype: str = "auto") -> LoadedModel:
+    """Load weights and tokenizer from a folder or hub id.
+
+    Raises:
+        SetupError: weights missing, damaged or not safetensors; hub unreachable; device missing.
+        UserError: architecture not supported, unknown dtype.
+    """
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False
+        )
+    except (OSError, ValueError, ImportError) as error:
+        raise SetupError(f"model {show(path)} cannot be loaded: {str(error).splitlines()[0]}") from error
+    return prepare(model.to(where).eval(), tokenizer)
+
+
+def prepare(model: Any, tokenizer: Any) -> LoadedModel:
+    """Wrap a model already in memory. Raises UserError when its architecture is not supported."""
+    parameter = next(model.parameters())
+    config = model.config.get_text_config()
+    vocabulary = model.get_input_embeddings().weight.shape[0]
+    if tokenizer is not None and len(tokenizer) > vocabulary:
+        raise SetupError(
+            f"the tokenizer has {len(tokenizer)} tokens and the model {vocabulary} embeddings; they do not belong together."
+        )
+    return LoadedModel(
+        model, tokenizer, read_geometry(model), parameter.device, parameter.dtype,
+        int(getattr(config, "max_position_embeddings", 0) or 1 << 20), _stop_ids(model, tokenizer),
+    )  # fmt: skip
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    found: set[int] = set()
+    for owner in (model.generation_config, model.config.get_text_config(), tokenizer):
+        ids = getattr(owner, "eos_token_id", None)
+        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
+    return frozenset(found)

@@ -1,0 +1,75 @@
+"""The slow reference: dense-mask oracle.
+
+While the engine runs, log what every eviction kept. Afterwards one dense forward over the whole sequence, with a mask per layer
+and head built from the log, must give the logits the engine saw. It shares no cache code with the engine, so it catches errors
+of position, RoPE, compaction, GQA grouping and off-by-one.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import torch
+
+from kvbench.engine.attention import AttentionCall, route
+from kvbench.engine.model import LoadedModel
+
+
+class KeptHistory:
+    """Collects (noise key, tokens seen, layer, positions [Hk, C]) events; pass it as `Engine(log=...)`."""
+
+    def __init__(self) -> None:
+        self.events: dict[int, list[tuple[int, int, torch.Tensor]]] = defaultdict(list)
+
+    def __call__(self, key: int, seen: int, layer: int, kept: torch.Tensor) -> None:
+        self.events[key].append((seen, layer, kept.clone()))
+
+    def visible(self, keys: Sequence[int], layer: int, heads: int, length: int) -> torch.Tensor:
+        """[Hk, T, T] bool: what each query could see. `keys`: the sample's key, preceded by its prompt's."""
+        grid = torch.arange(length)
+        mask = (grid[None] <= grid[:, None]).expand(heads, length, length).clone()
+        for key in keys:
+            for seen, at, kept in self.events[key]:
+                if at != layer or seen >= length:
+                    continue
+                alive = torch.zeros(heads, length, dtype=torch.bool)
+                alive.scatter_(1, kept.cpu(), True)
+                alive[:, seen:] = True
+                mask[:, seen:] &= alive[:, None]  # queries from position `seen` on run after this eviction
+        return mask
+
+
+@torch.inference_mode()
+def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> torch.Tensor:
+    """[T, V] logits of one dense forward under the logged masks."""
+    length = len(ids)
+    device = loaded.device
+
+    def attend(call: AttentionCall) -> torch.Tensor:
+        b, hq, t, d = call.query.shape
+        hk = call.key.shape[1]
+        grid = torch.arange(length)
+        if call.window is None:
+            visible = history.visible(keys, call.layer, hk, length)
+        else:
+            age = grid[:, None] - grid[None]
+            visible = ((age >= 0) & (age < call.window)).expand(hk, t, t)
+        visible = visible.repeat_interleave(hq // hk, dim=0).to(device)
+        k = call.key.repeat_interleave(hq // hk, dim=1)
+        v = call.value.repeat_interleave(hq // hk, dim=1)
+        logits = (call.query.double() @ k.double().transpose(-1, -2)) * call.scaling
+        if call.softcap is not None:
+            logits = call.softcap * torch.tanh(logits / call.softcap)
+        logits = logits.masked_fill(~visible[None], float("-inf"))
+        if call.sinks is not None:
+            logits = torch.cat([logits, call.sinks.double().view(1, hq, 1, 1).expand(b, hq, t, 1)], dim=-1)
+        weights = torch.softmax(logits, dim=-1)[..., :length]
+        return (weights @ v.double()).to(call.query.dtype).transpose(1, 2)
+
+    with route(loaded.model, attend):
+        out = loaded.model(
+            input_ids=torch.tensor([ids], device=device), position_ids=torch.arange(length, device=device)[None],
+            attention_mask=None, past_key_values=None, use_cache=False,
+        )  # fmt: skip
+    return out.logits[0]

@@ -1,0 +1,61 @@
+"""Drawing the next token, free of batch make-up: noise is a hash of (sample key, step, token id), not a generator's state.
+
+token = argmax(logit / temperature + Gumbel(hash)). The Gumbel-max trick draws exactly from the softmax; keyed by token id, the
+draw does not depend on slot, neighbours, refill order, resume or device. Filters follow transformers' order: temperature, top-k,
+top-p, min-p. Only candidates are hashed: top-k of them, or the `CANDIDATES` largest when top-p or min-p is certain to cut
+inside them; otherwise the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kvbench.eviction import noise
+from kvbench.records import Sampling
+
+CANDIDATES = 256
+
+
+def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+    """Next token of every row.
+
+    Args:
+        logits: [R, V]; keys, steps: [R] int64, the sample's key and how many tokens it has drawn before.
+
+    Returns:
+        [R] int64 token ids. A row with NaN logits yields the id of a NaN (the caller looks).
+    """
+    if sampling.temperature == 0:
+        return logits.argmax(dim=-1)
+    vocabulary = logits.shape[-1]
+    scaled = logits.float() / sampling.temperature
+    filters = sampling.top_p < 1 or sampling.min_p > 0
+    if sampling.top_k:
+        return _draw(scaled, keys, steps, sampling, min(sampling.top_k, vocabulary))[0]
+    if not filters or vocabulary <= CANDIDATES:
+        return _draw(scaled, keys, steps, sampling, vocabulary)[0]
+    tokens, covered = _draw(scaled, keys, steps, sampling, CANDIDATES)
+    rest = (~covered).nonzero().squeeze(-1)  # flat distributions: the cut lies beyond the candidates
+    if rest.numel():
+        tokens[rest] = _draw(scaled[rest], keys[rest], steps[rest], sampling, vocabulary)[0]
+    return tokens
+
+
+def _draw(
+    scaled: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw among the `count` largest logits. Also says per row whether the filters' cut lies inside them."""
+    values, ids = scaled.topk(count, dim=-1)  # descending
+    if sampling.top_k:  # probabilities are renormalised over the top k, as transformers does
+        probabilities = torch.softmax(values, dim=-1)
+    else:
+        probabilities = torch.exp(values - torch.logsumexp(scaled, dim=-1, keepdim=True))
+    before = probabilities.cumsum(dim=-1) - probabilities
+    allowed = (before < sampling.top_p) & (probabilities >= sampling.min_p * probabilities[:, :1])
+    allowed[:, 0] = True
+    covered = ~allowed[:, -1] if count < scaled.shape[-1] else torch.ones_like(allowed[:, -1])
+    bits = noise.mix(keys[:, None], steps[:, None], ids)
+    gumbel = -torch.log(-torch.log(noise.uniform(bits)))
+    choice = torch.where(allowed, values.double() + gumbel, float("-inf")).argmax(dim=-1, keepdim=True)
+    choice = torch.where(torch.isnan(values[:, :1]), 0, choice)  # NaN sorts first
+    return ids.gather(-1, choice).squeeze(-1), covered

@@ -1,0 +1,65 @@
+"""Errors that reach the user, each with the exit code it ends the process with.
+
+One line says what is wrong, with the offending value quoted by `show`, and how to mend it. The command line prints
+``error: <message>`` and never a traceback, unless the error is not one of these (a bug, exit code 1).
+"""
+
+from __future__ import annotations
+
+import unicodedata
+
+
+class KVBenchError(Exception):
+    """Base of all expected failures. `str(error)` is the one line to print."""
+
+    exit_code = 1
+
+
+class UserError(KVBenchError):
+    """Wrong usage or input, found before any work."""
+
+    exit_code = 2
+
+
+class SetupError(KVBenchError):
+    """The surroundings fail: model, hub, disk, device, sandbox."""
+
+    exit_code = 3
+
+
+class IncompleteError(KVBenchError):
+    """The run ended, but rows are missing or failed."""
+
+    exit_code = 4
+
+
+class RunInUseError(KVBenchError):
+    """Another process writes to the same run."""
+
+    exit_code = 6
+
+
+class Interrupted(KVBenchError):
+    """Stopped by Ctrl-C (exit code 130) or SIGTERM (143); the message says what is saved and how to continue."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class BudgetViolation(KVBenchError):
+    """A method kept more than it may, or dropped what it declared protected. Stops the run: its numbers would not compare."""
+
+
+def show(value: object) -> str:
+    """Quote a value for a message; control characters appear escaped (\\x1b), never raw."""
+    text = str(value)
+    escaped = "".join(_escape(c) for c in text[:200])
+    return f"'{escaped}{'...' if len(text) > 200 else ''}'"
+
+
+def _escape(character: str) -> str:
+    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
+        code = ord(character)
+        return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
+    return character

@@ -1,0 +1,42 @@
+"""Counter-based random numbers: a hash of integers, equal on every device and for every batch make-up.
+
+splitmix64's finaliser in wrapping int64 arithmetic. Torch shifts int64 arithmetically, so every right shift is masked to make
+it logical; without the mask the bits are visibly not uniform.
+"""
+
+from __future__ import annotations
+
+from kvbench.lazy import torch
+
+_GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
+_MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_B = 0x94D049BB133111EB - (1 << 64)
+
+
+def signed64(value: int) -> int:
+    """The int64 with the same bits as an unsigned 64-bit integer."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >= 1 << 63 else value
+
+
+def mix(*parts: torch.Tensor | int) -> torch.Tensor:
+    """Hash integers to int64; tensors broadcast. The first part must be an int64 tensor."""
+    state = _finalise(torch.as_tensor(parts[0]) + _GOLDEN)
+    for part in parts[1:]:
+        state = _finalise(state + part + _GOLDEN)
+    return state
+
+
+def uniform(bits: torch.Tensor) -> torch.Tensor:
+    """Hashed int64 to float64 in the open interval (0, 1), 53 bits."""
+    return (_shift(bits, 11).double() + 0.5) * 2.0**-53
+
+
+def _shift(x: torch.Tensor, n: int) -> torch.Tensor:
+    return (x >> n) & ((1 << (64 - n)) - 1)
+
+
+def _finalise(x: torch.Tensor) -> torch.Tensor:
+    x = (x ^ _shift(x, 30)) * _MIX_A
+    x = (x ^ _shift(x, 27)) * _MIX_B
+    return x ^ _shift(x, 31)

@@ -1,0 +1,206 @@
+"""Method options: how a method declares them, how ``--method-opt NAME=VALUE`` becomes them, what they are on paper.
+
+An option is a field of the method's dataclass. `option` adds a help text and a range, which the `Method` base checks whenever a
+method is made, from the command line or from Python. Types come from the annotations: int, float, bool, str, Literal, and any
+of these or None. No torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import re
+import types
+import typing
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
+
+from kvbench.errors import UserError, show
+from kvbench.registry import did_you_mean
+
+if TYPE_CHECKING:
+    from kvbench.eviction.api import Method
+
+M = TypeVar("M", bound="Method")
+
+_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+
+
+class OptionError(UserError):
+    """A value that an option does not take. `reason` is the message without the option's name."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"option {show(name)} {reason}")
+        self.name, self.reason = name, reason
+
+
+@dataclass(frozen=True, slots=True)
+class OptionInfo:
+    """One line of ``kvbench list methods``: an option's name, type in words, default and help."""
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    odd: bool = False,
+) -> Any:
+    """A dataclass field with a help text and a range: `low` and `high` are allowed themselves, `above` is not."""
+    limits = {"low": low, "high": high, "above": above, "odd": odd}
+    return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
+
+
+def check_values(method: Method) -> None:
+    """Check every field of a method against its range. Raises OptionError."""
+    for f in dataclasses.fields(method):
+        value = getattr(method, f.name)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            continue
+        limits = f.metadata.get("limits", {})
+        if not math.isfinite(value) or not _within(value, **limits):
+            raise OptionError(f.name, f"must be {_range(**limits)}; got {value}.")
+
+
+def split_option(text: str) -> tuple[str | None, str, str]:
+    """``[METHOD.]NAME=VALUE`` to (method or None, name, value). Raises UserError."""
+    name, equals, value = text.partition("=")
+    if not equals or not name.strip():
+        raise UserError(f"--method-opt takes NAME=VALUE; got {show(text)}.")
+    method, dot, option_name = name.strip().rpartition(".")
+    return (method if dot else None), option_name.replace("-", "_"), value.strip()
+
+
+def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str]]) -> M:
+    """Make the method with options given as text. Raises UserError naming method, option and value."""
+    hints = _types(cls)
+    values: dict[str, Any] = {}
+    for name, text in pairs:
+        if name not in hints:
+            known = did_you_mean(name, list(hints)) or _known(list(hints))
+            raise UserError(f"method {show(method_name)} has no option {show(name)}.{known}")
+        if name in values:
+            raise UserError(f"option {show(name)} of method {show(method_name)} is given twice.")
+        try:
+            values[name] = _parse(text, hints[name])
+        except ValueError:
+            wanted = f"option {show(name)} of method {show(method_name)} takes {_words(hints[name])}"
+            raise UserError(f"{wanted}; got {show(text)}.") from None
+    try:
+        return cls(**values)
+    except OptionError as error:
+        raise UserError(f"option {show(error.name)} of method {show(method_name)} {error.reason}") from None
+
+
+def describe(cls: type[Method]) -> list[OptionInfo]:
+    """The options of a method class in the order of their declaration."""
+    hints = _types(cls)
+    return [
+        OptionInfo(f.name, _words(hints[f.name]), _plain(f.default), f.metadata.get("help", ""))
+        for f in dataclasses.fields(cls)
+    ]
+
+
+def values(method: Method) -> dict[str, Any]:
+    """Every option of a method with its value, for records and tables."""
+    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+
+
+def check_budget(method_name: str, method: Method, budget: int | None) -> None:
+    """Refuse a missing, needless or too small budget. Raises UserError."""
+    if not method.evicts:
+        if budget is not None:
+            raise UserError(f"method {show(method_name)} evicts nothing and takes no --budget.")
+        return
+    if budget is None:
+        raise UserError(f"method {show(method_name)} needs --budget. Example: --budget 512.")
+    minimum = method.min_budget()
+    if budget >= minimum:
+        return
+    protect = method.protect(minimum)
+    recent = "window" if method.needs().queries == "window" else "recent"
+    kept = " + ".join(f"{n} {what}" for n, what in ((protect.sinks, "sink"), (protect.recent, recent)) if n)
+    tokens = "token" if protect.sinks + protect.recent == 1 else "tokens"
+    always = f"keeps {kept} {tokens} at all times, so" if kept else "keeps at least one entry, so"
+    raise UserError(f"method {show(method_name)} {always} --budget must be at least {minimum}; got {budget}.")
+
+
+def _types(cls: type[Method]) -> dict[str, Any]:
+    hints = typing.get_type_hints(cls)
+    return {f.name: hints[f.name] for f in dataclasses.fields(cls)}
+
+
+def _known(names: Sequence[str]) -> str:
+    return f" Known: {', '.join(names)}." if names else " It has none."
+
+
+def _parse(text: str, kind: Any) -> Any:
+    """One value of the annotated type; ValueError when the text is none."""
+    inner, optional = _strip_none(kind)
+    if optional and text.lower() == "none":
+        return None
+    if typing.get_origin(inner) is Literal:
+        return {str(v): v for v in typing.get_args(inner)}[text] if text in map(str, typing.get_args(inner)) else _no()
+    if inner is bool:
+        return text.lower() in _TRUE if text.lower() in (*_TRUE, *_FALSE) else _no()
+    if inner is int:
+        return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else _no()
+    if inner is float:
+        value = float(text) if text.isascii() and "_" not in text else _no()
+        return value if math.isfinite(value) else _no()
+    return text
+
+
+def _no() -> Any:
+    raise ValueError
+
+
+def _strip_none(kind: Any) -> tuple[Any, bool]:
+    """`int | None` to (int, True)."""
+    if typing.get_origin(kind) in (Union, types.UnionType):
+        rest = [a for a in typing.get_args(kind) if a is not type(None)]
+        return rest[0], True
+    return kind, False
+
+
+def _words(kind: Any) -> str:
+    inner, optional = _strip_none(kind)
+    if typing.get_origin(inner) is Literal:
+        names = [show(v) for v in typing.get_args(inner)]
+        words = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
+    else:
+        words = {int: "a whole number", float: "a number", bool: "true or false"}.get(inner, "a text")
+    return f"{words} or 'none'" if optional else words
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return "none" if value is None else str(value)
+
+
+def _within(
+    value: float, low: float | None = None, high: float | None = None, above: float | None = None, odd: bool = False
+) -> bool:
+    fits = (low is None or value >= low) and (high is None or value <= high) and (above is None or value > above)
+    return fits and (not odd or value % 2 == 1)
+
+
+def _range(
+    low: float | None = None, high: float | None = None, above: float | None = None, odd: bool = False
+) -> str:
+    number = "an odd number" if odd else "a finite number" if low is high is above is None else ""
+    lower = f"above {above}" if above is not None else f"{low} or more" if low is not None else ""
+    if low is not None and high is not None:
+        bounds = f"from {low} to {high}"
+    else:
+        bounds = " and ".join(b for b in (lower, f"at most {high}" if high is not None else "") if b)
+    return " ".join(part for part in (number, bounds) if part)

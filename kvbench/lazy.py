@@ -1,0 +1,25 @@
+"""Torch, imported when it is first used.
+
+``from kvbench.lazy import torch`` lets a method file be read for its name, options and documentation (``kvbench list``,
+usage errors) without the two seconds that importing torch takes.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch as torch
+else:
+
+    class _LazyModule:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        def __getattr__(self, attribute: str) -> Any:
+            value = getattr(importlib.import_module(self._name), attribute)
+            setattr(self, attribute, value)  # the next access costs one dictionary look-up
+            return value
+
+    torch = _LazyModule("torch")

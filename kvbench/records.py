@@ -1,0 +1,69 @@
+"""Frozen records that cross layers: what a run asks of the engine, and what the engine hands back. No torch."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0, `top_p` 1 and `min_p` 0 are off."""
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One prompt and the samples wanted of it. The prompt is prefilled once for all of them."""
+
+    task: str
+    doc_id: str
+    prompt_ids: tuple[int, ...]
+    samples: tuple[int, ...] = (0,)
+    max_new_tokens: int
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_strings: tuple[str, ...] = ()
+    seed: int = 0
+
+    def noise_key(self, sample: int) -> int:
+        """64-bit key of this sample's random numbers: a hash of (run seed, task, doc, sample), free of method and batch."""
+        text = f"{self.seed}\x1f{self.task}\x1f{self.doc_id}\x1f{sample}"
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What one sample measurably used. Entries are per layer and KV head, averaged over both (evicting layers only)."""
+
+    prompt_tokens: int
+    output_tokens: int
+    entries_after_evict: float | None  # largest count right after an eviction; None when nothing was ever evicted
+    entries_peak: float  # largest count while decoding
+    entries_mean: float  # mean over decode steps
+    entries_prefill_peak: float  # largest count while the prompt was read; shared by all samples of a prompt
+    kv_bytes_peak: int  # live bytes at the peak: K, V, positions, method columns, stored queries, sliding-window rings
+    kv_bytes_mean: int
+    kv_bytes_slot: int  # bytes allocated for the slot
+    evictions: int
+    first_eviction: int | None  # tokens seen when entries were first dropped
+    prefill_seconds: float  # this sample's share of the engine's time: step time / live sequences
+    decode_seconds: float
+    evict_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """One finished sample. `status` other than "ok" (oom, nan_logits, prompt_too_long) leaves it without a score."""
+
+    request: Request
+    sample: int
+    token_ids: tuple[int, ...]
+    text: str
+    stop_reason: str  # "stop" (an end token), "stop_string", "length" (truncated)
+    usage: Usage | None
+    status: str = "ok"
+    note: str = ""

@@ -1,0 +1,116 @@
+"""Registries of methods and tasks: a decorator, discovery by folder, entry points, and near-miss hints.
+
+A registry finds its members by importing every module of one package (so that a new file is enough), then the entry points of
+one group. It stores classes, never instances.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.metadata
+import pkgutil
+import unicodedata
+from collections.abc import Callable, Iterator, Sequence
+from typing import Generic, TypeVar
+
+from kvbench.errors import UserError, show
+
+T = TypeVar("T")
+
+
+def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
+    """Up to `limit` known names that a typo or look-alike `name` probably meant, nearest first."""
+    plain = unicodedata.normalize("NFKC", name).strip().lower()
+    if plain in known:
+        return [plain]
+    prefixed = [k for k in known if len(plain) >= 3 and (k.startswith(plain) or plain.startswith(k))]
+    close = difflib.get_close_matches(plain, known, n=limit, cutoff=0.6)
+    return list(dict.fromkeys([*close, *prefixed]))[:limit]
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """`` Did you mean 'a' or 'b'?`` with a leading blank, or nothing."""
+    names = [show(n) for n in near(name, known)]
+    if not names:
+        return ""
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
+    return f" Did you mean {listed}?"
+
+
+class Registry(Generic[T]):
+    """Names to classes.
+
+    Args:
+        kind: singular noun for messages, "method" or "task".
+        package: imported with all its modules on first use.
+        group: entry-point group through which other distributions add members.
+    """
+
+    def __init__(self, kind: str, package: str, group: str) -> None:
+        self.kind, self.package, self.group = kind, package, group
+        self._members: dict[str, T] = {}
+        self._aliases: dict[str, str] = {}
+        self._origin: dict[str, str] = {}
+        self._discovered = False
+
+    def register(self, name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]:
+        """Class decorator. Raises UserError when the name is taken, naming both modules."""
+
+        def add(member: T) -> T:
+            origin = getattr(member, "__module__", "?")
+            for n in (name, *aliases):
+                taken = self._origin.get(n)
+                if taken is not None:
+                    raise UserError(f"{self.kind} {show(n)} is defined twice: in {taken} and in {origin}.")
+            self._members[name] = member
+            for n in (name, *aliases):
+                self._origin[n] = origin
+            self._aliases.update(dict.fromkeys(aliases, name))
+            return member
+
+        return add
+
+    def names(self) -> list[str]:
+        """Registered names without aliases, sorted."""
+        self._discover()
+        return sorted(self._members)
+
+    def canonical(self, name: str) -> str:
+        """The registered name for a spelling. Names are case-insensitive and stripped. Raises UserError when unknown."""
+        self._discover()
+        plain = name.strip().lower()
+        plain = self._aliases.get(plain, plain)
+        if plain in self._members:
+            return plain
+        command = f"'kvbench list {self.kind}s'"
+        foreign = "" if name.isascii() else " (has non-ASCII characters)"
+        hint = did_you_mean(name, [*self._members, *self._aliases])
+        if hint:
+            raise UserError(f"unknown {self.kind} {show(name)}{foreign}.{hint} {command} shows all {len(self._members)}.")
+        raise UserError(f"unknown {self.kind} {show(name)}{foreign}. Known: {', '.join(self.names())} ({command}).")
+
+    def get(self, name: str) -> T:
+        """The class registered under a name or alias. Raises UserError when unknown."""
+        return self._members[self.canonical(name)]
+
+    def items(self) -> Iterator[tuple[str, T]]:
+        for name in self.names():
+            yield name, self._members[name]
+
+    def aliases(self, name: str) -> list[str]:
+        return sorted(a for a, n in self._aliases.items() if n == name)
+
+    def _discover(self) -> None:
+        if self._discovered:
+            return
+        self._discovered = True
+        package = importlib.import_module(self.package)
+        for module in pkgutil.iter_modules(package.__path__):
+            importlib.import_module(f"{self.package}.{module.name}")
+        for entry in importlib.metadata.entry_points(group=self.group):
+            entry.load()
+
+
+methods: Registry[type] = Registry("method", "kvbench.methods", "kvbench.methods")
+tasks: Registry[type] = Registry("task", "kvbench.tasks", "kvbench.tasks")
