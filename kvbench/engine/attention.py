@@ -6,8 +6,9 @@ a cache of its own.
 
 Attention never repeats KV heads: the g query heads of a group become g rows of one query block ("group as query").
 
-Bit equality: on CPU a row's result does not change when the row is padded with masked entries up to a multiple of 64, nor with
-what other rows hold. So callers read rows in multiples of `geometry.ROW_ALIGN`.
+Bit equality on CPU (measured): linear layers give a row the same bits wherever it stands and whatever the other rows hold, with any
+number of threads. `scaled_dot_product_attention` does so with one thread only; two matrix products do so for a fixed shape. The
+number of rows read changes last bits, so it may depend on a sequence itself but never on its neighbours.
 """
 
 from __future__ import annotations
@@ -126,9 +127,9 @@ def grouped_attention(
     if bias is not None and t > 1:  # rows of q run over (query head in group, token)
         bias = bias.expand(*bias.shape[:-2], t, bias.shape[-1]).repeat(1, 1, g, 1)
     plain = softcap is None and sinks is None
-    if plain and (query.is_cuda or query.dtype == torch.float32):
+    if plain and (query.is_cuda or (query.dtype == torch.float32 and (t > 1 or torch.get_num_threads() == 1))):
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scaling)
-    else:  # bfloat16 on CPU: two matmuls beat SDPA several times over
+    else:  # also bfloat16 on CPU, where two matrix products beat SDPA several times over
         out = _matmul_attention(q, keys, values, bias, scaling, softcap, _per_row(sinks, hk, g, t))
     return out.view(b, hk, g, t, -1).permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
 

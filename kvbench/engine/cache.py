@@ -16,25 +16,20 @@ from collections.abc import Sequence
 
 import torch
 
-from kvbench.engine.geometry import ROW_ALIGN, LayerGeometry
+from kvbench.engine.geometry import LayerGeometry
 from kvbench.eviction.api import Column
-
-
-def align(entries: int) -> int:
-    """Round up to whole aligned rows."""
-    return -(-entries // ROW_ALIGN) * ROW_ALIGN
 
 
 class LayerStore:
     """Tensors of one layer for all slots."""
 
     def __init__(
-        self, geometry: LayerGeometry, slots: int, capacity: int, columns: Sequence[Column], queries: int, ring: bool,
-        device: torch.device, dtype: torch.dtype,
+        self, geometry: LayerGeometry, slots: int, capacity: int, columns: Sequence[Column], queries: int,
+        longest: int | None, device: torch.device, dtype: torch.dtype,
     ) -> None:  # fmt: skip
         g = self.geometry = geometry
-        self.ring = g.window if ring else None
-        self.capacity = rows = min(capacity, align(g.window)) if ring and g.window else capacity
+        self.ring = min(g.window, longest) if g.window and longest else None
+        self.capacity = rows = self.ring or capacity
         self.keys = torch.zeros(slots, g.kv_heads, rows, g.head_dim, device=device, dtype=dtype)
         self.values = torch.zeros(slots, g.kv_heads, rows, g.value_dim, device=device, dtype=dtype)
         if not g.evicts:
@@ -70,19 +65,22 @@ class SlotCache:
 
     Args:
         slots: sequences held at once.
-        capacity: rows a slot, rounded up to `ROW_ALIGN`.
+        capacity: rows a slot.
         columns, queries: what the method stores: per-entry tensors, and how many of the newest queries.
-        ring: keep sliding-window layers as rings; False (while a prompt is read) keeps every row of them.
+        bounded: a budget keeps every slot near `capacity`, so rows are read whole.
+        longest: tokens a sequence may have; sliding-window layers become rings of at most that. None (while a prompt is
+            read) keeps every row of them.
     """
 
     def __init__(
         self, geometry: Sequence[LayerGeometry], *, slots: int, capacity: int, columns: Sequence[Column] = (),
-        queries: int = 0, ring: bool = True, device: torch.device, dtype: torch.dtype,
+        queries: int = 0, longest: int | None = None, bounded: bool = False, device: torch.device, dtype: torch.dtype,
     ) -> None:  # fmt: skip
-        self.slots, self.capacity, self.query_rows = slots, align(capacity), queries
+        self.bounded = bounded
+        self.slots, self.capacity, self.query_rows = slots, capacity, queries
         self.device, self.dtype, self.column_specs = device, dtype, tuple(columns)
         self.layers = [
-            LayerStore(g, slots, self.capacity, columns, queries, ring, device, dtype) for g in geometry
+            LayerStore(g, slots, self.capacity, columns, queries, longest, device, dtype) for g in geometry
         ]
         self.lengths = [0] * slots  # live rows of each slot in the evicting layers
         self.seen = [0] * slots  # tokens of each slot's sequence so far: the next absolute position
@@ -129,11 +127,11 @@ def _size(layer: LayerStore) -> int:
 
 
 def plan_slot_bytes(
-    geometry: Sequence[LayerGeometry], capacity: int, columns: int, queries: int, dtype: torch.dtype
+    geometry: Sequence[LayerGeometry], capacity: int, longest: int, columns: int, queries: int, dtype: torch.dtype
 ) -> int:
     """Bytes a slot would take, without allocating it."""
     meta = SlotCache(
         geometry, slots=1, capacity=capacity, columns=[Column(name=str(i)) for i in range(columns)], queries=queries,
-        device=torch.device("meta"), dtype=dtype,
+        longest=longest, device=torch.device("meta"), dtype=dtype,
     )  # fmt: skip
     return meta.slot_bytes()

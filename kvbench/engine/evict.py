@@ -6,7 +6,8 @@ by the entries added since the last eviction, not by the size of the cache.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
@@ -17,6 +18,19 @@ from kvbench.eviction.api import Method, ScoreOut
 from kvbench.eviction.view import LayerView
 
 KeptLog = Callable[[int, int, int, torch.Tensor], None]  # (noise key, tokens seen, layer, kept positions [Hk, C])
+
+
+@contextlib.contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """Score on one CPU thread: with more, the last bits of a batched product depend on which sequences are evicted together."""
+    before = torch.get_num_threads()
+    if device.type == "cpu" and before > 1:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if torch.get_num_threads() != before:
+            torch.set_num_threads(before)
 
 
 class Evictor:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 
 from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention
-from kvbench.engine.cache import LayerStore, SlotCache, align
+from kvbench.engine.cache import LayerStore, SlotCache
 
 Observer = Callable[[int, torch.Tensor, int, int], None]  # (layer, queries [b, Hq, t, D], first position, live rows)
 
@@ -47,9 +47,8 @@ class BlockWriter:
             layer.queries[:, :, at] = call.query[:, :, -keep:]
         if self.observer is not None and layer.geometry.evicts:
             self.observer(call.layer, call.query, start, end)
-        rows = min(align(end), layer.capacity)
         return grouped_attention(
-            call.query, layer.keys[:, :, :rows], layer.values[:, :, :rows], self._mask(call, rows),
+            call.query, layer.keys[:, :, :end], layer.values[:, :, :end], self._mask(call, end),
             scaling=call.scaling, softcap=call.softcap, sinks=call.sinks,
         )  # fmt: skip
 
@@ -62,8 +61,16 @@ class BlockWriter:
         return self._bias[call.window]
 
 
+FIXED_ROWS = 1024  # caches up to this many rows are always read whole
+LENGTH_STEP = 64  # rows; a longer cache is read slot by slot, up to the slot's own length in steps of this
+
+
 class StepWriter:
-    """Appends one token to every slot at the slot's own length and attends to all its live rows."""
+    """Appends one token to every slot at the slot's own length and attends to all its live rows.
+
+    How many rows are read never depends on other slots, because it changes the last bits of the result: all rows where a
+    budget bounds them or they are few, else the slot's own length.
+    """
 
     def __init__(self, cache: SlotCache) -> None:
         self.cache = cache
@@ -79,8 +86,6 @@ class StepWriter:
         self._keep_queries = keep_queries and cache.query_rows > 0
         self.lengths = torch.tensor(cache.lengths, device=device)
         self.positions = torch.tensor(cache.seen, device=device)
-        self._longest = max(cache.lengths) + 1
-        self._most_seen = max(cache.seen) + 1
         return self.positions
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
@@ -95,9 +100,17 @@ class StepWriter:
             ring = (ring + (self.positions % width)[:, None]).view(-1)
             layer.queries.view(-1, layer.geometry.head_dim).index_copy_(0, ring, call.query.reshape(slots * heads, -1))
         bias = self._mask(layer, call.query.dtype)
-        rows = bias.shape[-1]
+        if self.cache.bounded or layer.capacity <= FIXED_ROWS:
+            return self._attend(call, layer, slice(None), layer.capacity, bias)
+        steps = [-(-(n + 1) // LENGTH_STEP) * LENGTH_STEP for n in self.cache.lengths]
+        parts = [self._attend(call, layer, slice(s, s + 1), min(n, layer.capacity), bias) for s, n in enumerate(steps)]
+        return torch.cat(parts)
+
+    def _attend(
+        self, call: AttentionCall, layer: LayerStore, slots: slice, rows: int, bias: torch.Tensor
+    ) -> torch.Tensor:
         return grouped_attention(
-            call.query, layer.keys[:, :, :rows], layer.values[:, :, :rows], bias,
+            call.query[slots], layer.keys[slots, :, :rows], layer.values[slots, :, :rows], bias[slots, ..., :rows],
             scaling=call.scaling, softcap=call.softcap, sinks=call.sinks,
         )  # fmt: skip
 
@@ -112,14 +125,10 @@ class StepWriter:
         return self._rows[key]
 
     def _mask(self, layer: LayerStore, dtype: torch.dtype) -> torch.Tensor:
-        """[S, 1, 1, rows] additive mask over live rows, read in aligned multiples so that results are bit-stable."""
+        """[S, 1, 1, capacity] additive mask over live rows."""
         if layer.ring not in self._bias:
-            if layer.ring is None:
-                live, longest = self.lengths + 1, self._longest
-            else:
-                live, longest = (self.positions + 1).clamp(max=layer.ring), min(self._most_seen, layer.ring)
-            rows = min(align(longest), layer.capacity)
-            hidden = torch.arange(rows, device=live.device)[None] >= live[:, None]
+            live = self.lengths + 1 if layer.ring is None else (self.positions + 1).clamp(max=layer.ring)
+            hidden = torch.arange(layer.capacity, device=live.device)[None] >= live[:, None]
             bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
             self._bias[layer.ring] = bias[:, None, None]
         return self._bias[layer.ring]

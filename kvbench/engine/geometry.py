@@ -14,9 +14,6 @@ import torch
 from kvbench.engine.attention import AttentionCall, route
 from kvbench.errors import UserError, show
 
-ROW_ALIGN = 64  # entries; rows are allocated and read in multiples of this (see attention.py on bit equality)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGeometry:
     """One attention layer. `window` is the sliding window in tokens, None for full attention."""

@@ -15,7 +15,7 @@ import torch
 
 from kvbench.engine.attention import AttentionCall, route
 from kvbench.engine.cache import SlotCache
-from kvbench.engine.evict import Evictor, KeptLog
+from kvbench.engine.evict import Evictor, KeptLog, one_thread
 from kvbench.engine.forward import StepWriter
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.prefill import PromptReader, PromptState, stored_queries
@@ -51,7 +51,8 @@ class Engine:
         columns = method.columns() if budget is not None else ()
         self.cache = SlotCache(
             loaded.geometry, slots=slots, capacity=capacity(method, budget, interval, max_tokens), columns=columns,
-            queries=stored_queries(method.needs(), interval), device=loaded.device, dtype=loaded.dtype,
+            queries=stored_queries(method.needs(), interval), bounded=budget is not None and method.decode_bounded,
+            longest=max_tokens, device=loaded.device, dtype=loaded.dtype,
         )  # fmt: skip
         self._entry_bytes, self._slot_bytes = self.cache.entry_bytes(), self.cache.slot_bytes()
         self.evictor = Evictor(method, budget, self.cache, log) if budget is not None else None
@@ -178,7 +179,9 @@ class Engine:
             if self.trigger.due(sequence.clock):
                 ticked.append(slot)
         if ticked and self.evictor is not None:
-            for slot in self.evictor.tick(ticked):
+            with one_thread(device):
+                evicted_slots = self.evictor.tick(ticked)
+            for slot in evicted_slots:
                 sequence = self.live[slot]
                 assert sequence is not None
                 sequence.meter.evicted(cache.lengths[slot], cache.seen[slot])

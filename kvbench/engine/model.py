@@ -16,7 +16,10 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 @dataclass(slots=True)
 class LoadedModel:
-    """A model ready to generate. `context`: longest prompt plus output; `stop_ids`: tokens that end a sequence."""
+    """A model ready to generate. `context`: longest prompt plus output; `stop_ids`: tokens that end a sequence.
+
+    `tokenizer` may be None where no text is wanted (speed measurements); every text is then empty.
+    """
 
     model: Any
     tokenizer: Any
@@ -27,7 +30,7 @@ class LoadedModel:
     stop_ids: frozenset[int]
 
     def decode(self, ids: list[int]) -> str:
-        return str(self.tokenizer.decode(ids, skip_special_tokens=True))
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
     def weight_bytes(self) -> int:
         return sum(p.numel() * p.element_size() for p in self.model.parameters())

@@ -15,7 +15,7 @@ import torch
 
 from kvbench.engine.attention import AttentionCall
 from kvbench.engine.cache import SlotCache
-from kvbench.engine.evict import Evictor, KeptLog
+from kvbench.engine.evict import Evictor, KeptLog, one_thread
 from kvbench.engine.forward import BlockWriter
 from kvbench.engine.geometry import LayerGeometry
 from kvbench.eviction.api import Method, Needs
@@ -64,7 +64,7 @@ class PromptReader:
         """Read a prompt of at least one token."""
         n = len(ids)
         cache = SlotCache(
-            self.geometry, slots=1, capacity=n, columns=self.method.columns(), queries=self.queries, ring=False,
+            self.geometry, slots=1, capacity=n, columns=self.method.columns(), queries=self.queries,
             device=self.device, dtype=self.dtype,
         )  # fmt: skip
         evictor = Evictor(self.method, self.budget, cache, self.log) if self.budget is not None else None
@@ -86,5 +86,6 @@ class PromptReader:
         evicted = False
         if evictor is not None:
             evictor.start(0, n, noise_key)  # every row now has its position and columns
-            evicted = bool(evictor.evict([0]))
+            with one_thread(self.device):
+                evicted = bool(evictor.evict([0]))
         return PromptState(cache, out.logits[0, -1], n, evicted)

@@ -1,0 +1,161 @@
+"""The plan that is printed before a run and kept in every row: slots, entries, bytes, and the hardware limit.
+
+    t_step = max(W / BW, 2 N b / F) + max(b (n + 1) kv / BW, 4 b n Hq D layers / F);  tokens/s = b / t_step
+
+with b slots, n mean live entries, kv bytes an entry, W streamed weight bytes, N their parameters. Matrix products and attention do
+not overlap within a step, so their times add. BW and F are measured on this machine by a short probe, not looked up.
+
+A mixture-of-experts model streams fewer weights than counted here, so its limit is understated. Slots follow from the machine's
+total memory, not from what is free at the moment, so that a resumed run gets the same number.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from kvbench.engine.cache import plan_slot_bytes
+from kvbench.engine.geometry import LayerGeometry, read_geometry
+from kvbench.engine.loop import capacity
+from kvbench.engine.prefill import stored_queries
+from kvbench.errors import SetupError
+from kvbench.eviction.api import Method
+
+MOST_SLOTS = {"cuda": 512, "cpu": 128}  # beyond these, matrix products are compute bound and latency only grows
+SMALL = 20_000_000  # parameters
+USABLE = {"cuda": 0.92, "cpu": 0.5}  # share of the machine's memory a run may plan with
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What a plan needs to know of a model; read from its configuration, without weights."""
+
+    geometry: tuple[LayerGeometry, ...]
+    parameters: int
+    streamed: int  # parameters read every step: all but the embedding table, unless it is also the head
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """Measured limits of a device."""
+
+    bandwidth: float  # bytes/s, read + write of a copy
+    flops: float  # attainable in matrix products
+    memory: int  # bytes in total
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """How one cell runs."""
+
+    slots: int
+    entries_after: int | None  # right after an eviction; None: nothing is evicted
+    entries_peak: int
+    slot_bytes: int
+    limit: float  # tokens/s that the machine allows at this many slots
+
+    def line(self) -> str:
+        kept = "all entries kept" if self.entries_after is None else f"{self.entries_after} entries after eviction"
+        return (
+            f"{self.slots} slots x {self.entries_peak} entries ({kept}), {self.slot_bytes / 2**20:.2f} MiB a slot, "
+            f"hardware limit {self.limit:,.0f} tokens/s"
+        )
+
+
+def read_shape(config: Any) -> ModelShape:
+    """Shape of a model from its configuration, built on the meta device. Raises UserError when it is not supported."""
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    total = sum(p.numel() for p in model.parameters())
+    table = model.get_input_embeddings().weight
+    head = model.get_output_embeddings()
+    tied = head is None or head.weight is table
+    return ModelShape(
+        geometry=read_geometry(model.eval()), parameters=total, streamed=total - (0 if tied else table.numel())
+    )
+
+
+def plan_cell(
+    shape: ModelShape, machine: Machine, method: Method, *, budget: int | None, interval: int, sequences: int,
+    max_tokens: int, slots: int | str, device: torch.device, dtype: torch.dtype,
+) -> Plan:  # fmt: skip
+    """Plan one cell of a run.
+
+    Args:
+        sequences: samples of the whole cell, done or not; slots never outnumber them.
+        max_tokens: longest prompt plus output.
+
+    Raises:
+        SetupError: not even one slot fits into memory.
+    """
+    rows = capacity(method, budget, interval, max_tokens)
+    columns = len(method.columns()) if budget is not None else 0
+    slot = plan_slot_bytes(shape.geometry, rows, max_tokens, columns, stored_queries(method.needs(), interval), dtype)
+    usable = int(machine.memory * USABLE[device.type]) - shape.parameters * dtype.itemsize
+    # The prompt being read is held once in full, with scratch of about the same size.
+    usable -= 2 * plan_slot_bytes(shape.geometry, max_tokens, max_tokens, columns, 0, dtype)
+    fitting = usable // slot
+    if fitting < 1:
+        raise SetupError(
+            f"the model and one sequence of {max_tokens} tokens need more than this machine's memory "
+            f"({machine.memory / 2**30:.0f} GiB). Lower --max-new-tokens or --budget, or use a smaller dtype."
+        )
+    chosen = min(fitting, MOST_SLOTS[device.type], sequences) if slots == "auto" else int(slots)
+    live = rows if budget is None else min(budget + interval / 2, rows)
+    mean = max_tokens / 2 if budget is None else live
+    return Plan(
+        slots=max(1, chosen), entries_after=budget, entries_peak=rows,
+        slot_bytes=slot, limit=roofline(shape, machine, max(1, chosen), mean, dtype),
+    )  # fmt: skip
+
+
+def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dtype: torch.dtype) -> float:
+    """Tokens/s that memory traffic and arithmetic allow."""
+    element = dtype.itemsize
+    weights = max(shape.streamed * element / machine.bandwidth, 2 * shape.streamed * slots / machine.flops)
+    attention = 0.0
+    for g in shape.geometry:
+        held = entries if g.window is None else min(entries, g.window)
+        traffic = slots * (held + 1) * g.kv_heads * (g.head_dim + g.value_dim) * element / machine.bandwidth
+        attention += max(traffic, 4 * slots * held * g.query_heads * g.head_dim / machine.flops)
+    return slots / (weights + attention)
+
+
+def measure(device: torch.device, dtype: torch.dtype) -> Machine:
+    """Probe copy bandwidth and matrix-product rate (about 0.1 s)."""
+    if device.type == "cuda":
+        memory = int(torch.cuda.get_device_properties(device).total_memory)
+        elements, side = 1 << 28, 4096
+    else:
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        elements, side = 1 << 23, 384
+    source = torch.ones(elements, device=device, dtype=torch.uint8)
+    target = torch.empty_like(source)
+    a = torch.ones(side, side, device=device, dtype=dtype)
+    copy = _best(device, lambda: target.copy_(source))
+    product = _best(device, lambda: a @ a)
+    return Machine(bandwidth=2 * elements / copy, flops=2 * side**3 / product, memory=memory)
+
+
+def _best(device: torch.device, work: Callable[[], Any], repeats: int = 8) -> float:
+    times = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - began)
+    return min(times)
+
+
+def use_threads(shape: ModelShape, device: torch.device) -> int:
+    """One CPU thread for a model so small that handing work to threads costs more than it saves. Returns the number in use."""
+    if device.type == "cpu" and shape.parameters < SMALL:
+        torch.set_num_threads(1)
+    return torch.get_num_threads()

@@ -1,0 +1,283 @@
+"""The run loop: plan the rows, skip those already saved, drive the engine cell by cell, score, keep.
+
+    result = execute(config, out=Path("results"))
+
+Everything that can fail cheaply fails before the weights are loaded: data, prompts, the folder, the plan. A row counts once its
+record is on disk. The command line does the checks that need neither torch nor a tokenizer before it gets here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any, Protocol
+
+import transformers
+
+from kvbench import env, models
+from kvbench.config import Cell, RunConfig
+from kvbench.data import Data
+from kvbench.engine.loop import Engine
+from kvbench.engine.model import LoadedModel, load, pick_device, pick_dtype
+from kvbench.engine.plan import Machine, ModelShape, Plan, measure, plan_cell, read_shape, use_threads
+from kvbench.errors import Interrupted, SetupError, show
+from kvbench.records import Generation
+from kvbench.rows import make_row
+from kvbench.scoring.pool import ScorePool
+from kvbench.store import Journal, RunFolder
+from kvbench.task import Output, Score
+from kvbench.work import PlannedRow, TaskWork, make_method
+
+Notice = Callable[[str], None]
+
+
+class Progress(Protocol):
+    """What a run reports to; `kvbench.progress.Progress` shows it on a terminal."""
+
+    def begin(self, total: int, done: int) -> None: ...
+    def cell(self, text: str) -> None: ...
+    def update(
+        self, rows_done: int, tokens: int, kv_bytes_now: int, kv_bytes_peak: int,
+        score_mean: float | None = None, score_halfwidth: float | None = None,
+    ) -> None: ...  # fmt: skip
+    def end(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPlan:
+    """One cell with its rows and how it will run."""
+
+    cell: Cell
+    rows: list[PlannedRow]
+    plan: Plan
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunResult:
+    """How a run ended. `failed` counts rows with a status other than "ok", by status."""
+
+    run_dir: Path | None  # None after a dry run
+    done: int
+    planned: int
+    plans: tuple[CellPlan, ...]
+    failed: Mapping[str, int] = field(default_factory=dict)
+
+
+def execute(
+    config: RunConfig, *, out: Path, run_name: str | None = None, resume: bool = False, dry_run: bool = False,
+    progress: Progress | None = None, allow_version_change: bool = False, take_over: bool = False,
+    sources: Mapping[str, Any] | None = None, command: Sequence[str] = (), notice: Notice | None = None,
+) -> RunResult:  # fmt: skip
+    """Run a configuration to the end, continuing what is already there.
+
+    Args:
+        out: folder of runs; the run's own folder is `run_name`, by default model and configuration hash.
+        resume: the run must exist.
+        notice: receives one-line warnings; default prints them to stderr.
+
+    Raises:
+        KVBenchError: see the subclasses; Interrupted after Ctrl-C or SIGTERM, with all finished rows saved.
+    """
+    say = notice or (lambda text: print(f"warning: {text}", file=sys.stderr))
+    info = models.describe(config.model, config.revision)
+    where = str(info.folder or info.name)
+    device = pick_device(config.device)
+    dtype = pick_dtype(config.dtype, device)
+    tokenizer, model_config = _read_model(where, config)
+    context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
+    data = Data(config.data)
+    works = {n: TaskWork.load(n, config, data, tokenizer, model_config.model_type, context) for n in config.tasks}
+    for work in works.values():
+        for note in work.notes:
+            say(note)
+    shape = read_shape(model_config)
+    threads = use_threads(shape, device)
+    machine = measure(device, dtype)
+    identity = {"model": config.model, "model_revision": models.revision(info) or config.revision}
+    plans = tuple(
+        _plan(cell, works[cell.task], config, shape, machine, identity, device, dtype) for cell in config.cells()
+    )
+    total = sum(len(p.rows) for p in plans)
+    if dry_run:
+        return RunResult(run_dir=None, done=0, planned=total, plans=plans)
+
+    name = run_name or f"{Path(config.model).name}-{config.hash()[:8]}"
+    environment = {
+        "kvbench_version": env.version("kvbench"), "torch_version": env.version("torch"),
+        "transformers_version": env.version("transformers"), "versions": env.versions(), "git": env.git_commit(),
+        "machine": env.machine(), "device": str(device), "threads": threads, "sources": dict(sources or {}), "model": identity,
+        "tasks": {n: {"version": w.task.version, "data": dict(w.data)} for n, w in works.items()},
+        "plans": [{"cell": p.cell.label, "plan": p.plan.line()} for p in plans],
+    }  # fmt: skip
+    opener = RunFolder.resume if resume else RunFolder.start
+    extra: dict[str, Any] = {} if resume else {"config": config.to_dict(), "command": command, "planned": total}
+    with opener(
+        out, name, environment=environment, take_over=take_over, allow_version_change=allow_version_change, **extra
+    ) as folder:
+        for text in folder.notices:
+            say(text)
+        done = folder.done_keys()
+        keys = {row.key for p in plans for row in p.rows}
+        runner = _Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
+        if not keys <= done:
+            with _signals(runner):
+                runner.run(load(where, revision=config.revision, device=str(device), dtype=config.dtype), done)
+        folder.seal()
+        return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=runner.failed)
+
+
+def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
+    """Tokenizer and configuration, from a folder or the hub."""
+    transformers.logging.set_verbosity_error()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
+        return tokenizer, transformers.AutoConfig.from_pretrained(where, revision=config.revision, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SetupError(f"model {show(config.model)} cannot be read: {reason}") from error
+
+
+def _plan(
+    cell: Cell, work: TaskWork, config: RunConfig, shape: ModelShape, machine: Machine, identity: Mapping[str, Any],
+    device: Any, dtype: Any,
+) -> CellPlan:  # fmt: skip
+    rows = work.rows(cell, config, identity, str(dtype).removeprefix("torch."))
+    most = max((len(p.ids) + p.max_new_tokens for p in work.prompts), default=1)
+    method = make_method(cell)
+    plan = plan_cell(
+        shape, machine, method, budget=cell.budget, interval=config.interval, sequences=max(1, len(rows)),
+        max_tokens=most, slots=config.slots, device=device, dtype=dtype,
+    )  # fmt: skip
+    return CellPlan(cell=cell, rows=rows, plan=plan, max_tokens=most)
+
+
+class _Runner:
+    """State of one execution: what is done, what is being scored, whether to stop."""
+
+    def __init__(
+        self, folder: RunFolder, works: Mapping[str, TaskWork], plans: Sequence[CellPlan], progress: Progress | None,
+        done: int, total: int, dtype: Any, device: str, config: RunConfig,
+    ) -> None:  # fmt: skip
+        self.folder, self.works, self.plans, self.progress, self.config = folder, works, plans, progress, config
+        self.done, self.total = done, total
+        self.host = {"device": device, "dtype": str(dtype).removeprefix("torch."), "attention": "sdpa"}
+        self.failed: dict[str, int] = {}
+        self.stop: int | None = None  # the signal that asked for it
+        self.tokens = self.kv_now = self.kv_peak = 0
+        self.scores: list[float] = []
+        self._shown = 0.0
+
+    def run(self, loaded: LoadedModel, done: set[str]) -> None:
+        if self.progress:
+            self.progress.begin(self.total, self.done)
+        try:
+            with self.folder.journal() as journal, ScorePool() as pool:
+                for cell_plan in self.plans:
+                    missing = [row for row in cell_plan.rows if row.key not in done]
+                    if missing:
+                        self._cell(loaded, cell_plan, missing, journal, pool)
+                    if self.stop is not None:
+                        self._interrupt(journal)
+        finally:
+            if self.progress:
+                self.progress.end()
+
+    def _cell(
+        self, loaded: LoadedModel, cell_plan: CellPlan, missing: list[PlannedRow], journal: Journal, pool: ScorePool
+    ) -> None:
+        cell, work = cell_plan.cell, self.works[cell_plan.cell.task]
+        if self.progress:
+            self.progress.cell(cell.label)
+        self.scores, self.kv_peak = [], 0
+        planned = {(row.prompt.doc.doc_id, row.sample): row for row in missing}
+        scoring: list[tuple[Future[Score] | None, PlannedRow, Generation]] = []
+
+        def step(tokens: int, kv_bytes: int, slots: int) -> None:
+            self.tokens, self.kv_now, self.kv_peak = self.tokens + tokens, kv_bytes, max(self.kv_peak, kv_bytes)
+            self.done += len(journal.poll())
+            self._show()
+            if self.stop is not None:
+                raise _Stop
+
+        engine = Engine(
+            loaded, make_method(cell), budget=cell.budget, interval=self.config.interval, slots=cell_plan.plan.slots,
+            max_tokens=cell_plan.max_tokens, prefill_chunk=self.config.prefill_chunk, on_step=step,
+        )  # fmt: skip
+        with contextlib.suppress(_Stop):
+            for generation in engine.generate(work.requests(missing, self.config.seed)):
+                row = planned[generation.request.doc_id, generation.sample]
+                output = Output(
+                    text=generation.text, stop_reason=generation.stop_reason, prompt_tokens=len(generation.request.prompt_ids),
+                    output_tokens=len(generation.token_ids), thinking=work.thinking,
+                )  # fmt: skip
+                ok = generation.status == "ok"
+                scoring.append((pool.submit(work.task, row.prompt.doc, output) if ok else None, row, generation))
+                while scoring and (scoring[0][0] is None or scoring[0][0].done()):
+                    self._keep(*scoring.pop(0), cell_plan, journal)
+        for waiting in scoring:
+            self._keep(*waiting, cell_plan, journal)
+        self.done += len(journal.flush())
+        self._show(now=True)
+
+    def _keep(
+        self, future: Future[Score] | None, planned: PlannedRow, generation: Generation, cell_plan: CellPlan, journal: Journal
+    ) -> None:
+        """Write one row. A failed row keeps its text and has no score."""
+        score = future.result() if future is not None else None
+        row = make_row(planned, generation, score, self.works[cell_plan.cell.task].task, cell_plan, self.host)
+        if row["status"] != "ok":
+            self.failed[row["status"]] = self.failed.get(row["status"], 0) + 1
+        elif score is not None and (headline := row[self.works[cell_plan.cell.task].task.headline]) is not None:
+            self.scores.append(headline)
+        self.done += len(journal.append(row, prompt=planned.prompt.text, output=generation.text))
+
+    def _show(self, *, now: bool = False) -> None:
+        if self.progress is None or (not now and time.monotonic() - self._shown < 0.25):
+            return
+        self._shown = time.monotonic()
+        mean = half = None
+        if n := len(self.scores):
+            mean = sum(self.scores) / n
+            if n > 1:
+                half = 1.96 * (sum((s - mean) ** 2 for s in self.scores) / (n - 1) / n) ** 0.5
+        self.progress.update(self.done, self.tokens, self.kv_now, self.kv_peak, mean, half)
+
+    def _interrupt(self, journal: Journal) -> None:
+        journal.flush()
+        raise Interrupted(
+            f"interrupted: {self.done} of {self.total} rows saved; continue with kvbench run --resume {self.folder.name}",
+            128 + (self.stop or signal.SIGINT),
+        )
+
+
+class _Stop(Exception):
+    """Leaves the generation loop between two steps."""
+
+
+@contextlib.contextmanager
+def _signals(runner: _Runner) -> Iterator[None]:
+    """The first Ctrl-C or SIGTERM ends the run between two steps with all finished rows saved; the second ends it at once."""
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        runner.stop = number
+        for each in previous:
+            signal.signal(each, signal.SIG_DFL)
+
+    previous = {}
+    with contextlib.suppress(ValueError):  # not the main thread: whoever runs us handles signals
+        previous = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+        for each in previous:
+            signal.signal(each, ask)
+    try:
+        yield
+    finally:
+        for each, handler in previous.items():
+            signal.signal(each, handler)
