@@ -1,0 +1,57 @@
+"""Durable results: a row that was acknowledged survives kill -9, a full disk and a power cut.
+
+`RunFolder` is what a runner needs, `read_run` and `read_table` what a report needs; docs/results.md describes the
+files. Importing this package is cheap: pyarrow and pandas load when a table is made or read.
+"""
+
+from kvbench.store.folder import RunFolder, check_out, list_runs
+from kvbench.store.identity import canonical_json, config_hash, row_key
+from kvbench.store.journal import Journal
+from kvbench.store.lock import RunLock
+from kvbench.store.names import check_run_name
+from kvbench.store.reading import (
+    Snapshot,
+    read_rows,
+    read_run,
+    read_table,
+    read_texts,
+    table_format,
+    table_hash,
+)
+from kvbench.store.redact import redact_argv, redact_config, redact_text, safe_environ
+from kvbench.store.replay import Replay, replay
+from kvbench.store.schema import COLUMNS, DETERMINISTIC, FORMAT, NAMES, Column, check_row
+from kvbench.store.tables import repair, seal
+
+__all__ = [
+    "COLUMNS",
+    "DETERMINISTIC",
+    "FORMAT",
+    "NAMES",
+    "Column",
+    "Journal",
+    "Replay",
+    "RunFolder",
+    "RunLock",
+    "Snapshot",
+    "canonical_json",
+    "check_out",
+    "check_row",
+    "check_run_name",
+    "config_hash",
+    "list_runs",
+    "read_rows",
+    "read_run",
+    "read_table",
+    "read_texts",
+    "redact_argv",
+    "redact_config",
+    "redact_text",
+    "repair",
+    "replay",
+    "row_key",
+    "safe_environ",
+    "seal",
+    "table_format",
+    "table_hash",
+]

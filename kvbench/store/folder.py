@@ -1,0 +1,242 @@
+"""A run's folder, from its first check to its sealed tables.
+
+    with RunFolder.start("results", "r1", config, environment=versions, command=sys.argv, planned=960) as run:
+        done = run.done_keys()
+        with run.journal() as journal:
+            ...
+        run.seal()
+
+Everything that can be wrong with names, folders, settings and versions is found by `start` and `resume`, before any
+work. The run is locked until the folder is closed. Files that kvbench did not make are never replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kvbench.errors import SetupError, UserError, show
+from kvbench.store import manifest, tables
+from kvbench.store.files import bare, is_leftover, probe, reason, remove_leftovers, sync_folder
+from kvbench.store.journal import Journal
+from kvbench.store.lock import RunLock
+from kvbench.store.names import check_run_name
+from kvbench.store.replay import replay
+
+LOCK = "lock"
+
+
+class RunFolder:
+    """An opened, locked run. Made by `start` and `resume`.
+
+    Attributes:
+        notices: warnings for the user, one line each.
+        info: the content of run.json.
+        config: the run's settings, a part of `info`; secrets are hidden, paths below the home folder begin with ``~``.
+        planned: how many rows the run is to have, if known.
+    """
+
+    def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any], anonymous: bool) -> None:
+        self.path, self.name = path, path.name
+        self.notices, self.info = notices, info
+        self.config: dict[str, Any] = info["config"]
+        self.planned: int | None = info.get("planned")
+        self._lock, self._anonymous = lock, anonymous
+        self._reported: set[str] = set()
+        self._done_before: int | None = None
+
+    @classmethod
+    def start(
+        cls,
+        out: str | Path,
+        name: str,
+        config: Mapping[str, Any],
+        *,
+        environment: Mapping[str, Any],
+        command: Sequence[str] = (),
+        planned: int | None = None,
+        take_over: bool = False,
+        allow_version_change: bool = False,
+        anonymous: bool = False,
+    ) -> RunFolder:
+        """A new run, or the run of that name continued when its configuration is the same.
+
+        Args:
+            environment: JSON types that describe the surroundings; the names in `manifest.VERSIONS` are compared.
+            take_over: take the lock of a process on another host.
+            allow_version_change: continue with other versions of kvbench, torch or transformers.
+            anonymous: keep this machine's name out of all files.
+        """
+        check_run_name(name)
+        path = check_out(out) / name
+        _check_ours(path)
+        try:
+            path.mkdir(exist_ok=True)
+            sync_folder(path.parent)
+            probe(path)
+        except OSError as error:
+            raise _unwritable(path, error) from error
+        lock = RunLock(path / LOCK, name, anonymous=anonymous)
+        notices = lock.acquire(take_over=take_over)
+        try:
+            remove_leftovers(path)
+            if (path / manifest.NAME).exists():
+                info = manifest.read(path)
+                _check_config(path, manifest.differences(info["config"], manifest.plain(config)))
+                notices += _check_versions(name, info, environment, allow_version_change)
+                tables.check_journal_complete(path)
+            else:
+                info = manifest.build(name, config, environment, command, planned)
+                manifest.write(path, info)
+            return cls(path, lock, notices, info, anonymous)
+        except BaseException:
+            lock.release()
+            raise
+
+    @classmethod
+    def resume(
+        cls,
+        out: str | Path,
+        name: str,
+        given: Mapping[str, Any] | None = None,
+        *,
+        environment: Mapping[str, Any],
+        take_over: bool = False,
+        allow_version_change: bool = False,
+        anonymous: bool = False,
+    ) -> RunFolder:
+        """An existing run with its own settings. `given` are those that the user typed: they must be the run's."""
+        path = Path(out) / check_run_name(name, "--resume")
+        if not (path / manifest.NAME).is_file():
+            names = list_runs(out)
+            known = f"Runs there: {', '.join(map(bare, names))}." if names else "There are no runs there."
+            raise UserError(f"no run {show(name)} in {bare(out)}. {known}")
+        info = manifest.read(path)
+        _check_given(manifest.differences(info["config"], manifest.plain(given or {}), only_given=True))
+        return cls.start(
+            out,
+            name,
+            info["config"],
+            environment=environment,
+            take_over=take_over,
+            allow_version_change=allow_version_change,
+            anonymous=anonymous,
+        )
+
+    def done_keys(self) -> set[str]:
+        """Keys of the rows that need not run again. What was dropped from the journal is added to `notices`."""
+        state = replay(self.path)
+        self.notices += [n for n in state.notices if n not in self._reported]
+        self._reported.update(state.notices)
+        done = state.done
+        self._done_before = len(done)
+        return done
+
+    def journal(self) -> Journal:
+        """A journal segment of this process."""
+        before = len(self.done_keys()) if self._done_before is None else self._done_before
+        return Journal(self.path, rows_before=before, anonymous=self._anonymous)
+
+    def seal(self) -> dict[str, Any]:
+        """Make rows.parquet, texts.parquet and seal.json from the journal. Returns the content of seal.json."""
+        return tables.seal(self.path)
+
+    def close(self) -> None:
+        """Give up the lock."""
+        self._lock.release()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def check_out(out: str | Path) -> Path:
+    """The results folder, made if need be, after really writing in it. A link is followed to a folder."""
+    path = Path(out)
+    for part in (path, *path.parents):
+        if part.is_symlink() and not part.exists():
+            raise UserError(f"--out {show(out)} leads through a link to nothing; give a folder.")
+        if part.exists():
+            if not part.is_dir():
+                raise UserError(f"--out {show(part)} is a file; give a folder.")
+            break
+    try:
+        if not path.is_dir():
+            path.mkdir(parents=True, exist_ok=True)
+            sync_folder(path.parent)
+        probe(path)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return path
+
+
+def list_runs(out: str | Path) -> list[str]:
+    """Names of the runs in a results folder."""
+    try:
+        return sorted(p.name for p in Path(out).iterdir() if (p / manifest.NAME).is_file())
+    except OSError:
+        return []
+
+
+def _unwritable(path: Path, error: OSError) -> SetupError:
+    return SetupError(f"cannot write in {show(path)} ({reason(error)}). Nothing was run.")
+
+
+def _check_ours(path: Path) -> None:
+    """Refuse a folder with files that kvbench did not make. What a run killed before its run.json left is ours."""
+    if path.is_symlink() and not path.exists():
+        raise UserError(f"{show(path)} is a link to nothing. Give another --run-name.")
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{show(path)} is a file. Give another --run-name.")
+    if not path.is_dir() or (path / manifest.NAME).is_file():
+        return
+    foreign = sorted(p.name for p in path.iterdir() if p.name != LOCK and not is_leftover(p.name))
+    if foreign:
+        raise UserError(
+            f"{show(path)} has files but no kvbench run (it holds {show(foreign[0])}). Give another --run-name."
+        )
+
+
+def _check_config(path: Path, differing: manifest.Differences) -> None:
+    if not differing:
+        return
+    names = sorted(differing)
+    run = _listed([f"{bare(n)} {manifest.value(differing[n][0])}" for n in names[:4]])
+    this = _listed([manifest.value(differing[n][1]) for n in names[:4]])
+    more = f" ({len(names) - 4} more settings differ)" if len(names) > 4 else ""
+    raise UserError(f"{show(path)} holds a run with {run}; this one has {this}{more}. Give another --run-name.")
+
+
+def _check_given(differing: manifest.Differences) -> None:
+    if not differing:
+        return
+    clauses = []
+    for name, (run, given) in sorted(differing.items()):
+        option = bare(name).rpartition(".")[2].replace("_", "-")
+        clauses.append(f"--{option} {manifest.value(given)} differs from the run's {manifest.value(run)}")
+    raise UserError(f"{_listed(clauses)}. A resumed run keeps its settings.")
+
+
+def _check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str, Any], allowed: bool) -> list[str]:
+    changed = manifest.differences(
+        {n: info["environment"].get(n) for n in manifest.VERSIONS}, {n: environment.get(n) for n in manifest.VERSIONS}
+    )
+    if not changed:
+        return []
+    packages = sorted(changed)
+    run = _listed([f"{n.removesuffix('_version')} {bare(changed[n][0])}" for n in packages])
+    this = _listed([bare(changed[n][1]) for n in packages])
+    text = f"run '{name}' was made with {run}; installed: {this}."
+    if not allowed:
+        raise UserError(f"{text} Rows may not compare: give --allow-version-change, or another --run-name.")
+    return [f"{text} Every row states its versions."]
+
+
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

@@ -1,0 +1,96 @@
+"""Rows as Arrow tables and pandas frames.
+
+Arrow keeps repeated names dictionary-encoded; pandas gets plain strings, nullable integers and booleans, and NaN for
+a missing float, so that a frame looks the same whether it came from the journal or from a table of an older format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from kvbench.store.schema import COLUMNS, FORMAT, FORMAT_KEY, NAMES
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+TEXT_NAMES = ("row_key", "prompt", "output")
+
+
+def rows_schema() -> pa.Schema:
+    """The schema of rows.parquet. Unit and meaning stand in every field's metadata."""
+    import pyarrow as pa
+
+    types = {
+        "name": pa.dictionary(pa.int32(), pa.string()),
+        "text": pa.string(),
+        "int32": pa.int32(),
+        "int64": pa.int64(),
+        "float64": pa.float64(),
+        "bool": pa.bool_(),
+        "time": pa.timestamp("us", tz="UTC"),
+    }
+    fields = [pa.field(c.name, types[c.kind], metadata={"unit": c.unit, "meaning": c.meaning}) for c in COLUMNS]
+    return pa.schema(fields, metadata={FORMAT_KEY: str(FORMAT)})
+
+
+def texts_schema() -> pa.Schema:
+    """The schema of texts.parquet."""
+    import pyarrow as pa
+
+    return pa.schema([pa.field(n, pa.string()) for n in TEXT_NAMES], metadata={FORMAT_KEY: str(FORMAT)})
+
+
+def to_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+    """Checked rows as an Arrow table; columns that a row of an older kvbench lacks are null."""
+    import pyarrow as pa
+
+    schema = rows_schema()
+    arrays = []
+    for column, field in zip(COLUMNS, schema, strict=True):
+        values = [row.get(column.name) for row in rows]
+        if column.kind == "time":
+            values = [None if v is None else datetime.fromisoformat(v) for v in values]
+        arrays.append(pa.array(values, field.type))
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def upgrade(table: pa.Table) -> pa.Table:
+    """A table of an older format in this one's columns: those it lacks are null, types are cast."""
+    import pyarrow as pa
+
+    schema = rows_schema()
+    arrays = [
+        table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type)
+        for f in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
+
+
+def to_frame(table: pa.Table) -> pd.DataFrame:
+    """An Arrow table of rows as a pandas frame with plain, nullable types."""
+    import pandas as pd
+    import pyarrow as pa
+
+    for index, field in enumerate(table.schema):
+        if pa.types.is_dictionary(field.type):
+            table = table.set_column(index, field.name, table.column(index).cast(field.type.value_type))
+    types = {pa.int32(): pd.Int32Dtype(), pa.int64(): pd.Int64Dtype(), pa.bool_(): pd.BooleanDtype()}
+    frame: pd.DataFrame = table.to_pandas(types_mapper=types.get)
+    return frame
+
+
+def columns_as_lists(frame: pd.DataFrame, names: Sequence[str] = NAMES) -> dict[str, list[Any]]:
+    """Columns as lists of Python values with None for missing, whatever types the reader of the frame chose."""
+    kinds = {c.name: c.kind for c in COLUMNS}
+    dtypes = {"int32": "Int64", "int64": "Int64", "float64": "Float64", "bool": "boolean"}
+    lists: dict[str, list[Any]] = {}
+    for name in names:
+        if name not in frame:
+            lists[name] = [None] * len(frame)
+            continue
+        series = frame[name].astype(dtypes.get(kinds[name], "object")).astype("object")
+        lists[name] = series.where(series.notna(), None).tolist()
+    return lists

@@ -1,0 +1,51 @@
+"""Which process on which machine: enough to tell whether the writer of a file still lives.
+
+A process id alone is reused, so it goes with the machine's boot id and the process's start time in clock ticks.
+Without /proc (macOS) boot id and ticks are unknown, and a reused process id looks alive.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from pathlib import Path
+
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+def host_name(anonymous: bool = False) -> str:
+    """This machine's name, cut to what a file name may hold."""
+    return "anonymous" if anonymous else re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:40] or "host"
+
+
+def boot_id() -> str:
+    """An id that changes with every start of this machine, or nothing where the system has none."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def start_ticks(pid: int) -> int | None:
+    """When the process started, in clock ticks since boot. None when it does not run (as a zombie does not)."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()  # the command's name before it may hold blanks and brackets
+    return None if fields[0] in (b"Z", b"X") else int(fields[19])
+
+
+def is_alive(pid: int, ticks: int | None) -> bool:
+    """Whether the process of this machine that had this id and start time still runs."""
+    if Path("/proc/self/stat").exists():
+        now = start_ticks(pid)
+        return now is not None and (ticks is None or now == ticks)
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        pass
+    return True

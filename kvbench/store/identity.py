@@ -1,0 +1,35 @@
+"""What a row or a configuration is called: hashes of canonical JSON.
+
+`row_key` names one planned sample before it exists, so that a resumed run knows what is missing. `config_hash` shows
+whether a run.json still says what the run was started with. Neither protects against somebody who recomputes the
+hash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+
+def canonical_json(value: object) -> str:
+    """JSON with sorted keys and no blanks. Raises ValueError for NaN, TypeError for types that JSON lacks."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+
+
+def row_key(identity: Mapping[str, object]) -> str:
+    """24 hex digits that name one sample. Everything that may change its output belongs in `identity`.
+
+    Give task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval, model,
+    model_revision and the generation settings; leave out what may differ between hosts (device, slots).
+    """
+    return _sha256(identity)[:24]
+
+
+def config_hash(config: Mapping[str, object]) -> str:
+    """SHA-256 of a configuration, independent of the order of its keys."""
+    return _sha256(config)
+
+
+def _sha256(value: object) -> str:
+    return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()

@@ -1,0 +1,187 @@
+"""The journal: rows are safe from the moment they are acknowledged.
+
+    with Journal(run_dir) as journal:
+        saved = journal.append(row, prompt=prompt, output=output)  # keys of the rows that became safe, often none
+        saved = journal.poll()   # once per engine step: commits what has waited for two seconds
+        saved = journal.flush()  # commits now
+
+A record is ``crc32 SPACE json LF`` in one write(). Every process writes a segment of its own and never opens one
+again: a kill can cut a large write in the middle, and in a shared file the next writer's record would be glued to the
+torn one. A row is acknowledged only after fdatasync. One process, one thread: lock around it otherwise.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import time
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NoReturn
+
+from kvbench.errors import SetupError, show
+from kvbench.store.files import disk_full, reason, step, sync_folder
+from kvbench.store.host import boot_id, host_name
+from kvbench.store.schema import check_row, clean_text
+
+FOLDER = "journal"
+SUFFIX = ".jsonl"
+COMMIT_SECONDS = 2.0
+
+_datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
+
+
+def encode(record: Mapping[str, Any]) -> bytes:
+    """One framed record."""
+    payload = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    return b"%08x %s\n" % (zlib.crc32(payload), payload)
+
+
+class Journal:
+    """Appends rows to a new segment of the run's journal.
+
+    Args:
+        run_dir: the run's folder.
+        rows_before: rows that were safe before, for the message when the disk is full.
+        anonymous: keep this machine's name out of the segment's name.
+    """
+
+    def __init__(self, run_dir: Path, *, rows_before: int = 0, anonymous: bool = False) -> None:
+        self.run_dir = run_dir
+        self.segment: Path | None = None  # made with the first row, so that an idle writer leaves no file
+        self.saved = 0  # rows acknowledged by this journal
+        self.slowest_flush = 0.0  # seconds
+        self._rows_before, self._anonymous = rows_before, anonymous
+        self._fd = -1
+        self._end = 0  # length of the whole records in the segment
+        self._waiting: list[str] = []  # keys written but not yet synced
+        self._last_commit = -COMMIT_SECONDS
+        self._pid = os.getpid()
+        self._failed = False
+
+    def append(self, row: Mapping[str, object], *, prompt: str | None = None, output: str | None = None) -> list[str]:
+        """Write one row with its texts. Returns the keys of the rows that became safe by it, often none.
+
+        Raises:
+            SetupError: the disk is full or broken, or the folder is gone; the journal takes no more rows.
+            ValueError: the row does not fit the schema.
+        """
+        if self._failed or os.getpid() != self._pid:
+            raise RuntimeError("this journal has failed, or belongs to another process")
+        text = {"prompt": prompt, "output": output}
+        text = {name: None if value is None else clean_text(value) for name, value in text.items()}
+        hashes = {f"{n}_sha256": _sha256(value) for n, value in text.items() if value is not None}
+        checked = check_row({**hashes, **row})
+        self._write(encode({"kind": "row", "row": checked, "text": text}))
+        self._waiting.append(checked["row_key"])
+        return self.poll()
+
+    def poll(self) -> list[str]:
+        """`flush` when the last commit is two seconds old. Costs next to nothing otherwise."""
+        return self.flush() if self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS else []
+
+    def flush(self) -> list[str]:
+        """Bring all written rows to the disk. Returns the keys that this call made safe."""
+        if not self._waiting:
+            return []
+        start = time.monotonic()
+        try:
+            _datasync(self._fd)
+        except OSError as error:
+            self._fail(
+                error
+            )  # what the page cache holds after a failed sync is unknown: never sync and believe it again
+        self._check_place()
+        self._last_commit = time.monotonic()
+        self.slowest_flush = max(self.slowest_flush, self._last_commit - start)
+        acknowledged, self._waiting = self._waiting, []
+        self.saved += len(acknowledged)
+        return acknowledged
+
+    def close(self) -> None:
+        """Commit and close. The segment is never opened for writing again."""
+        try:
+            if not self._failed and os.getpid() == self._pid:
+                self.flush()
+        finally:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd, self._failed = -1, True
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write(self, record: bytes) -> None:
+        try:
+            if self._fd < 0:
+                self._open()
+            if os.write(self._fd, record) < len(record):  # a full disk takes a part first and fails on the next call
+                raise OSError(errno.ENOSPC, "short write")
+        except OSError as error:
+            with suppress(OSError):  # save the rows before the one that did not fit, if the disk still allows that
+                os.ftruncate(self._fd, self._end)
+                _datasync(self._fd)
+                self.saved += len(self._waiting)
+                self._waiting = []
+            self._fail(error)
+        self._end += len(record)
+        step("record written")
+
+    def _open(self) -> None:
+        folder = self.run_dir / FOLDER
+        if not folder.is_dir():
+            folder.mkdir()
+            sync_folder(self.run_dir)
+        stem = f"{host_name(self._anonymous)}-{boot_id()[:8]}-{os.getpid()}"
+        number = 0
+        while self._fd < 0:
+            self.segment = folder / f"{stem}-{number}{SUFFIX}"
+            try:
+                self._fd = os.open(
+                    self.segment, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644
+                )
+            except FileExistsError:
+                number += 1
+        sync_folder(folder)
+
+    def _check_place(self) -> None:
+        """A segment that was deleted or moved away can still be written to; its rows would be lost in silence."""
+        assert self.segment is not None
+        here = os.fstat(self._fd)
+        try:
+            there = os.stat(self.segment)
+        except OSError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+            self._failed = True
+            saved, waiting = _are(self._rows_before + self.saved), _are(len(self._waiting))
+            raise SetupError(
+                f"{show(self.run_dir)} was moved or deleted during the run: {saved} saved, {waiting} not. "
+                f"Put it back, then continue with kvbench run --resume {self.run_dir.name}."
+            )
+
+    def _fail(self, error: OSError) -> NoReturn:
+        self._failed = True
+        remedy = "Free space" if disk_full(error) else "Check the disk"
+        raise SetupError(
+            f"cannot write in {show(self.run_dir)} ({reason(error)}): {_are(self._rows_before + self.saved)} saved. "
+            f"{remedy}, then continue with kvbench run --resume {self.run_dir.name}."
+        ) from error
+
+
+def _are(rows: int) -> str:
+    return "1 row is" if rows == 1 else f"{rows} rows are"
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,195 @@
+"""One runner per run folder.
+
+The lock file holds flock for as long as its owner lives, and says in JSON who that is. flock alone frees a dead
+owner's lock, but not on every network disk; therefore an owner named in the file is asked after by process id and
+start time. An owner on another host cannot be asked: that needs ``--take-over``. Where flock does not exist, the file
+itself, made exclusively, is the lock.
+
+Should two runners get in nevertheless, rows are done twice and none is damaged, as each writes a journal segment of
+its own.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from kvbench.errors import RunInUseError, SetupError, show
+from kvbench.store.files import bare, reason
+from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link named "lock" must not get another file overwritten
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds a lock."""
+
+    host: str
+    boot: str
+    pid: int
+    ticks: int | None
+    since: float  # seconds since 1970
+
+    def is_here(self, me: Owner) -> bool:
+        return (self.host, self.boot) == (me.host, me.boot)
+
+    def __str__(self) -> str:
+        return f"process {self.pid} on host {bare(self.host)}"
+
+
+class RunLock:
+    """The lock of the run named `run`, at `path`. Not reentrant."""
+
+    def __init__(self, path: Path, run: str, *, anonymous: bool = False) -> None:
+        self.path, self.run = path, run
+        self.me = Owner(host_name(anonymous), boot_id(), os.getpid(), start_ticks(os.getpid()), time.time())
+        self._fd = -1
+
+    def acquire(self, *, take_over: bool = False) -> list[str]:
+        """Take the lock. Returns warnings, one line each.
+
+        Raises:
+            RunInUseError: another process has it, or may have it.
+            SetupError: the file cannot be made.
+        """
+        try:
+            return self._acquire(take_over)
+        except OSError as error:
+            raise SetupError(f"cannot lock run '{self.run}': {reason(error)}, {show(self.path)}.") from error
+
+    def release(self) -> None:
+        """Remove the file and give up the lock. Harmless when it is not held, and in a forked child."""
+        if self._fd >= 0 and os.getpid() == self.me.pid:
+            if _is_at(self._fd, self.path):
+                self.path.unlink(missing_ok=True)
+            _held.discard(self._fd)
+            os.close(self._fd)
+        self._fd = -1
+
+    def _acquire(self, asked: bool) -> list[str]:
+        taken_over: list[str] = []
+        while self._fd < 0:
+            fd, created = self._open()
+            try:
+                has_flock = self._flock(fd)
+                if not _is_at(fd, self.path):  # its owner removed it between our open and our flock
+                    continue
+                owner = _read(fd)
+                if owner is not None or (not has_flock and not created):
+                    taken_over = [self._take_over(owner, asked)]
+                    if not has_flock:  # only making the file anew decides between two that take over
+                        self.path.unlink(missing_ok=True)
+                        continue
+                self._claim(fd)
+                self._fd, fd = fd, -1
+            finally:
+                if fd >= 0:
+                    os.close(fd)
+        _held.add(self._fd)
+        no_flock = "the file system of the results has no flock; an exclusively made lock file is used instead."
+        return taken_over if has_flock else [*taken_over, no_flock]
+
+    def _open(self) -> tuple[int, bool]:
+        """The lock file, and whether this call made it."""
+        flags = os.O_RDWR | os.O_CLOEXEC | _NO_FOLLOW
+        while True:
+            with suppress(FileExistsError):
+                return os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+            with suppress(FileNotFoundError):
+                return os.open(self.path, flags), False
+
+    def _flock(self, fd: int) -> bool:
+        """True when flock is ours, False when there is no flock. Raises RunInUseError when another has it."""
+        if fcntl is None:
+            return False
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise self._in_use(_read(fd)) from None
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
+            return False
+        return True
+
+    def _take_over(self, owner: Owner | None, asked: bool) -> str:
+        """The warning with which the lock of `owner` is taken over, unless it must be respected."""
+        if owner is not None and owner.is_here(self.me):
+            if is_alive(owner.pid, owner.ticks):
+                raise self._in_use(owner)
+            return f"taking over run '{self.run}': process {owner.pid} on this host has ended."
+        who = "an unknown process" if owner is None else f"{owner} for {_age(owner.since)}"
+        if not asked:
+            raise RunInUseError(
+                f"run '{self.run}' is locked by {who}, which cannot be asked from here. "
+                f"Give --take-over if that process has ended."
+            )
+        return f"taking over run '{self.run}', locked by {who}, as asked."
+
+    def _in_use(self, owner: Owner | None) -> RunInUseError:
+        who = "another process" if owner is None else f"{owner} since {_clock(owner.since)}"
+        return RunInUseError(f"run '{self.run}' is in use by {who}. Wait for it to end, or give another --run-name.")
+
+    def _claim(self, fd: int) -> None:
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, json.dumps(asdict(self.me)).encode(), 0)
+
+
+def _read(fd: int) -> Owner | None:
+    """The owner named in a lock file; None when it names none (yet)."""
+    try:
+        o = json.loads(os.pread(fd, 4096, 0))
+        owner = Owner(str(o["host"]), str(o["boot"]), int(o["pid"]), o["ticks"] and int(o["ticks"]), float(o["since"]))
+    except (ValueError, TypeError, KeyError, OverflowError):
+        return None
+    return owner if 0 <= owner.since < 2**33 else None
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    """Whether the open file is the one at `path`."""
+    try:
+        there = os.stat(path, follow_symlinks=False)
+    except OSError:
+        return False
+    here = os.fstat(fd)
+    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
+
+
+def _age(since: float) -> str:
+    seconds = max(0.0, time.time() - since)
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return "less than a minute"
+
+
+def _clock(since: float) -> str:
+    day = "" if abs(time.time() - since) < 43200 else "%Y-%m-%d "
+    return time.strftime(f"{day}%H:%M", time.localtime(since))
+
+
+_held: set[int] = set()
+
+
+def _close_in_child() -> None:
+    """A forked child shares the open file and would keep flock alive after its parent was killed."""
+    for fd in _held:
+        os.close(fd)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_in_child)

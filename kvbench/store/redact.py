@@ -1,0 +1,93 @@
+"""Keeps secrets out of what is stored and shown.
+
+`redact_text` for messages, URLs and paths, `redact_argv` for a command line, `redact_config` for nested settings,
+`safe_environ` for environment variables (an allow-list). It knows the usual shapes of keys and the names that
+announce one; a secret of an unknown shape behind an innocent name passes, so never put one on a command line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+HIDDEN = "***"
+
+# "max_new_tokens" counts tokens and "keydiff" is a method; neither is a secret.
+_NAME = r"(?:key(?!diff|error)|token(?!s|iz)|secret|passw(?:or)?d|credential)"
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
+_VARIABLE_NAME = re.compile(r"[A-Z][A-Z0-9]*_[A-Z0-9_]{1,40}")
+_SHAPES = re.compile(
+    r"""hf_[A-Za-z0-9]{20,}
+      | (?<![A-Za-z0-9])sk-[A-Za-z0-9_-]{16,}
+      | gh[pousr]_[A-Za-z0-9]{20,} | github_pat_\w{20,} | glpat-[\w-]{16,}
+      | (?<![A-Z0-9])A[KS]IA[A-Z0-9]{16}(?![A-Z0-9])
+      | xox[abprs]-[\w-]{10,}
+      | (?<![\w.-])eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]*""",
+    re.VERBOSE,
+)
+_USERINFO = re.compile(r"(?<=://)[^/\s?#]+@")  # user:password@ and token@
+_BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
+_ASSIGNMENT = re.compile(rf"""(\b[\w-]*{_NAME}[\w-]*["']?\s*[=:]\s*["']?)([^\s"'&,;]+)""", re.IGNORECASE)
+
+_ENVIRONMENT = (
+    "CUDA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS",
+    "PYTHONHASHSEED",
+    "TOKENIZERS_PARALLELISM",
+    "HF_HUB_OFFLINE",
+)
+
+
+def redact_text(text: str) -> str:
+    """The text with keys, passwords in URLs and the home folder hidden."""
+    text = _SHAPES.sub(HIDDEN, text)
+    text = _USERINFO.sub(f"{HIDDEN}@", text)
+    text = _BEARER.sub(rf"\1 {HIDDEN}", text)
+    text = _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
+    home = os.path.expanduser("~").rstrip("/")
+    return re.sub(rf"(?<![\w.~]){re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
+
+
+def redact_argv(argv: Sequence[str]) -> list[str]:
+    """A command line with the values of options such as --api-key hidden, given as ``--o v`` or ``--o=v``."""
+    redacted = []
+    option = ""  # the option whose value comes next
+    for word in argv:
+        name, equals, value = word.partition("=")
+        if option and not word.startswith("--"):
+            redacted.append(_value(option, word))
+        elif equals and _SECRET_NAME.search(name):
+            redacted.append(f"{redact_text(name)}={_value(name, value)}")
+        else:
+            redacted.append(redact_text(word))
+        option = word if word.startswith("-") and not equals and _SECRET_NAME.search(word) else ""
+    return redacted
+
+
+def redact_config(value: Any) -> Any:
+    """Settings with hidden secrets: dictionaries and lists are walked, tuples become lists, other values stay."""
+    if isinstance(value, Mapping):
+        return {
+            str(name): _value(str(name), v)
+            if isinstance(v, str) and _SECRET_NAME.search(str(name))
+            else redact_config(v)
+            for name, v in value.items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [redact_config(v) for v in value]
+    return redact_text(value) if isinstance(value, str) else value
+
+
+def safe_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """The environment variables that may be stored: a fixed few and KVBENCH_*."""
+    names = sorted(n for n in environ if n in _ENVIRONMENT or n.startswith("KVBENCH_"))
+    redacted: dict[str, str] = redact_config({n: environ[n] for n in names})
+    return redacted
+
+
+def _value(name: str, value: str) -> str:
+    """What to store of a secret option's value. ``--judge-key-env`` takes a variable's name, which is no secret."""
+    names_variable = name.lower().replace("-", "_").endswith("_env") and _VARIABLE_NAME.fullmatch(value)
+    return value if names_variable and not _SHAPES.search(value) else HIDDEN

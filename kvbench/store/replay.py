@@ -1,0 +1,155 @@
+"""Reads the journal: the valid records, one per row key, and what had to be dropped.
+
+`replay` may run at any time, also while others write: each segment is read up to the length it had when opened. Texts
+are not kept in memory; `TextReader` fetches them one by one.
+
+A torn last record is dropped, a damaged one is skipped; both are reported, and their rows run again. Of several
+records of a row the first "ok" by segment name and position counts; without one, the last failure.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from kvbench.errors import SetupError, show
+from kvbench.store.files import bare
+from kvbench.store.journal import FOLDER, SUFFIX
+from kvbench.store.schema import OK
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One row and where its record stands."""
+
+    row: dict[str, Any]
+    segment: str
+    offset: int
+    length: int
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.row["status"] == OK)
+
+
+@dataclass(slots=True)
+class Replay:
+    """The journal's content at one moment."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)  # by row key
+    segments: list[dict[str, Any]] = field(default_factory=list)  # {"name", "bytes"} in order
+    notices: list[str] = field(default_factory=list)
+    dropped: int = 0  # torn or damaged records
+    duplicates: int = 0  # rows done more than once
+    nondeterministic_duplicates: int = 0  # of these, with different outputs
+
+    @property
+    def done(self) -> set[str]:
+        """Keys of the rows that need not run again."""
+        return {key for key, entry in self.entries.items() if entry.ok}
+
+    def add(self, entry: Entry) -> None:
+        key = entry.row["row_key"]
+        former = self.entries.get(key)
+        if former is None or not former.ok:
+            self.entries[key] = entry
+        elif entry.ok:
+            self.duplicates += 1
+            self.nondeterministic_duplicates += _outcome(former) != _outcome(entry)
+
+
+class TextReader:
+    """Fetches prompts and outputs of entries. A context manager, because it keeps the segments open."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / FOLDER
+        self._fds: dict[str, int] = {}
+
+    def read(self, entry: Entry) -> tuple[str | None, str | None]:
+        """Prompt and output, None where the row has none."""
+        if entry.segment not in self._fds:
+            self._fds[entry.segment] = os.open(self._folder / entry.segment, os.O_RDONLY | os.O_CLOEXEC)
+        record = decode(os.pread(self._fds[entry.segment], entry.length, entry.offset))
+        if record is None:
+            raise SetupError(
+                f"{show(self._folder / entry.segment)} changed while it was read. Check the disk, then try again."
+            )
+        text = record.get("text") or {}
+        return text.get("prompt"), text.get("output")
+
+    def __enter__(self) -> TextReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The record in a line with its LF, or None when it is torn or damaged."""
+    payload = line[9:-1]
+    if line[-1:] != b"\n" or line[:9] != b"%08x " % zlib.crc32(payload):
+        return None
+    try:
+        record = json.loads(payload)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
+    """Names and lengths of the journal's segments, in order."""
+    paths = sorted((run_dir / FOLDER).glob(f"*{SUFFIX}"), key=lambda p: p.name)
+    return [{"name": p.name, "bytes": size} for p in paths if (size := p.stat().st_size)]
+
+
+def replay(run_dir: Path) -> Replay:
+    """Read the whole journal."""
+    state = Replay()
+    for segment in segments_on_disk(run_dir):
+        state.segments.append(segment)
+        name, damaged = segment["name"], []
+        for offset, line in _lines(run_dir / FOLDER / name, segment["bytes"]):
+            record = decode(line)
+            if record is None and not line.endswith(b"\n"):
+                state.notices.append(
+                    f"{bare(name)}: the unfinished record at offset {offset} is dropped; its row runs again."
+                )
+                state.dropped += 1
+            elif record is None or not _is_row(record):
+                damaged.append(offset)
+            else:
+                state.add(Entry(record["row"], name, offset, len(line)))
+        if damaged:
+            state.dropped += len(damaged)
+            shown = ", ".join(map(str, damaged[:5])) + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else "")
+            state.notices.append(f"{bare(name)}: damaged records are skipped, at offset {shown}; their rows run again.")
+    if state.nondeterministic_duplicates:
+        n = state.nondeterministic_duplicates
+        state.notices.append(f"rows done twice with different outputs: {n}; the first result of each counts.")
+    return state
+
+
+def _lines(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
+    with open(path, "rb") as file:
+        offset = 0
+        while offset < size and (line := file.readline(size - offset)):
+            yield offset, line
+            offset += len(line)
+
+
+def _is_row(record: dict[str, Any]) -> bool:
+    row = record.get("row")
+    return record.get("kind") == "row" and isinstance(row, dict) and {"row_key", "status"} <= row.keys()
+
+
+def _outcome(entry: Entry) -> tuple[object, ...]:
+    return tuple(entry.row.get(name) for name in ("output_sha256", "output_tokens", "score"))

@@ -1,0 +1,192 @@
+"""The tidy row: its columns, their types, units and meanings, and the check that every row passes before it is written.
+
+Columns are only ever added; FORMAT is raised when one is. A row may leave any column but three empty, because a
+failure can leave a hole anywhere, and a failed row has no score (null, never 0). `DETERMINISTIC` names the columns
+that two runs of one configuration must agree on; the others depend on the clock or the host. Texts are not here: they
+are in texts.parquet.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from kvbench.store.identity import canonical_json
+from kvbench.store.redact import redact_text
+
+FORMAT = 1
+FORMAT_KEY = "kvbench.format"
+OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column.
+
+    Attributes:
+        kind: name (repeats, hence dictionary-encoded), text, int32, int64, float64, bool or time.
+        unit: JSON marks text that holds a JSON object.
+        varies: empty when two runs must agree on it; otherwise with what it varies, timing or host.
+    """
+
+    name: str
+    kind: str
+    unit: str
+    meaning: str
+    varies: str = ""
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("row_key", "text", "", "hash of everything that names this sample; the same in every run of it"),
+    Column("task", "name", "", "task name"),
+    Column("task_version", "name", "", "raised when prompt, extraction or metric change"),
+    Column("doc_id", "text", "", "question within the task"),
+    Column("sample", "int32", "", "which of the question's samples, from 0"),
+    Column("cluster_id", "text", "", "questions that share a source share it; for standard errors"),
+    Column("category", "name", "", "the task's own grouping (subject, length)"),
+    Column("method", "name", "", "eviction method"),
+    Column("method_version", "name", "", "raised when the method's results change"),
+    Column("options", "name", "JSON", "the method's options"),
+    Column("budget", "int32", "entries", "allowed per layer and KV head right after an eviction"),
+    Column("interval", "int32", "tokens", "decoded between two evictions"),
+    Column("decode_bounded", "bool", "", "whether the method also evicts while decoding"),
+    Column("model", "name", "", "model name or path"),
+    Column("model_revision", "name", "", "commit or content hash of the weights"),
+    Column("seed", "name", "", "run seed, an unsigned 64-bit integer as text"),
+    Column("prompt_style", "name", "", "variant of the task's prompt"),
+    Column("thinking", "bool", "", "the chat template's thinking switch; null: it has none"),
+    Column("temperature", "float64", "", "0 is greedy"),
+    Column("top_p", "float64", "", "1 is off"),
+    Column("top_k", "float64", "", "0 is off"),
+    Column("min_p", "float64", "", "0 is off"),
+    Column("max_new_tokens", "int32", "tokens", "most tokens a sample may have"),
+    Column("slots", "int32", "", "sequences decoded side by side", "host"),
+    Column("device", "name", "", "cpu, or the GPU's name", "host"),
+    Column("dtype", "name", "", "number type of weights and cache"),
+    Column("attention", "name", "", "attention implementation", "host"),
+    Column("status", "name", "", "ok, oom, nan_logits, prompt_too_long, grader_error, ..."),
+    Column("note", "text", "", "why a row failed or has no score", "host"),
+    Column("stop_reason", "name", "", "stop, stop_string, or length (truncated)"),
+    Column("prompt_sha256", "text", "", "hash of the rendered prompt"),
+    Column("prompt_tokens", "int32", "tokens", "length of the prompt"),
+    Column("output_tokens", "int32", "tokens", "length of the output"),
+    Column("output_sha256", "text", "", "hash of the output's text"),
+    Column("extracted", "text", "", "the answer found in the output"),
+    Column("score", "float64", "0 to 1", "the task's metric; null: failed or not scored"),
+    Column("score_strict", "float64", "0 to 1", "under a stricter extraction rule"),
+    Column("score_partial", "float64", "0 to 1", "denser credit, such as the share of right steps"),
+    Column("floor", "float64", "0 to 1", "headline score that no method falls below at this budget"),
+    Column("aux", "text", "JSON", "further scores by name"),
+    Column("no_answer", "bool", "", "no answer was found in the output"),
+    Column("entries_after_evict", "float64", "entries", "largest count right after an eviction; null: none happened"),
+    Column("entries_peak", "float64", "entries", "largest count while decoding"),
+    Column("entries_mean", "float64", "entries", "mean over decode steps"),
+    Column("entries_prefill_peak", "float64", "entries", "largest count while the prompt was read"),
+    Column("kv_bytes_peak", "int64", "bytes", "live cache at its peak, with all that the method stores"),
+    Column("kv_bytes_mean", "int64", "bytes", "live cache, mean over decode steps"),
+    Column("kv_bytes_slot", "int64", "bytes", "allocated for the sequence's slot"),
+    Column("evictions", "int32", "", "how many there were"),
+    Column("first_eviction", "int32", "tokens", "seen when entries were first dropped; null: none happened"),
+    Column("prefill_seconds", "float64", "s", "this sample's share of reading the prompt", "timing"),
+    Column("decode_seconds", "float64", "s", "this sample's share of decoding, evictions apart", "timing"),
+    Column("evict_seconds", "float64", "s", "this sample's share of evicting", "timing"),
+    Column("tokens_per_second", "float64", "tokens/s", "of the whole engine while this sample was decoded", "timing"),
+    Column("roofline_share", "float64", "0 to 1", "measured speed over the memory-bandwidth limit", "timing"),
+    Column("kvbench_version", "name", "", "version that made the row", "host"),
+    Column("torch_version", "name", "", "version that made the row", "host"),
+    Column("transformers_version", "name", "", "version that made the row", "host"),
+    Column("created", "time", "UTC", "when the row was written", "timing"),
+)
+NAMES = tuple(c.name for c in COLUMNS)
+DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
+REQUIRED = ("row_key", "task", "status")
+
+_BY_NAME = {c.name: c for c in COLUMNS}
+_FREE_TEXT = ("model", "model_revision", "options", "note")  # where a URL, a path or an exception may carry a secret
+_LIMITS = {"int32": 2**31, "int64": 2**63}
+
+
+def check_row(row: Mapping[str, object]) -> dict[str, Any]:
+    """The row in JSON types with every column in order, ready for the journal.
+
+    `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (now, when absent), numbers numpy
+    scalars. NaN and infinities become null. Raises ValueError on an unknown column, a wrong type, or a failed row
+    with a score: those are errors in the caller, and are found here rather than when the table is made.
+    """
+    unknown = sorted(set(row) - set(NAMES))
+    if unknown:
+        raise ValueError(f"unknown columns {unknown}")
+    checked = {c.name: None if (v := row.get(c.name)) is None else _convert(c, v) for c in COLUMNS}
+    checked["created"] = checked["created"] or datetime.now(UTC).isoformat(timespec="microseconds")
+    missing = [n for n in REQUIRED if not checked[n]]
+    if missing:
+        raise ValueError(f"missing columns {missing}")
+    if checked["status"] != OK and checked["score"] is not None:
+        raise ValueError(f"a row with status {checked['status']!r} must have no score")
+    return checked
+
+
+def clean_text(text: str) -> str:
+    """Text that UTF-8 can hold: half surrogate pairs, which models do write, become U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def sort_key(row: Mapping[str, Any]) -> tuple[object, ...]:
+    """Orders rows by what they are, not by when they were done. doc_id counts as people do: q2 before q10."""
+    return (
+        row.get("task") or "",
+        row.get("method") or "",
+        _number(row.get("budget")),
+        row.get("options") or "",
+        _number(row.get("interval")),
+        natural(row.get("doc_id") or ""),
+        _number(row.get("sample")),
+        row.get("row_key") or "",
+    )
+
+
+def natural(text: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key in which runs of digits compare as numbers."""
+    parts = re.split(r"([0-9]+)", text)
+    return tuple((0, len(p.lstrip("0")), p.lstrip("0")) if p.isdigit() else (1, 0, p) for p in parts if p)
+
+
+def _number(value: Any) -> int:
+    return -1 if value is None else int(value)
+
+
+def _convert(column: Column, value: Any) -> Any:
+    if hasattr(value, "item"):  # numpy scalars
+        value = value.item()
+    match column.kind:
+        case "bool" if isinstance(value, bool):
+            return value
+        case "int32" | "int64" if isinstance(value, int) and not isinstance(value, bool):
+            limit = _LIMITS[column.kind]
+            if -limit <= value < limit:
+                return value
+        case "float64" if isinstance(value, (int, float)) and not isinstance(value, bool):
+            return float(value) if math.isfinite(value) else None
+        case "time" if isinstance(value, datetime) and value.tzinfo is not None:
+            return value.astimezone(UTC).isoformat(timespec="microseconds")
+        case "time" if isinstance(value, str):
+            return _convert(column, datetime.fromisoformat(value))
+        case "name" | "text":
+            return _convert_text(column, value)
+    raise ValueError(f"column {column.name}: {value!r} is not {column.kind}")
+
+
+def _convert_text(column: Column, value: Any) -> str:
+    if column.unit == "JSON":
+        text = value if isinstance(value, str) else json.dumps(value, default=lambda scalar: scalar.item())
+        value = canonical_json(json.loads(text, parse_constant=lambda _: None))  # NaN and infinities become null
+    elif column.name == "seed" and isinstance(value, int):
+        value = str(value)
+    if not isinstance(value, str):
+        raise ValueError(f"column {column.name}: {value!r} is not text")
+    return clean_text(redact_text(value) if column.name in _FREE_TEXT else value)

@@ -1,0 +1,151 @@
+"""From journal to tables: rows.parquet, texts.parquet and seal.json.
+
+`seal` writes both tables beside the old ones, reads them back, and only then puts them in place; seal.json comes last
+and says what they were made from. A kill at any moment leaves whole tables, and as long as seal.json is away readers
+use the journal, which is kept. The caller of `seal` holds the run's lock; `repair` takes it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kvbench.errors import SetupError, show
+from kvbench.store import manifest
+from kvbench.store.files import reason, remove_leftovers, replacing, step, sync_folder
+from kvbench.store.frames import TEXT_NAMES, rows_schema, texts_schema, to_frame, to_table
+from kvbench.store.lock import RunLock
+from kvbench.store.replay import Entry, Replay, TextReader, replay, segments_on_disk
+from kvbench.store.schema import COLUMNS, FORMAT, sort_key
+
+ROWS, TEXTS, SEAL = "rows.parquet", "texts.parquet", "seal.json"
+
+_TEXTS_AT_ONCE = 256  # outputs of reasoning models have tens of kilobytes each
+_NAMES = [c.name for c in COLUMNS if c.kind == "name"]
+_OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
+
+
+def seal(run_dir: Path) -> dict[str, Any]:
+    """Make the tables from the journal. Returns the content of seal.json.
+
+    Raises:
+        SetupError: the disk is full or broken. The journal and the former tables are untouched.
+    """
+    state = replay(run_dir)
+    entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
+    try:
+        with replacing(run_dir / ROWS) as rows, replacing(run_dir / TEXTS) as texts:
+            content = _describe(state, _write_rows(rows, entries), _write_texts(texts, run_dir, entries))
+            content["sha256"] = {ROWS: sha256(Path(rows.name)), TEXTS: sha256(Path(texts.name))}
+            step("tables verified")
+            (run_dir / SEAL).unlink(missing_ok=True)  # from here on until the new seal, readers use the journal
+            sync_folder(run_dir)
+            step("seal removed")
+        with replacing(run_dir / SEAL) as file:
+            file.write(json.dumps(content, indent=2).encode() + b"\n")
+    except OSError as error:
+        kept = f"The journal with {len(state.done)} rows and the former tables are whole"
+        raise SetupError(
+            f"cannot write the tables in {show(run_dir)} ({reason(error)}). {kept}; "
+            f"free space, then run 'kvbench repair {run_dir.name}'."
+        ) from error
+    return content
+
+
+def repair(run_dir: str | Path, *, take_over: bool = False) -> dict[str, Any]:
+    """Make the tables of a run anew from its journal."""
+    path = Path(run_dir)
+    name = manifest.read(path)["name"]
+    lock = RunLock(path / "lock", name)
+    lock.acquire(take_over=take_over)
+    try:
+        check_journal_complete(path)
+        remove_leftovers(path)
+        return seal(path)
+    finally:
+        lock.release()
+
+
+def read_seal(run_dir: Path) -> dict[str, Any] | None:
+    """The content of seal.json, or None when the run is not sealed."""
+    try:
+        content = json.loads((run_dir / SEAL).read_bytes())
+    except (OSError, ValueError):
+        return None
+    manifest.check_format(SEAL, content.get("format"))
+    sealed: dict[str, Any] = content
+    return sealed
+
+
+def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
+    """Whether the journal holds nothing that the tables lack. A copy of a run without its journal is current."""
+    return all(segment in sealed["segments"] for segment in segments_on_disk(run_dir))
+
+
+def check_journal_complete(run_dir: Path) -> None:
+    """Raise SetupError when segments that the tables were made from are gone: new tables would lack their rows."""
+    sealed = read_seal(run_dir)
+    here = {segment["name"] for segment in segments_on_disk(run_dir)}
+    gone = [segment["name"] for segment in sealed["segments"] if segment["name"] not in here] if sealed else []
+    if gone:
+        raise SetupError(
+            f"the journal of {show(run_dir)} lacks {show(gone[0])}, from which its tables were made. "
+            f"Put it back, or start a new run with --run-name."
+        )
+
+
+def sha256(path: Path) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _write_rows(file: BinaryIO, entries: Sequence[Entry]) -> int:
+    import pyarrow.parquet as pq
+
+    table = to_table([e.row for e in entries])
+    pq.write_table(table, file, use_dictionary=_NAMES, **_OPTIONS)
+    file.flush()
+    step("rows written")
+    again = pq.read_table(file.name, page_checksum_verification=True)
+    if again.schema != rows_schema() or not to_frame(again).equals(to_frame(table)):
+        raise OSError(f"{ROWS} reads back otherwise than it was written")
+    return len(table)
+
+
+def _write_texts(file: BinaryIO, run_dir: Path, entries: Sequence[Entry]) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    schema = texts_schema()
+    with TextReader(run_dir) as reader, pq.ParquetWriter(file, schema, use_dictionary=False, **_OPTIONS) as writer:
+        for start in range(0, len(entries), _TEXTS_AT_ONCE):
+            chunk = [(e.row["row_key"], *reader.read(e)) for e in entries[start : start + _TEXTS_AT_ONCE]]
+            arrays = [pa.array(values, pa.string()) for values in zip(*chunk, strict=True)]
+            writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
+    file.flush()
+    step("texts written")
+    keys: list[str] = []
+    with pq.ParquetFile(file.name, page_checksum_verification=True) as again:
+        for batch in again.iter_batches(batch_size=_TEXTS_AT_ONCE, columns=list(TEXT_NAMES)):
+            keys += batch.column(0).to_pylist()
+    if keys != [e.row["row_key"] for e in entries]:
+        raise OSError(f"{TEXTS} reads back otherwise than it was written")
+    return len(keys)
+
+
+def _describe(state: Replay, rows: int, texts: int) -> dict[str, Any]:
+    return {
+        "format": FORMAT,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rows": rows,
+        "ok": len(state.done),
+        "texts": texts,
+        "duplicates": state.duplicates,
+        "nondeterministic_duplicates": state.nondeterministic_duplicates,
+        "dropped_records": state.dropped,
+        "segments": state.segments,
+    }

@@ -1,0 +1,221 @@
+"""Everything that can be wrong with a run's folder is said before any work: F03, F23, F25, F26 and the --out cases."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.errors import KVBenchError, RunInUseError, SetupError, UserError
+from kvbench.store import RunFolder, check_out, list_runs, read_run
+
+Start = Callable[..., RunFolder]
+Filled = Callable[..., Path]
+Child = Callable[..., subprocess.Popen[str]]
+
+CONFIG = {"task": ["walk"], "method": "gkv", "budget": 256, "seed": 1, "sampling": {"temperature": 0.6}}
+VERSIONS = {"kvbench_version": "0.1.0", "torch_version": "2.13.0", "transformers_version": "5.17.0"}
+
+
+def message(kind: type[KVBenchError], call: Callable[[], object]) -> str:
+    with pytest.raises(kind) as caught:
+        call()
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_a_run_is_started_filled_and_continued(start: Start, row: Callable[..., dict[str, Any]]) -> None:
+    with start(command=["kvbench", "run"]) as run:
+        assert (run.name, run.planned, run.config, run.notices) == ("r1", 10, CONFIG, [])
+        assert run.done_keys() == set()
+        with run.journal() as journal:
+            journal.append(row(0))
+    assert not (run.path / "lock").exists()
+    with start() as run:  # the same command again
+        assert run.done_keys() == {row(0)["row_key"]}
+    assert run.info["command"] == ["kvbench", "run"]
+    with RunFolder.resume(run.path.parent, "r1", {"seed": 1}, environment=VERSIONS) as run:
+        assert (run.config, run.done_keys()) == (CONFIG, {row(0)["row_key"]})
+
+
+def test_dropped_records_are_reported_once(filled: Filled, start: Start) -> None:
+    path = filled()
+    (segment,) = (path / "journal").iterdir()
+    os.truncate(segment, segment.stat().st_size - 1)
+    with start() as run:
+        assert len(run.done_keys()) == len(run.done_keys()) == 5
+        assert len(run.notices) == 1
+
+
+def test_b078_out_is_a_file(tmp_path: Path, start: Start) -> None:
+    file = tmp_path / "existing-file.txt"
+    file.touch()
+    expected = f"--out '{file}' is a file; give a folder."
+    assert message(UserError, lambda: start(out=file)) == expected
+    assert message(UserError, lambda: start(out=file / "below")) == expected
+
+
+def test_b079_f23_a_read_only_folder_is_found_before_any_work(read_only: Path, start: Start) -> None:
+    text = message(SetupError, lambda: start(out=read_only))
+    assert text.startswith(f"cannot write in '{read_only}' (")
+    assert text.endswith("). Nothing was run.")
+    if os.geteuid() == 0:
+        assert "(read-only file system)" in text
+    message(SetupError, lambda: start(out=read_only / "new"))
+    assert list(read_only.iterdir()) == []
+
+
+def test_b080_another_configuration(filled: Filled, start: Start) -> None:
+    path = filled(1)
+    before = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    ask = f"'{path}' holds a run with "
+    text = message(UserError, lambda: start(config={**CONFIG, "budget": 512}))
+    assert text == f"{ask}budget 256; this one has 512. Give another --run-name."
+    text = message(UserError, lambda: start(config={**CONFIG, "sampling": {"temperature": 1.0}, "method": "\x1b[2J"}))
+    assert text == (
+        f"{ask}method 'gkv' and sampling.temperature 0.6; this one has '\\x1b[2J' and 1.0. Give another --run-name."
+    )
+    text = message(UserError, lambda: start(config={"a": 1, "b": None, "c": [1], "d": "x", "e": 0}))
+    assert "holds a run with a none, budget 256, c none and d none; this one has 1, none, [1] and 'x' (5 more" in text
+    assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
+
+
+def test_b081_resuming_none(filled: Filled, tmp_path: Path) -> None:
+    filled(1)
+    filled(1, name="r2")
+    out = tmp_path / "results"
+    text = message(UserError, lambda: RunFolder.resume(out, "r9", environment=VERSIONS))
+    assert text == f"no run 'r9' in {out}. Runs there: r1, r2."
+    text = message(UserError, lambda: RunFolder.resume(tmp_path / "none", "r9", environment=VERSIONS))
+    assert text == f"no run 'r9' in {tmp_path / 'none'}. There are no runs there."
+    assert not (tmp_path / "none").exists()
+    assert list_runs(out) == ["r1", "r2"]
+
+
+def test_b082_resuming_with_other_settings(filled: Filled) -> None:
+    out = filled(1).parent
+    text = message(UserError, lambda: RunFolder.resume(out, "r1", {"seed": 2}, environment=VERSIONS))
+    assert text == "--seed 2 differs from the run's 1. A resumed run keeps its settings."
+    given = {"sampling": {"temperature": 1}, "max_new_tokens": 9}
+    text = message(UserError, lambda: RunFolder.resume(out, "r1", given, environment=VERSIONS))
+    assert text == (
+        "--max-new-tokens 9 differs from the run's none and --temperature 1 differs from the run's 0.6. "
+        "A resumed run keeps its settings."
+    )
+
+
+def test_b083_a_run_in_use(start: Start) -> None:
+    with start() as run:
+        text = message(RunInUseError, start)
+        assert text.startswith(f"run 'r1' is in use by process {os.getpid()} on host ")
+        assert run.done_keys() == set()
+
+
+def test_b085_links(tmp_path: Path, start: Start) -> None:
+    precious = tmp_path / "etc"
+    precious.mkdir()
+    (precious / "passwd").write_text("root")
+    (tmp_path / "link").symlink_to(precious)
+    with start(out=tmp_path / "link", name="ours"):
+        pass
+    assert (precious / "ours" / "run.json").is_file()
+    (tmp_path / "link" / "r2").symlink_to(precious)
+    text = message(UserError, lambda: start(out=tmp_path / "link", name="r2"))
+    assert "has files but no kvbench run (it holds 'ours')" in text
+    (tmp_path / "broken").symlink_to(tmp_path / "nothing")
+    assert "a link to nothing" in message(UserError, lambda: start(out=tmp_path / "broken"))
+    assert "a link to nothing" in message(UserError, lambda: start(out=tmp_path, name="broken"))
+    assert (precious / "passwd").read_text() == "root"
+    assert sorted(p.name for p in precious.iterdir()) == ["ours", "passwd", "r2"]
+
+
+def test_foreign_files_are_left_alone(tmp_path: Path, start: Start) -> None:
+    (tmp_path / "results" / "r1").mkdir(parents=True)
+    (tmp_path / "results" / "r1" / "rows.parquet").write_text("mine")
+    assert "(it holds 'rows.parquet')" in message(UserError, start)
+    (tmp_path / "results" / "r2").write_text("mine")
+    assert "is a file" in message(UserError, lambda: start(name="r2"))
+
+
+def test_b086_no_run_to_read(tmp_path: Path) -> None:
+    assert message(UserError, lambda: read_run(tmp_path)) == f"'{tmp_path}' has no kvbench run (no run.json)."
+    assert "no run.json" in message(UserError, lambda: read_run(tmp_path / "none"))
+
+
+def test_f25_an_edited_run_is_refused(filled: Filled, start: Start) -> None:
+    path = filled(1)
+    manifest = json.loads((path / "run.json").read_text())
+    manifest["config"]["budget"] = 512
+    (path / "run.json").write_text(json.dumps(manifest))
+    for call in (lambda: start(config=manifest["config"]), lambda: read_run(path)):
+        assert "was changed by hand: its configuration hash differs" in message(UserError, call)
+    (path / "run.json").write_text("{")
+    assert "is damaged" in message(SetupError, start)
+    (path / "run.json").write_text(json.dumps({**manifest, "format": 7}))
+    assert message(UserError, start) == "run.json has format 7; this kvbench reads 1. Update kvbench."
+
+
+def test_f26_other_versions(filled: Filled, start: Start) -> None:
+    filled(1)
+    newer = {**VERSIONS, "torch_version": "2.14.0", "transformers_version": "5.18.0"}
+    text = "run 'r1' was made with torch 2.13.0 and transformers 5.17.0; installed: 2.14.0 and 5.18.0."
+    assert message(UserError, lambda: start(environment=newer)).startswith(text)
+    with start(environment=newer, allow_version_change=True) as run:
+        assert run.notices == [f"{text} Every row states its versions."]
+        assert run.info["environment"] == VERSIONS
+
+
+def test_paths_below_home_come_back_with_a_tilde(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    for _ in range(2):  # started, then continued
+        with start(config={"model": "/home/ada/m"}) as run:
+            assert run.config == {"model": "~/m"}
+
+
+def test_names_are_checked_first(tmp_path: Path, start: Start) -> None:
+    assert "no '/'" in message(UserError, lambda: start(name="../x"))
+    text = message(UserError, lambda: RunFolder.resume(tmp_path, "../x", environment=VERSIONS))
+    assert text.startswith("--resume '../x'")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
+    assert list(check_out(tmp_path / "a" / "b").iterdir()) == []
+
+
+KILL = """
+import os, sys
+from kvbench.store import RunFolder, files
+from conftest import CONFIG, VERSIONS
+files.step = lambda name: name == sys.argv[2] and os.kill(os.getpid(), 9)
+RunFolder.start(sys.argv[1], "r1", CONFIG, environment=VERSIONS).close()
+"""
+
+
+@pytest.mark.parametrize("step", ["run.json opened", "run.json written", "run.json replaced"])
+def test_f03_a_kill_while_run_json_is_written(step: str, tmp_path: Path, start: Start, child: Child) -> None:
+    process = child(KILL, tmp_path / "results", step)
+    process.communicate()
+    assert process.returncode == -9
+    path = tmp_path / "results" / "r1"
+    assert (path / "run.json").exists() == (step == "run.json replaced")
+    with start() as run:
+        assert "has ended" in run.notices[0]
+        assert run.config == CONFIG
+        assert sorted(p.name for p in path.iterdir()) == ["lock", "run.json"]  # the killed one's file is gone
+
+
+def test_the_store_stays_in_its_layer() -> None:
+    """It may know errors and records, and nothing above."""
+    folder = Path(sys.modules["kvbench.store"].__file__ or "").parent
+    lines = [line for p in folder.glob("*.py") for line in p.read_text().splitlines()]
+    imports = {line.split()[1] for line in lines if line.startswith(("import ", "from ")) and "kvbench" in line}
+    assert all(name.startswith("kvbench.store") or name == "kvbench.errors" for name in imports)
+    assert not any(line.startswith(("import pyarrow", "import pandas", "import torch")) for line in lines)

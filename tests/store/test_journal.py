@@ -1,0 +1,221 @@
+"""The journal under damage: the faults F06, F07, F14 and F24, duplicates, and what is acknowledged when."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.errors import SetupError
+from kvbench.store import Journal, replay
+from kvbench.store import journal as journal_module
+from kvbench.store.replay import TextReader, decode
+
+replay_module = importlib.import_module("kvbench.store.replay")  # the package exports its function of that name
+
+Row = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def segment(tmp_path: Path, row: Row) -> Path:
+    """A segment of eight rows."""
+    with Journal(tmp_path) as journal:
+        for i in range(8):
+            journal.append(row(i), prompt=f"q{i}", output=f"a{i} \n é")
+        assert journal.segment is not None
+        return journal.segment
+
+
+def test_rows_and_texts_come_back(tmp_path: Path, segment: Path, row: Row) -> None:
+    state = replay(tmp_path)
+    assert state.done == {row(i)["row_key"] for i in range(8)}
+    assert (state.notices, state.dropped) == ([], 0)
+    assert state.segments == [{"name": segment.name, "bytes": segment.stat().st_size}]
+    entry = state.entries[row(3)["row_key"]]
+    assert (entry.row["doc_id"], entry.row["budget"], entry.row["thinking"]) == ("q3", 256, None)
+    with TextReader(tmp_path) as reader:
+        assert reader.read(entry) == ("q3", "a3 \n é")
+
+
+def test_a_row_is_acknowledged_when_it_is_on_disk(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    journal = Journal(tmp_path)
+    keys = [row(i)["row_key"] for i in range(5)]
+    assert journal.append(row(0)) == keys[:1]  # nothing was committed for two seconds
+    assert journal.append(row(1)) == []
+    assert (journal.poll(), journal.saved) == ([], 1)
+    now[0] += 2.0
+    assert journal.append(row(2)) == keys[1:3]
+    assert journal.append(row(3)) == []
+    assert (journal.flush(), journal.flush()) == ([keys[3]], [])
+    assert journal.append(row(4)) == []
+    journal.close()
+    assert journal.saved == 5
+    assert replay(tmp_path).done == set(keys)
+
+
+def test_f14_a_jumping_clock_changes_nothing(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Journal(tmp_path) as journal:
+        for i, shift in enumerate([0, -86400, 31536000]):
+            monkeypatch.setattr(time, "time", lambda shift=shift: shift)
+            journal.append(row(i))
+    assert [e.row["doc_id"] for e in replay(tmp_path).entries.values()] == ["q0", "q1", "q2"]
+    assert 0 <= journal.slowest_flush < 60
+
+
+def test_a_segment_is_never_opened_again(tmp_path: Path, row: Row) -> None:
+    for i in range(3):
+        with Journal(tmp_path) as journal:
+            journal.append(row(i))
+    with Journal(tmp_path):
+        pass  # an idle writer leaves no file
+    names = sorted(p.name for p in (tmp_path / "journal").iterdir())
+    assert [n.rsplit("-", 2)[1:] for n in names] == [[str(os.getpid()), f"{i}.jsonl"] for i in range(3)]
+    with pytest.raises(RuntimeError):
+        journal.append(row(9))
+
+
+def test_another_process_may_not_use_it(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    journal = Journal(tmp_path)
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    with pytest.raises(RuntimeError, match="another process"):
+        journal.append(row(0))
+
+
+def test_f06_a_torn_last_record_costs_one_row(tmp_path: Path, segment: Path, row: Row) -> None:
+    whole = segment.read_bytes()
+    start = whole[:-1].rindex(b"\n") + 1
+    first = {row(i)["row_key"] for i in range(7)}
+    for cut in range(start, len(whole)):
+        segment.write_bytes(whole[:cut])
+        state = replay(tmp_path)
+        assert state.done == first, cut
+        assert len(state.notices) == (cut > start)
+    assert state.notices == [f"{segment.name}: the unfinished record at offset {start} is dropped; its row runs again."]
+
+
+def test_a_segment_counts_up_to_the_length_it_had(
+    tmp_path: Path, segment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows that are added while the journal is read belong to the next snapshot."""
+    end = [i for i, b in enumerate(segment.read_bytes()) if b == 10][4] + 1
+    listed = [{"name": segment.name, "bytes": end}]
+    monkeypatch.setattr(replay_module, "segments_on_disk", lambda run_dir: listed)
+    assert (len(replay(tmp_path).done), replay(tmp_path).notices) == (5, [])
+    listed[0]["bytes"] = end + 20
+    assert (len(replay(tmp_path).done), len(replay(tmp_path).notices)) == (5, 1)
+
+
+def test_f06_the_row_of_a_torn_record_runs_again(tmp_path: Path, segment: Path, row: Row) -> None:
+    os.truncate(segment, segment.stat().st_size - 5)
+    with Journal(tmp_path) as journal:
+        journal.append(row(7), output="again")
+    state = replay(tmp_path)
+    assert len(state.done) == 8
+    assert state.entries[row(7)["row_key"]].offset == 0
+
+
+def test_f07_any_flipped_byte_costs_only_the_rows_it_touches(tmp_path: Path, segment: Path) -> None:
+    whole = segment.read_bytes()
+    starts = [0] + [i + 1 for i, b in enumerate(whole) if b == 10]
+    keys = list(replay(tmp_path).entries)
+    for position in random.Random(0).sample(range(len(whole)), 400):
+        record = next(i for i, s in enumerate(starts) if position < starts[i + 1])
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << (position % 8)
+        segment.write_bytes(damaged)
+        state = replay(tmp_path)
+        lost = set(keys) - state.done
+        joined = position == starts[record + 1] - 1  # its line feed: the next record is glued to it
+        assert lost == set(keys[record : record + 1 + joined]), position
+        assert len(state.notices) in (1, 2)
+        assert state.dropped >= 1
+        assert str(starts[record]) in state.notices[0]
+
+
+def test_many_damaged_records_make_one_notice(tmp_path: Path, segment: Path) -> None:
+    segment.write_bytes(segment.read_bytes().replace(b'"task":"walk"', b'"task":"talk"'))
+    (notice,) = replay(tmp_path).notices
+    assert notice.startswith(f"{segment.name}: damaged records are skipped, at offset 0, ")
+    assert notice.endswith(" and 3 more; their rows run again.")
+
+
+@pytest.mark.parametrize("line", [b"", b"\n", b"00000000 \n", b"00000000 {}\n", b"x" * 20 + b"\n", b"\x00" * 4096])
+def test_lines_that_are_no_records(line: bytes) -> None:
+    assert decode(line) is None
+
+
+def test_a_failure_gives_way_to_a_later_success_and_never_the_other_way(tmp_path: Path, row: Row) -> None:
+    failed = {"status": "oom", "score": None}
+    with Journal(tmp_path) as journal:
+        for status in (failed, {**failed, "note": "second"}):
+            journal.append(row(0, **status))
+        journal.append(row(1))
+        journal.append(row(1, **failed))
+    state = replay(tmp_path)
+    assert state.entries[row(0)["row_key"]].row["note"] == "second"
+    assert state.done == {row(1)["row_key"]}
+    with Journal(tmp_path) as journal:
+        journal.append(row(0))
+    assert len(replay(tmp_path).done) == 2
+
+
+def test_duplicates_the_first_counts_and_differences_are_counted(tmp_path: Path, row: Row) -> None:
+    with Journal(tmp_path) as journal:
+        for output in ("same", "same", "other"):
+            journal.append(row(0), output=output)
+        journal.append(row(1), output="x")
+    state = replay(tmp_path)
+    assert (len(state.done), state.duplicates, state.nondeterministic_duplicates) == (2, 2, 1)
+    assert state.notices == ["rows done twice with different outputs: 1; the first result of each counts."]
+    with TextReader(tmp_path) as reader:
+        assert reader.read(state.entries[row(0)["row_key"]]) == (None, "same")
+
+
+def test_f24_a_folder_that_is_gone_is_noticed(tmp_path: Path, row: Row) -> None:
+    run = tmp_path / "r1"
+    run.mkdir()
+    journal = Journal(run, rows_before=40)
+    journal.append(row(0))
+    journal.append(row(1))
+    shutil.move(run, tmp_path / "elsewhere")
+    with pytest.raises(SetupError, match=r"was moved or deleted during the run: 41 rows are saved, 1 row is not\."):
+        journal.flush()
+    with pytest.raises(RuntimeError):
+        journal.append(row(2))
+    journal.close()
+
+
+def test_f32_a_slow_disk_is_measured(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_module, "_datasync", lambda fd: time.sleep(0.05))
+    with Journal(tmp_path) as journal:
+        journal.append(row(0))
+    assert journal.slowest_flush >= 0.05
+
+
+def test_a_row_whose_sync_failed_is_not_acknowledged(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    journal = Journal(tmp_path)
+    journal.append(row(0))
+    monkeypatch.setattr(journal_module, "_datasync", broken)
+    journal.append(row(1))
+    with pytest.raises(SetupError, match=r"\(input/output error\): 1 row is saved\. Check the disk"):
+        journal.flush()
+    journal.close()
+    assert journal.saved == 1
+
+
+def test_importing_the_store_is_cheap(child: Callable[..., subprocess.Popen[str]]) -> None:
+    code = "import sys, kvbench.store; print([m for m in ('torch', 'pandas', 'pyarrow', 'numpy') if m in sys.modules])"
+    assert child(code).communicate()[0] == "[]\n"
