@@ -122,9 +122,9 @@ def execute(
     with opener(
         out, name, environment=environment, take_over=take_over, allow_version_change=allow_version_change, **extra
     ) as folder:
+        done = folder.done_keys()
         for text in folder.notices:
             say(text)
-        done = folder.done_keys()
         keys = {row.key for p in plans for row in p.rows}
         runner = _Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
         if not keys <= done:

@@ -1,8 +1,8 @@
 """The task interface: documents out, scores in. A task knows text only; it never meets the engine or a method.
 
-A task is one class in one file under ``tasks/`` with the decorator ``@tasks.register("name")``. Only `docs`, `gen` and `score`
-are required; the class attributes say the rest. `get_task("name")` makes one; ``get_task("name/variant")`` makes one with
-another setting where the class lists `variants`.
+A task is one class in one file under ``tasks/`` with the decorator ``@tasks.register("name")``. Only `docs`, `gen`
+and `score` are required; the class attributes say the rest. `get_task("name")` makes one;
+``get_task("name/variant")`` makes one with another setting where the class lists `variants`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvbench.registry import did_you_mean, tasks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One user turn in three parts, so that a run may compress after the context (query-agnostic) or after the question."""
+    """One user turn in three parts: a run may compress after the context (query-agnostic) or after the question."""
 
     context: str = ""
     question: str
@@ -88,9 +88,10 @@ class Score:
 class Manifest:
     """Where a task's data come from and how many rows they must have.
 
-    `path` is relative to a data folder (``--data``, ``KVBENCH_DATA``); `hub`, `config`, `split`, `revision` name the hub copy;
-    `rename` maps hub columns to the columns of the offline file; `hub_id(index, row)` names a hub row as the offline file does.
-    `ids_sha256` is the hash of the sorted ids, one per line: rows may be reordered, but none may be missing or new.
+    `path` is relative to a data folder (``--data``, ``KVBENCH_DATA``); `hub`, `config`, `split`, `revision` name the
+    hub copy; `rename` maps hub columns to the columns of the offline file; `hub_id(index, row)` names a hub row as
+    the offline file does. `ids_sha256` is the hash of the sorted ids, one per line: rows may be reordered, but none
+    may be missing or new.
     """
 
     path: str
@@ -114,7 +115,8 @@ class Task(ABC):
     """One benchmark task.
 
     Attributes:
-        name, version: identity; `get_task` fills in the name; the version is raised on any change of prompt, extraction or metric.
+        name, version: identity; `get_task` fills in the name; the version is raised on any change of prompt,
+            extraction or metric.
         suite: "synthetic", "math", ...
         summary: one line for `kvbench list tasks`.
         headline: the row column that tables show first, "score" or "score_partial".
@@ -154,7 +156,7 @@ class Task(ABC):
         return self.manifest.rows if self.manifest else None
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Headline score that no method can fall below at this budget, where that is known (the built-in model's tokens)."""
+        """Headline score that no method falls below at this budget, where known (in the built-in model's tokens)."""
         return None
 
     def sources(self) -> dict[str, str]:
@@ -173,15 +175,20 @@ def get_task(name: str) -> Task:
         raise UserError(f"{show(name)} is not a task name ({allowed}). A task from a file is given with --task-file.")
     canonical = tasks.canonical(base) if base.isascii() else tasks.canonical(name)
     cls = tasks.get(canonical)
-    known: tuple[str, ...] = cls.variants
+    known: tuple[str, ...] = getattr(cls, "variants", ())
     if variant and variant not in known:
         listed = f"It has {', '.join(known)}." if known else "It has none."
-        raise UserError(f"task {show(canonical)} has no variant {show(variant)}.{did_you_mean(variant, known)} {listed}")
+        raise UserError(
+            f"task {show(canonical)} has no variant {show(variant)}.{did_you_mean(variant, known)} {listed}"
+        )
     task: Task = cls(variant)
     task.name = canonical if not variant or variant == known[0] else f"{canonical}/{variant}"
     return task
 
 
 def task_names() -> list[str]:
-    """Every name that `get_task` accepts without options, default variants under their short name."""
-    return [name for base, cls in tasks.items() for name in (base, *(f"{base}/{variant}" for variant in cls.variants[1:]))]
+    """Every task and its other variants, as `kvbench list tasks` shows them."""
+    names: list[str] = []
+    for base, cls in tasks.items():
+        names += [base, *(f"{base}/{variant}" for variant in getattr(cls, "variants", ())[1:])]
+    return names

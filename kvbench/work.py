@@ -91,9 +91,10 @@ class TaskWork:
         docs = task.docs(source, style=style, limit=config.limit_for(name))
         chat = prompts.uses_chat(spec.chat, style, no_chat_template=config.no_chat_template)
         template = prompts.load_template(config.chat_template) if config.chat_template else None
-        prompts.check_template(tokenizer, task=task.name, chat=chat, chat_template=template)
+        origin = config.chat_template or "of the tokenizer"
+        prompts.check_template(tokenizer, task=task.name, chat=chat, chat_template=template, origin=origin)
         thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=chat, chat_template=template)
-        texts = [prompts.render(d, tokenizer, chat=chat, thinking=spec.thinking, chat_template=template) for d in docs]
+        texts = [prompts.render(d, tokenizer, chat=chat, thinking=spec.thinking, chat_template=template, origin=origin) for d in docs]
         ids = [tuple(prompts.encode(tokenizer, text, chat=chat)) for text in texts]
         fitting = [len(i) for i in ids if len(i) < context]
         notes = []
@@ -106,7 +107,7 @@ class TaskWork:
             notes.append(
                 f"task {show(task.name)} asks for {spec.max_new_tokens} new tokens; outputs end at the model's context of {context}."
             )
-        used = source.used.get(name)
+        used = source.used.get(task.name)
         return cls(
             task=task, spec=spec, style=style, thinking=thinking, notes=notes,
             data=(dataclasses.asdict(used) if used else {}) | task.sources(),

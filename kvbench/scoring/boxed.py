@@ -1,0 +1,52 @@
+"""The answer part of an output, and the last box in it.
+
+    last_box("so \\boxed{\\frac{1}{2}}.")                     # "\\frac{1}{2}"
+    after_thinking("<think>7?</think> It is 8.", None)        # " It is 8."
+
+Plain text search: no parsing of mathematics, no time limit needed.
+"""
+
+from __future__ import annotations
+
+import re
+
+_BOX = re.compile(r"\\(?:boxed|fbox)\{")
+_OPEN, _CLOSE = "<think>", "</think>"
+
+
+def after_thinking(text: str, thinking: bool | None) -> str:
+    """What follows the last closed thinking block; empty when thinking began and never ended.
+
+    With `thinking` on, an output without a closing tag never left the block: models whose prompt opens it write no
+    opening tag. With None (unknown) the text itself must show the opening tag.
+    """
+    _, closed, answer = text.rpartition(_CLOSE)
+    if closed:
+        return answer
+    unfinished = thinking or (thinking is None and _OPEN in text)
+    return "" if unfinished else text
+
+
+def last_box(text: str) -> str | None:
+    """The content of the last ``\\boxed{...}`` or ``\\fbox{...}`` whose braces balance, or None."""
+    for match in reversed(list(_BOX.finditer(text))):
+        content = _balanced(text, match.end())
+        if content is not None:
+            return content
+    return None
+
+
+def _balanced(text: str, start: int) -> str | None:
+    depth, position = 1, start
+    while position < len(text):
+        character = text[position]
+        if character == "\\":
+            position += 1  # an escaped brace is a printed one and opens no group
+        elif character == "{":
+            depth += 1
+        elif character == "}":
+            depth -= 1
+            if depth == 0:
+                return text[start:position]
+        position += 1
+    return None

@@ -1,0 +1,28 @@
+"""The two answer filters of lm-eval's task gsm8k (version 3), as side columns: published GSM8K numbers come from them.
+
+    lm_eval_filters("so ... #### 18", "18")     # {"lm_eval_strict": 1.0, "lm_eval_flexible": 1.0}
+
+They compare text, so "18.0" is wrong to both; the task's headline is math-verify.
+"""
+
+from __future__ import annotations
+
+import re
+
+_STRICT = re.compile(r"#### (-?[0-9.,]+)")  # first match
+_FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")  # last match
+_IGNORED = (r",", r"\$", r"(?s).*#### ", r"\.$")  # in this order, from both sides
+
+
+def lm_eval_filters(text: str, answer: str) -> dict[str, float]:
+    strict = _STRICT.search(text)
+    flexible = list(_FLEXIBLE.finditer(text))
+    found = {"lm_eval_strict": strict[1] if strict else None, "lm_eval_flexible": flexible[-1][0] if flexible else None}
+    gold = _plain(answer)
+    return {name: float(value is not None and _plain(value) == gold) for name, value in found.items()}
+
+
+def _plain(text: str) -> str:
+    for pattern in _IGNORED:
+        text = re.sub(pattern, "", text)
+    return text.lower().strip()

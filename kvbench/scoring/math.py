@@ -1,0 +1,116 @@
+"""Is an output's answer mathematically equal to the reference? Three rules, side by side.
+
+    score_math(output_text, "\\frac{1}{2}", thinking=True)    # Score(value, strict, extracted, aux)
+
+`value`: math-verify on the whole output, called as G-KV does (gold first, whatever extraction it chooses). `strict`:
+math-verify on the last balanced box after the thinking block; no box is wrong. `int_match` (aux, AIME and AMC): the
+same box as a plain integer.
+
+math-verify stops its own work after `SECONDS` by SIGALRM, which works only in the main thread of a process, and some
+sympy calls outlive even that: run this in a `kvbench.scoring.pool.ScorePool`, never in a thread. A time-out counts as
+wrong, as it does for everyone who uses math-verify, and is reported as aux ``timeout``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvbench.scoring.boxed import after_thinking, last_box
+from kvbench.task import Score
+
+SECONDS = 5  # for each parse and each comparison
+LONGEST = 500  # characters of an extracted answer that are kept
+
+
+def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool = False) -> Score:
+    """Score an output against a reference answer given as LaTeX or a number, without a box."""
+    box = last_box(after_thinking(text, thinking))
+    with _count_timeouts() as timeouts:
+        gold = _parse(boxed(answer))
+        found = _parse(text)
+        value = _verify(gold, found)
+        strict = box is not None and _verify(gold, _parse(boxed(box)))
+    aux = {"no_answer": float(not box), "timeout": float(bool(timeouts))}
+    if integer:
+        aux["int_match"] = float(int_match(answer, box))
+    extracted = box if box is not None else next((f for f in reversed(found) if isinstance(f, str)), None)
+    return Score(
+        value=float(value),
+        strict=float(strict),
+        extracted=extracted and extracted[:LONGEST],
+        aux=aux,
+        note="math-verify ran out of time" if timeouts else "",
+    )
+
+
+def boxed(answer: str) -> str:
+    return "\\boxed{" + answer + "}"
+
+
+def int_match(answer: str, box: str | None) -> bool:
+    """Whether the box holds a plain integer equal to a numeric reference ("025", "27.0")."""
+    if box is None or not re.fullmatch(r"\s*[-+]?\d{1,18}\s*", box):
+        return False
+    try:
+        return float(answer) == int(box)
+    except ValueError:
+        return False
+
+
+def normalise_answer(answer: str) -> str:
+    """One spelling for answers that differ only in form, for majority votes: "025", "25.0" and " 25" are one answer."""
+    text = (
+        re.sub(r"\\[,;:!]|\\left|\\right|\\(?:text|mathrm)\b|[\s$]", "", answer)
+        .replace("\\dfrac", "\\frac")
+        .replace("\\tfrac", "\\frac")
+    )
+    text = text.strip("{}.") if text.count("{") != text.count("}") else text.rstrip(".")
+    number = text.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", text) else text
+    if re.fullmatch(r"[-+]?\d{1,15}(\.\d+)?", number):
+        value = float(number)
+        return str(int(value)) if value == int(value) else repr(value)
+    return text
+
+
+def _parse(text: str) -> list[Any]:
+    from math_verify import parse
+
+    return list(parse(text, parsing_timeout=SECONDS))
+
+
+def _verify(gold: list[Any], found: list[Any]) -> bool:
+    from math_verify import verify
+
+    return bool(verify(gold, found, timeout_seconds=SECONDS))
+
+
+class _Timeouts(logging.Handler):
+    """Collects math-verify's warnings: it swallows the exception, so its log is the only trace of a time-out."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.count = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.count += record.getMessage().startswith("Timeout during")
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+
+@contextmanager
+def _count_timeouts() -> Iterator[_Timeouts]:
+    handler = _Timeouts()
+    logger = logging.getLogger("math_verify")
+    propagated = logger.propagate
+    logger.addHandler(handler)
+    logger.propagate = False  # its warnings quote the whole output
+    try:
+        yield handler
+    finally:
+        logger.removeHandler(handler)
+        logger.propagate = propagated

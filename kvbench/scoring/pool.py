@@ -1,0 +1,203 @@
+"""Scores in other processes, each under a hard time limit.
+
+    with ScorePool(workers=2) as pool:
+        future = pool.submit(task, doc, output)      # concurrent.futures.Future[Score]
+        future.result()
+
+A score that takes too long, or takes its process with it, gives `Score(value=None, note="timeout: ...")` or
+``"crashed: ..."`` and harms no other score; `pool.timeouts` and `pool.crashes` count them. Tasks with `cheap_score`
+are scored at once in this process.
+
+Own code, because the standard pools cannot kill one hung worker and go on. Worker processes are plain subprocesses
+and not `multiprocessing` children: those import the main module again, and with it perhaps torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import queue
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+from kvbench.errors import SetupError
+from kvbench.scoring.worker import HEADER, send
+from kvbench.task import Doc, Output, Score, Task
+
+START_SECONDS = 60.0  # a cold start on a slow disk
+FIRST_SECONDS = 30.0  # on top of the limit of a process's first score, which imports sympy
+
+_Job = tuple[Future[Score], Task, Doc, Output]
+
+
+class ScorePool:
+    """`workers` scoring processes, started when first needed.
+
+    Args:
+        limit_seconds: wall clock for one score, above the sum of math-verify's own limits so that those act first.
+    """
+
+    def __init__(self, workers: int = 1, limit_seconds: float = 40.0) -> None:
+        self.workers, self.limit_seconds = max(1, workers), limit_seconds
+        self.timeouts = self.crashes = 0
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._waiting = 0
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def submit(self, task: Task, doc: Doc, output: Output) -> Future[Score]:
+        """The score of one output, later. Its result raises only SetupError, when no scoring process can be started."""
+        future: Future[Score] = Future()
+        if self._closed:
+            raise RuntimeError("the pool is closed")
+        if task.cheap_score:
+            try:
+                future.set_result(task.score(doc, output))
+            except Exception as error:
+                future.set_result(Score(value=None, note=f"error: {type(error).__name__}: {str(error)[:200]}"))
+            return future
+        with self._lock:
+            self._waiting += 1
+            if len(self._threads) < min(self.workers, self._waiting):
+                thread = threading.Thread(target=self._serve, name="kvbench-score", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        self._jobs.put((future, task, doc, output))
+        return future
+
+    def close(self, *, cancel: bool = False) -> None:
+        """Wait for the scores under way; with `cancel`, drop those that have not begun."""
+        if self._closed:
+            return
+        self._closed = True
+        while cancel:
+            try:
+                job = self._jobs.get_nowait()
+            except queue.Empty:
+                break
+            if job is not None:
+                job[0].cancel()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def __enter__(self) -> ScorePool:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(cancel=kind is not None)
+
+    def _serve(self) -> None:
+        """One thread: hands jobs to one process, and replaces the process when it hangs or dies."""
+        process: _Process | None = None
+        while (job := self._jobs.get()) is not None:
+            future, task, doc, output = job
+            if future.set_running_or_notify_cancel():
+                try:
+                    process = process or _Process()
+                    score = process.score(task, doc, output, self.limit_seconds)
+                    if process.gone:
+                        process = None
+                        self._count(score)
+                    future.set_result(score)
+                except BaseException as error:
+                    if process is not None:
+                        process.close()
+                        process = None
+                    future.set_exception(error)
+            with self._lock:
+                self._waiting -= 1
+        if process is not None:
+            process.close()
+
+    def _count(self, score: Score) -> None:
+        with self._lock:
+            self.timeouts += score.note.startswith("timeout")
+            self.crashes += score.note.startswith("crashed")
+
+
+class _Process:
+    """One scoring process. `gone` after a time-out or a crash."""
+
+    def __init__(self) -> None:
+        env = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "kvbench.scoring.worker",
+        ]  # -P: no module of the working directory gets in
+        quiet = subprocess.DEVNULL
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, env=env)
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin, self._process.stdout.fileno()
+        self._ready = selectors.DefaultSelector()
+        self._ready.register(self._out, selectors.EVENT_READ)
+        self.gone, self._used = False, False
+        try:
+            started = self._answer(START_SECONDS)
+        except (EOFError, TimeoutError):
+            started = None
+        if started != "ready":
+            self.close()
+            raise SetupError(f"the scoring process does not start ({' '.join(command)}).")
+
+    def score(self, task: Task, doc: Doc, output: Output, seconds: float) -> Score:
+        module = type(task).__module__
+        file = getattr(sys.modules.get(module), "__file__", None)
+        limit = seconds if self._used else seconds + FIRST_SECONDS
+        try:
+            job = (module, file, pickle.dumps((task, doc, output)), limit + 5)
+        except Exception as error:
+            return Score(
+                value=None, note=f"error: cannot be sent to a scoring process: {type(error).__name__}: {error}"
+            )
+        self._used = True
+        try:
+            send(self._in, job)
+            kind, result = self._answer(limit)
+        except TimeoutError:
+            self.close()
+            return Score(value=None, note=f"timeout: no score within {limit:g} s")
+        except (EOFError, OSError):
+            self.close()
+            return Score(value=None, note=f"crashed: the scoring process ended with code {self._process.returncode}")
+        return result if kind == "score" else Score(value=None, note=f"error: {result}")
+
+    def close(self) -> None:
+        self.gone = True
+        self._process.kill()
+        self._process.wait()
+        self._ready.close()
+        for stream in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):  # unsent bytes of a dead process
+                if stream is not None:
+                    stream.close()
+
+    def _answer(self, seconds: float) -> Any:
+        """The next message. Raises TimeoutError, or EOFError when the process ended."""
+        (size,) = HEADER.unpack(self._read(HEADER.size, deadline := time.monotonic() + seconds))
+        return pickle.loads(self._read(size, deadline))
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        data = b""
+        while len(data) < size:
+            if not self._ready.select(max(0.0, deadline - time.monotonic())):
+                raise TimeoutError
+            chunk = os.read(self._out, size - len(data))
+            if not chunk:
+                raise EOFError
+            data += chunk
+        return data

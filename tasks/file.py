@@ -1,0 +1,156 @@
+"""`file`: your own questions from a JSON-lines file, `kvbench run --task-file questions.jsonl`.
+
+One object a line. Fields:
+    question (or problem)  text, required
+    answer                 text or a number, required
+    id                     text or a number, default "line-N"; must be unique
+    context                text put before the question; a query-agnostic run compresses after it
+    system, answer_prefix  texts for the chat template: system message, and how the answer begins
+    category, cluster_id   texts: a group for reports; questions that share a source (default: each its own)
+Other fields are ignored. The prompt asks for a box (style `default`) or is the question alone (style `plain`).
+
+An answer that is a number or LaTeX is compared by math-verify, any other as text after folding case, blanks and final
+points: with the box, or where there is none with the whole answer behind the thinking block. See `is_mathematics`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvbench.data import FILE_LIMIT, json_type, read_jsonl, read_plain
+from kvbench.errors import UserError, show
+from kvbench.prompts import STYLES
+from kvbench.registry import tasks
+from kvbench.scoring.boxed import after_thinking, last_box
+from kvbench.scoring.math import score_math
+from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
+
+SHOWN = 5  # problems of a file that are spelled out
+TEXT_FIELDS = ("context", "system", "answer_prefix", "category", "cluster_id")
+
+
+@tasks.register("file")
+class FileTask(Task):
+    suite = "own"
+    summary = "your own questions from a JSON-lines file (--task-file)"
+    prompt_styles = ("default", "plain")
+
+    def __init__(self, path: str | Path = "") -> None:
+        super().__init__()
+        if not str(path):
+            raise UserError("task 'file' needs a file: --task-file FILE.")
+        self.path = Path(path)
+        items = _items(self.path)  # found out before any work; not kept, since a task travels to scoring processes
+        self._count = len(items)
+        self._sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        self.name = "file/" + (re.sub(r"[^\w.-]", "-", self.path.stem.lower(), flags=re.ASCII).lstrip(".-")[:64] or "x")
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        return [_doc(identity, item, style) for identity, item in _items(self.path)[:limit]]
+
+    def gen(self, model_type: str) -> GenSpec:
+        top_k = 20 if model_type.startswith("qwen3") else 0
+        return GenSpec(max_new_tokens=8192, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        if is_mathematics(doc.reference):
+            return score_math(output.text, str(doc.reference), thinking=output.thinking)
+        answer = after_thinking(output.text, output.thinking)
+        box = last_box(answer)
+        right = [
+            float(said is not None and fold(said) == fold(doc.reference))
+            for said in (answer if box is None else box, box)
+        ]
+        return Score(
+            value=right[0], strict=right[1], extracted=box, aux={"no_answer": float(not (box or answer.strip()))}
+        )
+
+    def size(self) -> int:
+        return self._count
+
+    def sources(self) -> dict[str, str]:
+        return {"path": str(self.path), "sha256": self._sha256}
+
+
+def is_mathematics(answer: Any) -> bool:
+    """A number, or text with a digit or a backslash and no plain word of two letters ("2x+3", "\\frac{1}{2}")."""
+    if not isinstance(answer, str):
+        return True
+    words = re.search(r"[^\W\d_]{2,}", re.sub(r"\\[a-zA-Z]+(\{[^{}\\]*\})?", "", answer))
+    return words is None and re.search(r"[\d\\]", answer) is not None
+
+
+def fold(text: str) -> str:
+    """Text for comparison: case, blanks, ``\\text{}``, quotes and final points removed."""
+    text = re.sub(r"^\\(?:text|mathrm|textbf)\{(.*)\}$", r"\1", text.strip().strip("$"))
+    return " ".join(text.casefold().split()).strip("\"'` .")
+
+
+def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
+    """Ids and items of a file. Raises UserError with up to `SHOWN` of its problems and their number."""
+    label = show(path)[1:-1]
+    if not path.is_file():
+        read_plain(path, f"--task-file {label}", FILE_LIMIT)  # says what it is instead
+    problems: list[str] = []
+    items: list[tuple[str, Mapping[str, Any]]] = []
+    seen: dict[str, int] = {}
+    for line, item in read_jsonl(path, str(path), problems=problems):
+        identity = item.get("id")
+        wrong = list(_wrong(item))
+        name = f"line-{line}" if identity is None else str(identity)
+        if not wrong and name in seen:
+            wrong = [f"id {show(name)} is already used on line {seen[name]}."]
+        seen.setdefault(name, line)
+        problems += [f"{label}:{line}: {what}" for what in wrong]
+        items.append((name, item))
+    if problems:
+        rest = [f"{len(problems)} problems in all; the first {SHOWN} are shown."] if len(problems) > SHOWN else []
+        raise UserError("\n".join([*problems[:SHOWN], *rest]))
+    if not items:
+        lines = path.read_bytes().count(b"\n")
+        raise UserError(
+            f"{label} has {lines} line{'s' * (lines != 1)} and no item." if lines else f"{label} has no items."
+        )
+    return items
+
+
+def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
+    """What is wrong with one item."""
+    identity = item.get("id")
+    named = f" (item id {show(identity)})" if isinstance(identity, (str, int, float)) else ""
+    question = "question" if "question" in item or "problem" not in item else "problem"
+    for field, numbers, needed in (("id", True, False), (question, False, True), ("answer", True, True), *_TEXTS):
+        value = item.get(field)
+        if field not in item:
+            if needed:
+                yield f"field {show(field)} is missing{named}."
+        elif isinstance(value, bool) or not isinstance(value, (str, int, float) if numbers else str):
+            if needed or value is not None:  # an optional field may be null
+                yield f"{show(field)} must be text{' or a number' * numbers}; got {json_type(value)}."
+        elif needed and isinstance(value, str) and not value.strip():
+            yield f"{show(field)} is empty{named}."
+        elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
+            yield f"{show(field)} holds half a character (a lone surrogate){named}."
+
+
+_TEXTS = tuple((field, False, False) for field in TEXT_FIELDS)
+
+
+def _doc(identity: str, item: Mapping[str, Any], style: str) -> Doc:
+    turn = STYLES[style].turn(item["question"] if "question" in item else item["problem"])
+    context = item.get("context") or ""
+    turn = replace(
+        turn,
+        context=context if not context or context.endswith("\n") else context + "\n\n",
+        system=item.get("system") or turn.system,
+        answer_prefix=item.get("answer_prefix") or "",
+    )
+    meta = {"category": item["category"]} if item.get("category") else {}
+    return Doc(
+        doc_id=identity, turns=(turn,), reference=item["answer"], meta=meta, cluster_id=item.get("cluster_id") or ""
+    )

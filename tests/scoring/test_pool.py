@@ -1,0 +1,194 @@
+"""The scoring pool: hung, dying and broken scorers, plug-ins, and what worker processes import."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kvbench.scoring.pool import ScorePool
+from kvbench.task import Doc, Output, Task, Turn, get_task
+
+PLUGIN = '''
+import os, signal, sys, time
+from kvbench.task import Score, Task, GenSpec
+
+
+class Odd(Task):
+    """Does what the output's text says."""
+
+    name = "odd"
+
+    def docs(self, source, *, style="default", limit=None):
+        return []
+
+    def gen(self, model_type):
+        return GenSpec(max_new_tokens=1)
+
+    def score(self, doc, output):
+        what = output.text
+        if what == "hang":
+            while True:
+                pass
+        if what == "hang hard":
+            signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals))
+            time.sleep(1000)
+        if what == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if what == "raise":
+            raise ValueError("no\\nscore")
+        if what == "print":
+            print("noise" * 100_000)
+            os.write(1, b"noise")
+        if what == "memory":
+            [0] * 10**10
+        if what == "modules":
+            return Score(value=1.0, extracted=",".join(sorted(sys.modules)))
+        return Score(value=1.0, extracted=str(os.getpid()))
+
+
+class Cheap(Odd):
+    cheap_score = True
+'''
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory: pytest.TempPathFactory):
+    file = tmp_path_factory.mktemp("plugin") / "odd_plugin.py"
+    file.write_text(PLUGIN, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("odd_plugin", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["odd_plugin"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["odd_plugin"]
+
+
+DOC = Doc(doc_id="q", turns=(Turn(question="?"),), reference="204")
+
+
+def out(text: str) -> Output:
+    return Output(text=text, stop_reason="stop", prompt_tokens=1, output_tokens=1, thinking=False)
+
+
+def test_bad_scorers_harm_nobody_else(plugin, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kvbench.scoring.pool.FIRST_SECONDS", 0.5)
+    texts = ["fine", "raise", "die", "fine", "hang", "fine", "hang hard", "print", "memory", "fine"]
+    with ScorePool(2, limit_seconds=1.0) as pool:
+        futures = [pool.submit(plugin.Odd(), DOC, out(text)) for text in texts]
+        scores = dict(zip(enumerate(texts), [future.result(timeout=60) for future in futures], strict=True))
+    for (_, text), score in scores.items():
+        if text in ("fine", "print"):
+            assert score.value == 1.0, text
+        else:
+            assert score.value is None
+    notes = {text: score.note for (_, text), score in scores.items()}
+    assert notes["raise"].startswith("error: ValueError: no")
+    assert notes["die"].startswith("crashed: the scoring process ended with code -9")
+    assert notes["hang"].startswith("timeout: ")
+    assert notes["hang hard"].startswith("timeout: ")
+    assert notes["memory"].startswith(("error: MemoryError", "timeout"))
+    assert pool.crashes == 1
+    assert pool.timeouts in (2, 3)
+
+
+def test_mathematics_in_the_pool():
+    task = get_task("aime24")
+    with ScorePool() as pool:
+        right = pool.submit(task, DOC, out(r"\boxed{204}"))
+        wrong = pool.submit(task, DOC, out(r"\boxed{205}"))
+        assert (right.result().value, wrong.result().value) == (1.0, 0.0)
+        assert right.result().aux["int_match"] == 1.0
+
+
+def test_workers_import_no_torch(plugin):
+    with ScorePool() as pool:
+        modules = (pool.submit(plugin.Odd(), DOC, out("modules")).result().extracted or "").split(",")
+    assert "kvbench.scoring.worker" in modules or "__main__" in modules
+    assert not {"torch", "transformers", "datasets", "pandas", "scipy"} & set(modules)
+
+
+def test_cheap_scores_need_no_process(plugin):
+    with ScorePool() as pool:
+        future = pool.submit(plugin.Cheap(), DOC, out("fine"))
+        assert future.done()
+        assert future.result().extracted == str(os.getpid())
+        assert pool.submit(plugin.Cheap(), DOC, out("raise")).result().note.startswith("error: ValueError")
+
+
+def test_one_process_serves_many_scores(plugin):
+    with ScorePool(1) as pool:
+        pids = {pool.submit(plugin.Odd(), DOC, out("fine")).result().extracted for _ in range(5)}
+    assert len(pids) == 1
+
+
+def test_a_task_that_cannot_travel(plugin):
+    class Local(plugin.Odd):
+        pass
+
+    with ScorePool() as pool:
+        score = pool.submit(Local(), DOC, out("fine")).result()
+    assert score.value is None
+    assert "cannot be sent" in score.note
+
+
+def test_close_after_an_exception_drops_what_waits(plugin, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("kvbench.scoring.pool.FIRST_SECONDS", 0.0)
+    began = time.monotonic()
+    pool = ScorePool(1, limit_seconds=1.0)
+    futures = []
+
+    def fail():
+        with pool:
+            futures.extend(pool.submit(plugin.Odd(), DOC, out("hang")) for _ in range(50))
+            raise KeyError("stop")
+
+    with pytest.raises(KeyError):
+        fail()
+    assert time.monotonic() - began < 15
+    assert sum(future.cancelled() for future in futures) >= 48
+
+
+def test_closed_pool_and_unused_pool(plugin):
+    pool = ScorePool()
+    pool.close()
+    pool.close()
+    with pytest.raises(RuntimeError):
+        pool.submit(plugin.Odd(), DOC, out("fine"))
+
+
+def test_a_worker_ends_with_its_parent(tmp_path: Path):
+    code = (
+        "import os, subprocess, sys\n"
+        "p = subprocess.Popen([sys.executable, '-P', '-m', 'kvbench.scoring.worker'], stdin=-1, stdout=-1)\n"
+        "p.stdout.read(8); print(p.pid, flush=True); os._exit(0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=30, check=True)
+    pid = int(done.stdout)
+    for _ in range(100):
+        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+            return
+        time.sleep(0.05)
+    pytest.fail("the worker outlives its parent")
+
+
+def test_the_interface_is_light():
+    code = "import sys, kvbench.task, kvbench.scoring.pool; print(sorted(m for m in sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    for heavy in ("torch", "numpy", "sympy", "math_verify", "transformers", "multiprocessing"):
+        assert f"'{heavy}'" not in done.stdout
+
+
+def test_every_task_can_be_pickled():
+    import pickle
+
+    for name in ("aime24", "gsm8k", "walk/orbit-100"):
+        task: Task = pickle.loads(pickle.dumps(get_task(name)))
+        assert task.name == name

@@ -1,0 +1,169 @@
+"""Own tasks from a file: fields, scoring, and every refusal with its text."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from pathlib import Path
+
+import pytest
+from kvbench.tasks.file import FileTask, fold, is_mathematics
+
+from kvbench.data import Data
+from kvbench.errors import UserError
+from kvbench.prompts import INSTRUCTION
+from kvbench.task import Doc, Output
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def write(*items: object, name: str = "x.jsonl") -> str:
+    text = "".join((item if isinstance(item, str) else json.dumps(item)) + "\n" for item in items)
+    Path(name).write_text(text, encoding="utf-8")
+    return name
+
+
+def docs(path: str, style: str = "default") -> list[Doc]:
+    return FileTask(path).docs(Data(env={}), style=style)
+
+
+def item(**fields: object) -> dict:
+    return {"question": "1+1?", "answer": 2, **fields}
+
+
+def test_all_fields():
+    path = write(
+        item(
+            id="a", context="Read this.", system="S", answer_prefix="It is", category="c", cluster_id="k", url="ignored"
+        ),
+        {"problem": "What?", "answer": "Paris", "id": 7, "context": None},
+        {"question": "Else?", "answer": 2.5},
+    )
+    first, second, third = docs(path)
+    turn = first.turns[0]
+    assert (turn.context, turn.question) == ("Read this.\n\n", f"1+1?\n\n{INSTRUCTION}")
+    assert (turn.system, turn.answer_prefix, first.meta, first.cluster) == ("S", "It is", {"category": "c"}, "k")
+    assert (second.doc_id, second.reference, second.turns[0].context, second.cluster) == ("7", "Paris", "", "7")
+    assert (third.doc_id, third.reference) == ("line-3", 2.5)
+    assert docs(path, "plain")[1].turns[0].user == "What?"
+
+
+def test_identity():
+    task = FileTask(write(item(), name="My Questions.v2.jsonl"))
+    assert (task.name, task.size()) == ("file/my-questions.v2", 1)
+    assert len(task.sources()["sha256"]) == 64
+    assert pickle.loads(pickle.dumps(task)).name == task.name
+    assert FileTask(write(item(), name="é.jsonl")).name == "file/x"
+
+
+def test_bom_crlf_and_a_last_line_without_newline_are_accepted():
+    Path("x.jsonl").write_bytes(b'\xef\xbb\xbf{"question": "a", "answer": 1}\r\n\r\n{"question": "b", "answer": "c"}')
+    assert [(doc.doc_id, doc.reference) for doc in docs("x.jsonl")] == [("line-1", 1), ("line-3", "c")]
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        ("", "x.jsonl has no items."),
+        ("\n" * 12, "x.jsonl has 12 lines and no item."),
+        ('{"question": "a" "answer": 1}\n', "x.jsonl:1: not JSON (expected ',' at column 18)."),
+        ('\n{"question": "a", "id": "q3"}\n', "x.jsonl:2: field 'answer' is missing (item id 'q3')."),
+        ('{"question": "a", "answer": [1]}', "x.jsonl:1: 'answer' must be text or a number; got list."),
+        ('{"question": "a", "answer": null}', "x.jsonl:1: 'answer' must be text or a number; got null."),
+        ('{"question": "a", "answer": true}', "x.jsonl:1: 'answer' must be text or a number; got true/false."),
+        ('{"question": "a", "answer": " "}', "x.jsonl:1: 'answer' is empty."),
+        ('{"answer": 1}', "x.jsonl:1: field 'question' is missing."),
+        ('{"problem": 3, "answer": 1}', "x.jsonl:1: 'problem' must be text; got number."),
+        ('{"question": "a", "answer": 1, "context": {}}', "x.jsonl:1: 'context' must be text; got object."),
+        ('{"question": "\\ud800", "answer": 1}', "x.jsonl:1: 'question' holds half a character (a lone surrogate)."),
+        (
+            '{"question": "a", "answer": 1, "id": "q7"}\n\n{"question": "b", "answer": 1, "id": "q7"}',
+            "x.jsonl:3: id 'q7' is already used on line 1.",
+        ),
+    ],
+)
+def test_refused_contents(content: str, text: str):
+    Path("x.jsonl").write_text(content, encoding="utf-8")
+    with pytest.raises(UserError) as caught:
+        FileTask("x.jsonl")
+    assert str(caught.value) == text
+    assert caught.value.exit_code == 2
+
+
+def test_up_to_five_problems_then_the_count():
+    path = write(*({"question": "a"} for _ in range(4)), "{", *({"question": "a"} for _ in range(4)))
+    with pytest.raises(UserError) as caught:
+        FileTask(path)
+    found = str(caught.value).splitlines()
+    assert [line.split(":")[1] for line in found[:5]] == ["1", "2", "3", "4", "5"]
+    assert found[5:] == ["9 problems in all; the first 5 are shown."]
+
+
+@pytest.mark.parametrize(("codec", "byte"), [("utf-16", "0xff at offset 0"), ("latin-1", "0xe9 at offset 14")])
+def test_other_encodings(codec: str, byte: str):
+    Path("x.jsonl").write_bytes('{"question": "é", "answer": 1}'.encode(codec))
+    with pytest.raises(UserError) as caught:
+        FileTask("x.jsonl")
+    assert str(caught.value) == f"x.jsonl is not UTF-8 (byte {byte}). Save it as UTF-8."
+
+
+def test_what_is_no_plain_file_is_never_read():
+    os.mkdir("folder")
+    os.mkfifo("fifo")
+    with open("big", "wb") as stream:
+        stream.truncate(50 * 10**9)
+    for path, text in (
+        ("folder", "--task-file folder is a folder."),
+        ("fifo", "--task-file fifo is a pipe."),
+        ("/dev/zero", "--task-file /dev/zero is a device."),
+        ("none", "--task-file none does not exist."),
+        ("a\x1b[2J", "--task-file a\\x1b[2J does not exist."),
+        ("big", "big has 50.0 GB; the limit is 0.5 GB."),
+    ):
+        with pytest.raises(UserError) as caught:
+            FileTask(path)
+        assert str(caught.value) == text
+
+
+def test_a_large_item_is_accepted_here():
+    assert len(docs(write(item(context="x" * 10_000_000)))[0].turns[0].user) > 10_000_000
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        *((a, True) for a in ("12", "-1.5", "1,234", "2x+3", r"\frac{1}{2}", r"\text{Paris}", "x^2", 5, 2.5)),
+        *((a, False) for a in ("Paris", "Paris 2024", "y", "3 cm", "twelve", "C")),
+    ],
+)
+def test_is_mathematics(answer: object, expected: bool):
+    assert is_mathematics(answer) is expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "value", "strict"),
+    [
+        (2, r"\boxed{2.0}", 1.0, 1.0),
+        (2.5, r"\boxed{\frac{5}{2}}", 1.0, 1.0),
+        ("1/2", "The answer is 0.5", 1.0, 0.0),
+        ("Paris", r"It is \boxed{\text{paris}}.", 1.0, 1.0),
+        ("Paris", "paris.", 1.0, 0.0),
+        ("Paris", "I think Paris", 0.0, 0.0),
+        ("Paris 2024", r"\boxed{Berlin 2024}", 0.0, 0.0),
+        ("The  Cat", '"the cat"', 1.0, 0.0),
+        ("Paris", "", 0.0, 0.0),
+    ],
+)
+def test_scores(answer: object, text: str, value: float, strict: float):
+    task = FileTask(write(item(answer=answer)))
+    output = Output(text=text, stop_reason="stop", prompt_tokens=1, output_tokens=1)
+    score = task.score(task.docs(Data(env={}))[0], output)
+    assert (score.value, score.strict) == (value, strict)
+
+
+def test_fold():
+    assert fold(r" $\text{The  Cat}$ ") == fold("the cat.") == "the cat"

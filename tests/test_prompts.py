@@ -1,0 +1,146 @@
+"""Prompt styles, chat templates, thinking, and the errors for templates that are missing or broken."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbench.errors import UserError
+from kvbench.prompts import (
+    INSTRUCTION,
+    STYLES,
+    check_template,
+    effective_thinking,
+    encode,
+    load_template,
+    render,
+    template_text,
+    uses_chat,
+)
+from kvbench.task import Doc, Turn
+
+SWITCH = (  # the shape of Qwen3's template
+    "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+# the shape of R1 distills
+OPEN = "<s>{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]<think>\n"
+PLAIN = "{{ bos_token }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+
+
+def tokenizer(template: str | None):
+    """Bytes as tokens, and a start token that is added to raw text, as Llama's tokenizers do."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE(vocab={c: i for i, c in enumerate(["<s>", *alphabet])}, merges=[]))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 0)])
+    return PreTrainedTokenizerFast(tokenizer_object=core, bos_token="<s>", chat_template=template, name_or_path="org/x")
+
+
+def doc(**turn) -> Doc:
+    return Doc(doc_id="q", turns=(Turn(**{"question": "1+1?", **turn}),), reference="2")
+
+
+def test_styles_hold_the_problem_once_and_the_published_wording():
+    for style in STYLES.values():
+        turn = style.turn("PROBLEM {x}")
+        assert turn.user.count("PROBLEM {x}") == 1
+        assert "{{" not in turn.user
+    assert STYLES["default"].turn("P") == Turn(question=f"P\n\n{INSTRUCTION}")
+    assert STYLES["gkv"].turn("P") == Turn(question="P", system=INSTRUCTION)
+    foresight = "Please solve the following problem step by step and put the final answer within \\boxed{}.\nP"
+    assert STYLES["foresightkv"].turn("P").user == foresight
+    assert STYLES["rkv"].turn("P").user.endswith("Final answer:  \\boxed{}")
+    assert STYLES["lm_eval"].turn("P").user == "Question: P\nAnswer:"
+    assert "$\\boxed{ANSWER}$. I hope it is correct" in STYLES["lighteval"].turn("P").user
+    assert "Answer: $ANSWER" in STYLES["simple_evals"].turn("P").user
+
+
+def test_uses_chat():
+    assert uses_chat(True, "default")
+    assert not uses_chat(True, "rkv")
+    assert not uses_chat(False, "default")
+    assert not uses_chat(True, "default", no_chat_template=True)
+
+
+def test_chat_prompt_has_system_header_switch_and_prefix():
+    tok = tokenizer(SWITCH)
+    text = render(doc(system="S", context="C ", answer_prefix="It is"), tok, chat=True, thinking=True)
+    assert text == "<|system|>S\n<|user|>C 1+1?\n<|assistant|>\nIt is"
+    off = render(doc(answer_prefix="It is"), tok, chat=True, thinking=False)
+    assert off.endswith("<|assistant|>\n<think>\n\n</think>\n\nIt is")
+    assert render(doc(), tok, chat=True, chat_template=PLAIN) == "<s>[user]1+1?[assistant]"
+
+
+def test_raw_prompt_needs_no_template():
+    tok = tokenizer(None)
+    assert render(doc(system="S", context="C "), tok, chat=False) == "S\n\nC 1+1?"
+    check_template(tok, task="walk", chat=False)
+
+
+def test_one_start_token_whatever_the_way():
+    tok = tokenizer(PLAIN)
+    chat = encode(tok, render(doc(), tok, chat=True), chat=True)
+    raw = encode(tok, render(doc(), tok, chat=False), chat=False)
+    assert chat.count(0) == raw.count(0) == 1
+    assert chat[0] == raw[0] == 0
+    assert all(type(i) is int for i in chat)
+
+
+@pytest.mark.parametrize(
+    ("template", "asked", "expected"),
+    [(SWITCH, True, True), (SWITCH, False, False), (OPEN, True, True), (OPEN, False, True), (PLAIN, True, None)],
+)
+def test_effective_thinking(template: str, asked: bool, expected: bool | None):
+    assert effective_thinking(tokenizer(template), asked, chat=True) is expected
+
+
+def test_effective_thinking_of_raw_text_is_unknown():
+    assert effective_thinking(tokenizer(SWITCH), True, chat=False) is None
+
+
+def test_missing_template_names_model_and_task():
+    with pytest.raises(UserError) as caught:
+        check_template(tokenizer(None), task="aime24", chat=True)
+    assert str(caught.value) == (
+        "the tokenizer of 'org/x' has no chat template and task 'aime24' needs one. "
+        "Pass --chat-template FILE or --no-chat-template."
+    )
+    check_template(tokenizer(None), task="aime24", chat=True, chat_template=PLAIN)
+
+
+def test_template_errors_say_file_and_line(tmp_path):
+    file = tmp_path / "t.jinja"
+    file.write_text("{% for m in messages %}\n{{ m.content }}\n{% endfor %}\n{{ } }}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"chat template t\.jinja, line 4: unexpected '}'"):
+        check_template(tokenizer(None), task="x", chat=True, chat_template=load_template(file), origin="t.jinja")
+    with pytest.raises(UserError, match="fails: 'no system role'"):
+        render(doc(), tokenizer("{{ raise_exception('no system role') }}"), chat=True)
+    for template in ("{{ 1 / 0 }}", "{{ a.b.c }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"):
+        with pytest.raises(UserError, match="chat template from --chat-template fails"):
+            render(doc(), tokenizer(None), chat=True, chat_template=template)
+
+
+@pytest.mark.parametrize(
+    "attack",
+    ["{{ ''.__class__.__mro__[1].__subclasses__() }}", "{{ cycler.__init__.__globals__.os.popen('id').read() }}"],
+)
+def test_templates_are_sandboxed(attack: str):
+    with pytest.raises(UserError, match="fails"):
+        render(doc(), tokenizer(attack), chat=True)
+
+
+def test_template_files_that_cannot_be_read(tmp_path):
+    (tmp_path / "latin").write_bytes(b"\xe9")
+    for name, what in (("latin", "not UTF-8"), ("none", "cannot read"), (".", "cannot read"), ("a\0b", "cannot read")):
+        with pytest.raises(UserError, match=what):
+            load_template(tmp_path / name if name != "a\0b" else "a\0b")
+
+
+def test_template_text_is_what_is_in_force():
+    assert template_text(tokenizer(PLAIN)) == PLAIN
+    assert template_text(tokenizer(PLAIN), OPEN) == OPEN
+    assert template_text(tokenizer(None)) is None

@@ -1,0 +1,265 @@
+"""Statistics: recorded figures, hand calculations, and simulated error rates."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvbench.scoring.math import normalise_answer
+from kvbench.stats import (
+    Estimate,
+    by_question,
+    estimate,
+    holm,
+    maj_at_n,
+    mcnemar,
+    mean_pass_at_k,
+    paired,
+    pass_at_k,
+    question_means,
+    rates,
+    sign_flip,
+    smallest_drop,
+    suite,
+)
+
+GOLDENS = Path(__file__).parent / "data" / "goldens" / "passk_stats.jsonl"
+SHARED = Path(__file__).parents[2] / "shared" / "goldens" / "open" / "passk_stats.jsonl"
+ROWS = [json.loads(line) for line in (SHARED if SHARED.is_file() else GOLDENS).read_text(encoding="utf-8").splitlines()]
+
+
+def golden(metric: str) -> list:
+    return [pytest.param(row, id=row["id"]) for row in ROWS if row["metric"] == metric]
+
+
+@pytest.mark.parametrize("row", golden("pass_at_k"))
+def test_pass_at_k_goldens(row: dict):
+    assert pass_at_k(row["n"], row["c"], row["k"]) == pytest.approx(row["expected"], abs=1e-12)
+
+
+@pytest.mark.parametrize("row", golden("cluster_se"))
+def test_standard_error_goldens(row: dict):
+    found = estimate(row["scores"])
+    assert found.mean == pytest.approx(row["mean"], abs=1e-12)
+    assert found.se == pytest.approx(row["se_clustered"], abs=1e-12)
+    if row["se_fixed_questions"] is None:
+        assert math.isnan(found.se_fixed)
+    else:
+        assert found.se_fixed == pytest.approx(row["se_fixed_questions"], abs=1e-12)
+
+
+@pytest.mark.parametrize("row", golden("paired_diff"))
+def test_paired_goldens(row: dict):
+    found = paired(row["scores_a"], row["scores_b"], permutations=100)
+    assert found.diff == pytest.approx(row["mean_diff"], abs=1e-12)
+    assert found.se == pytest.approx(row["se_paired"], abs=1e-12)
+
+
+@given(st.integers(1, 7), st.data())
+def test_pass_at_k_counts_the_draws(n: int, data: st.DataObject):
+    correct, k = data.draw(st.integers(0, n)), data.draw(st.integers(1, n))
+    draws = list(itertools.combinations([1] * correct + [0] * (n - correct), k))
+    assert pass_at_k(n, correct, k) == pytest.approx(sum(map(any, draws)) / len(draws))
+
+
+@pytest.mark.parametrize(("n", "correct", "k"), [(4, 5, 1), (4, -1, 1), (4, 1, 5), (4, 1, 0)])
+def test_pass_at_k_refuses(n: int, correct: int, k: int):
+    with pytest.raises(ValueError, match="pass@"):
+        pass_at_k(n, correct, k)
+
+
+def test_mean_pass_at_k():
+    assert mean_pass_at_k([[1, 0, 0, 0], [0, 0, 0, 0]], 2) == pytest.approx(0.25)
+
+
+def test_questions_weigh_the_same_whatever_their_samples():
+    assert list(question_means([[1], [0, 0, 0]])) == [1.0, 0.0]
+    assert estimate([[1], [0, 0, 0]]).mean == 0.5
+    with pytest.raises(ValueError, match="no samples"):
+        estimate([[1], []])
+
+
+def test_clusters_of_equal_questions_count_once():
+    scores = [[1.0], [1.0], [0.0], [0.0], [1.0], [1.0]]
+    single = estimate([[1.0], [0.0], [1.0]])
+    assert estimate(scores, clusters=["a", "a", "b", "b", "c", "c"]).se == pytest.approx(single.se)
+    assert estimate(scores, clusters=range(6)) == estimate(scores)
+    with pytest.raises(ValueError, match="cluster"):
+        estimate(scores, clusters=["a"])
+
+
+def test_interval_rules():
+    def rule(scores: list) -> tuple[str, float, float]:
+        e = estimate(scores)
+        return e.rule, e.low, e.high
+
+    name, low, high = rule([[0.0]] * 30)
+    assert (name, low) == ("rule of three", 0.0)
+    assert high == pytest.approx(3 / 30, rel=0.01)
+    name, low, high = rule([[1.0, 1.0]] * 30)
+    assert (name, high) == ("rule of three", 1.0)
+    assert low == pytest.approx(1 - 3 / 30, rel=0.01)
+    assert rule([[0.0]])[0] == rule([])[0] == "one question"
+    assert rule([[0.5, 0.5]] * 3) == ("constant", 0.5, 0.5)
+    assert rule([[1.0]] * 20 + [[0.0]] * 20)[0] == "wilson"
+    assert rule([[1.0]] * 50 + [[0.0]] * 50)[0] == "t"
+    assert rule([[1.0]] * 99 + [[0.0]])[0] == "wilson"
+    assert rule([[7.0], [3.0], [8.0]])[0] == "t"
+
+
+@settings(max_examples=50)
+@given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=4), min_size=2, max_size=60))
+def test_intervals_hold_the_mean_and_stay_in_range(scores: list[list[int]]):
+    found = estimate(scores)
+    assert 0 <= found.low <= found.mean + 1e-12
+    assert found.mean - 1e-12 <= found.high <= 1
+
+
+def test_interval_coverage():
+    generator = np.random.default_rng(1)
+    truth, hits = 0.6 / 1.1, 0
+    for _ in range(400):
+        p = generator.beta(0.6, 0.5, 30)
+        found = estimate(generator.binomial(1, p[:, None], (30, 8)))
+        hits += found.low <= truth <= found.high
+    assert 0.92 <= hits / 400 <= 0.995
+
+
+def null_tables(questions: int, samples: int, runs: int, seed: int):
+    """Pairs of tables from the same question difficulties (AIME-like), so that every alarm is false."""
+    generator = np.random.default_rng(seed)
+    for _ in range(runs):
+        p = generator.beta(0.6, 0.5, questions)[:, None]
+        yield generator.binomial(1, p, (questions, samples)), generator.binomial(1, p, (questions, samples))
+
+
+def test_false_alarms_are_as_announced():
+    found = [paired(a, b, permutations=400) for a, b in null_tables(30, 8, 600, 2)]
+    assert 0.025 <= np.mean([f.p_drop < 0.05 for f in found]) <= 0.075
+    assert 0.025 <= np.mean([f.p < 0.05 for f in found]) <= 0.075
+    assert np.mean([f.p_sign_flip < 0.05 for f in found]) <= 0.07
+
+
+def test_a_drop_of_ten_points_is_found():
+    generator = np.random.default_rng(3)
+    alarms = 0
+    for _ in range(100):
+        logits = np.log((p := generator.beta(0.6, 0.5, 30)) / (1 - p))
+        worse = 1 / (1 + np.exp(-(logits - 1.0)))
+        a, b = (generator.binomial(1, q[:, None], (30, 32)) for q in (p, worse))
+        alarms += paired(a, b, permutations=10).p_drop < 0.05
+    assert alarms >= 95
+
+
+def test_identical_tables_give_one():
+    scores = [[1, 0], [1, 1], [0, 0]]
+    found = paired(scores, scores)
+    assert (found.diff, found.p, found.p_drop, found.p_sign_flip, found.smallest_drop) == (0.0, 1.0, 1.0, 1.0, 0.0)
+
+
+def test_order_of_questions_does_not_matter():
+    a, b = next(null_tables(30, 8, 1, 4))
+    order = np.random.default_rng(0).permutation(30)
+    one, two = paired(a, b), paired(a[order], b[order])
+    assert one.t == pytest.approx(two.t)
+    assert one.p_sign_flip == pytest.approx(two.p_sign_flip, abs=0.02)
+    assert paired(a, b) == one  # the seed is fixed
+
+
+def test_paired_t_by_hand():
+    found = paired([[1.0], [1.0], [1.0], [0.0]], [[0.0], [0.5], [1.0], [0.0]])
+    diffs = [1.0, 0.5, 0.0, 0.0]
+    se = math.sqrt(sum((d - 0.375) ** 2 for d in diffs) / 3 / 4)
+    assert (found.diff, found.df) == (0.375, 3)
+    assert found.se == pytest.approx(se)
+    assert found.t == pytest.approx(0.375 / se)
+    assert found.p == pytest.approx(2 * found.p_drop)
+    assert paired([[0.0]] * 3, [[1.0]] * 3).p_drop == 1.0
+    assert paired([[1.0]], [[0.0]]).p == 1.0
+    with pytest.raises(ValueError, match="cannot be paired"):
+        paired([[1.0]], [])
+
+
+def test_sign_flip_by_hand():
+    assert sign_flip([1.0, 1.0, 1.0]) == 2 / 8
+    assert sign_flip([1.0, 1.0, -1.0]) == 1.0  # |1| is the least any signs give
+    assert sign_flip([]) == sign_flip([0.0, 0.0]) == 1.0
+    many = [0.1] * 40
+    assert sign_flip(many, permutations=2000) == pytest.approx(1 / 2001)
+
+
+def test_paired_clusters_flip_together():
+    a, b = [[1.0]] * 6, [[0.0]] * 6
+    assert paired(a, b, clusters=list("aabbcc")).p_sign_flip == 2 / 8
+    assert paired(a, b, clusters=list("aabbcc")).df == 2
+
+
+def test_smallest_drop_is_found_with_the_power_it_promises():
+    from scipy.stats import t as student
+
+    se, df = 0.0155, 29
+    drop = smallest_drop(se, df)
+    assert drop == pytest.approx(2.52 * se, rel=0.02)
+    generator = np.random.default_rng(5)
+    diffs = generator.normal(drop, se * math.sqrt(30), (20_000, 30))
+    t = diffs.mean(1) / (diffs.std(1, ddof=1) / math.sqrt(30))
+    assert np.mean(t > student.ppf(0.95, df)) == pytest.approx(0.8, abs=0.01)
+    assert smallest_drop(se, df, sides=2) > drop
+    assert math.isnan(smallest_drop(math.nan, 0))
+
+
+def test_mcnemar():
+    assert mcnemar([1, 1, 1, 0], [0, 0, 0, 0]) == 0.25  # 3 against 0
+    assert mcnemar([1, 0], [1, 0]) == 1.0
+
+
+def test_holm_by_hand():
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.5, 0.9]) == [1.0, 1.0]
+    assert holm([]) == []
+    assert holm([0.02]) == [0.02]
+
+
+@given(st.lists(st.floats(0, 1), max_size=8))
+def test_holm_keeps_order_and_never_shrinks(ps: list[float]):
+    adjusted = holm(ps)
+    assert all(p <= q <= 1 for p, q in zip(ps, adjusted, strict=True))
+    ranks = sorted(range(len(ps)), key=ps.__getitem__)
+    assert all(adjusted[i] <= adjusted[j] for i, j in itertools.pairwise(ranks))
+
+
+def test_majority():
+    answers = [["25", "025", "7", None], ["1", "2", None, ""], [None, None, None, None]]
+    scores = [[1, 1, 0, 0], [0, 1, 0, 0], [0, 0, 0, 0]]
+    assert maj_at_n(answers, scores, same=normalise_answer) == pytest.approx(1 / 3)  # ties to the first: "1"
+    assert maj_at_n(answers, scores) == pytest.approx(1 / 3)
+
+
+def test_rates():
+    assert rates(["stop", "length", "stop_string", "length"], [0.0, 1.0, 0.0, 0.0]) == {
+        "truncated": 0.5,
+        "no_answer": 0.25,
+    }
+    assert math.isnan(rates([], [])["truncated"])
+
+
+def test_suite():
+    def part(mean: float, se: float) -> Estimate:
+        return Estimate(mean=mean, se=se, se_fixed=0.0, low=0.0, high=1.0, rule="t", questions=2, samples=2)
+
+    mean, se = suite([part(0.2, 0.3), part(0.6, 0.4)])
+    assert mean == pytest.approx(0.4)
+    assert se == pytest.approx(0.25)
+    assert suite([part(0.2, 0.3), part(0.6, 0.4)], [3, 1])[0] == pytest.approx(0.3)
+
+
+def test_by_question():
+    rows = [{"doc_id": "b", "score": 1}, {"doc_id": "a", "score": None}, {"doc_id": "b", "score": 0.0}]
+    assert by_question([*rows, {"doc_id": "a", "score": math.nan}]) == {"b": [1.0, 0.0]}
