@@ -1,0 +1,55 @@
+"""EvictionCache in a plain `model.generate`: the same greedy tokens as the engine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.models import build, requests
+
+from kvbench import EvictionCache, registry
+from kvbench.engine.loop import Engine
+from kvbench.errors import UserError
+from kvbench.records import Sampling
+
+
+def generate(loaded, prompt, cache, tokens, rows=2):
+    ids = torch.tensor([prompt] * rows)
+    out = loaded.model.generate(
+        ids, attention_mask=torch.ones_like(ids), past_key_values=cache, max_new_tokens=tokens, do_sample=False
+    )
+    return out[:, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma2", "mistral-sliding"])
+@pytest.mark.parametrize("method", registry.methods.names())
+def test_greedy_tokens_equal_the_engine(method, architecture):
+    loaded = build(architecture)
+    instance = registry.methods.get(method)()
+    budget = 32 if instance.evicts else None
+    for request in requests(lengths=(20, 60), new_tokens=(50, 50), samples=1, sampling=Sampling()):
+        engine = Engine(loaded, instance, budget=budget, interval=16, slots=3, max_tokens=200)
+        [done] = engine.generate([request])
+        with EvictionCache(loaded.model, method, budget=budget, interval=16, max_tokens=200) as cache:
+            texts = generate(loaded, list(request.prompt_ids), cache, 50, rows=1 if method == "random" else 2)
+        if method != "random":  # its noise is keyed by task and doc, which generate does not have
+            assert all(row == list(done.token_ids) for row in texts)
+        if instance.evicts and any(g.window is None for g in loaded.geometry):
+            assert max(cache.entries()) <= 48
+    assert loaded.model.config._attn_implementation == "sdpa"  # the model is as before
+
+
+def test_padded_batches_are_refused():
+    loaded = build("qwen3")
+    ids = torch.randint(0, 100, (2, 10))
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    with EvictionCache(loaded.model, "knorm", budget=8, interval=4) as cache, pytest.raises(UserError, match="padded"):
+        loaded.model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=5, do_sample=False)
+
+
+def test_a_missing_or_small_budget_is_refused():
+    loaded = build("qwen3")
+    with pytest.raises(UserError, match="budget"):
+        EvictionCache(loaded.model, "gkv")
+    with pytest.raises(UserError, match="at least 17"):
+        EvictionCache(loaded.model, "gkv", budget=16)

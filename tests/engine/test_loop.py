@@ -1,0 +1,199 @@
+"""The loop: tokens free of neighbours and slots, measured budgets, stops, bad prompts."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+import pytest
+import torch
+from support.models import build, requests
+
+from kvbench import registry
+from kvbench.engine.loop import Engine
+from kvbench.errors import BudgetViolation, UserError
+from kvbench.eviction.api import Every, Method, Never
+from kvbench.records import Sampling
+
+BUDGET, INTERVAL = 24, 8
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return build("qwen3")
+
+
+def run(loaded, todo, *, method="gkv", slots=4, budget=BUDGET, **options):
+    instance = registry.methods.get(method)(**options)
+    engine = Engine(
+        loaded, instance, budget=budget if instance.evicts else None, interval=INTERVAL, slots=slots, max_tokens=200
+    )
+    return {(d.request.doc_id, d.sample): d for d in engine.generate(todo)}
+
+
+TODO = dict(lengths=(9, 60, 33, 5, 100, 48), new_tokens=(70, 50, 90, 40, 30, 60), samples=2)
+
+
+@pytest.mark.parametrize(
+    ("method", "threads"), [("full", 1), ("random", 1), ("h2o", 1), ("snapkv-decode", 1), ("gkv", 1), ("gkv", 2)]
+)
+def test_tokens_are_bit_equal_alone_and_beside_any_neighbours_in_any_slot(loaded, method, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        todo = requests(**TODO)
+        together = run(loaded, todo, method=method)
+        for seed in range(3):
+            shuffled = random.Random(seed).sample(todo, len(todo))
+            assert {k: d.token_ids for k, d in run(loaded, shuffled, method=method).items()} == {
+                k: d.token_ids for k, d in together.items()
+            }
+        for request in todo[:3]:
+            for sample in request.samples:
+                alone = run(loaded, [dataclasses.replace(request, samples=(sample,))], method=method)
+                assert alone[request.doc_id, sample].token_ids == together[request.doc_id, sample].token_ids
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_logits_are_bit_equal_in_every_slot(loaded, monkeypatch):
+    from kvbench.engine import loop
+
+    logged: dict[tuple[int, int], list[torch.Tensor]] = {}
+    original = loop.draw
+
+    def spy(logits, keys, steps, sampling):
+        for row, key, step in zip(logits, keys.tolist(), steps.tolist()):
+            if key:
+                logged.setdefault((key, step), []).append(row.clone())
+        return original(logits, keys, steps, sampling)
+
+    monkeypatch.setattr(loop, "draw", spy)
+    todo = requests(**TODO)
+    for seed in range(3):
+        run(loaded, random.Random(seed).sample(todo, len(todo)))
+    assert all(torch.equal(rows[0], row) for rows in logged.values() for row in rows[1:])
+    assert sum(len(rows) == 3 for rows in logged.values()) > 500
+
+
+def test_samples_differ_and_repeat(loaded):
+    todo = requests(**TODO)
+    first, again = run(loaded, todo), run(loaded, todo)
+    assert all(first[k].token_ids == again[k].token_ids for k in first)
+    assert all(first[r.doc_id, 0].token_ids != first[r.doc_id, 1].token_ids for r in todo)
+
+
+def test_budget_as_large_as_the_sequence_equals_the_full_cache(loaded):
+    todo = requests(**TODO)
+    full = run(loaded, todo, method="full")
+    for method, cls in registry.methods.items():
+        if cls.evicts:
+            evicting = run(loaded, todo, method=method, budget=160)
+            assert {k: d.token_ids for k, d in evicting.items()} == {k: d.token_ids for k, d in full.items()}, method
+            assert all(d.usage.evictions == 0 for d in evicting.values())
+
+
+def test_measured_entries_never_exceed_the_rule(loaded):
+    for method, cls in registry.methods.items():
+        if not cls.evicts:
+            continue
+        for done in run(loaded, requests(**TODO), method=method).values():
+            usage, prompt = done.usage, len(done.request.prompt_ids)
+            assert usage.entries_peak <= BUDGET + INTERVAL
+            total = prompt + len(done.token_ids) - 1  # the last token is never cached
+            if prompt > BUDGET or total >= BUDGET + INTERVAL:
+                assert usage.entries_after_evict == BUDGET
+                assert usage.first_eviction <= max(prompt, BUDGET + INTERVAL)
+            assert usage.entries_mean <= usage.entries_peak
+            assert usage.kv_bytes_mean <= usage.kv_bytes_peak <= usage.kv_bytes_slot
+            assert usage.entries_prefill_peak == prompt
+
+
+def test_full_cache_keeps_everything(loaded):
+    for done in run(loaded, requests(**TODO), method="full").values():
+        assert done.usage.entries_peak == len(done.request.prompt_ids) + len(done.token_ids) - 1
+        assert done.usage.entries_after_evict is None
+
+
+def test_long_unbounded_caches_read_slot_by_slot(loaded, monkeypatch):
+    from kvbench.engine import forward
+
+    todo = requests(**TODO)
+    whole = run(loaded, todo, method="full")
+    monkeypatch.setattr(forward, "FIXED_ROWS", 16)
+    single = run(loaded, todo, method="full")
+    shuffled = run(loaded, todo[::-1], method="full")
+    assert {k: d.token_ids for k, d in single.items()} == {k: d.token_ids for k, d in shuffled.items()}
+    assert {k: d.token_ids for k, d in single.items()} == {k: d.token_ids for k, d in whole.items()}
+
+
+def test_stops_at_end_tokens_and_strings(loaded):
+    [request] = requests(lengths=(9,), new_tokens=(60,), samples=1, sampling=Sampling())
+    free = run(loaded, [request])["0", 0]
+    at = 20
+    stopping = dataclasses.replace(loaded, stop_ids=frozenset({free.token_ids[at]}))
+    done = run(stopping, [request])["0", 0]
+    first = free.token_ids.index(free.token_ids[at])
+    assert (done.stop_reason, done.token_ids) == ("stop", free.token_ids[: first + 1])
+    text = f" {free.token_ids[at]} {free.token_ids[at + 1]}"
+    done = run(loaded, [dataclasses.replace(request, stop_strings=(text,))])["0", 0]
+    assert done.stop_reason == "stop_string"
+    assert text not in done.text
+    assert free.text.startswith(done.text)
+    assert free.stop_reason == "length"
+
+
+def test_prompts_beyond_the_context_become_rows_not_crashes(loaded):
+    good, long = requests(lengths=(9, 40), new_tokens=(20, 500), samples=2)
+    done = run(loaded, [long, good])
+    assert {d.status for k, d in done.items() if k[0] == long.doc_id} == {"prompt_too_long"}
+    assert all(done[long.doc_id, s].usage is None for s in (0, 1))
+    assert done[good.doc_id, 0].status == "ok"
+
+
+def test_nan_logits_end_a_sequence_with_a_status(loaded):
+    broken = build("qwen3")
+    with torch.no_grad():
+        broken.model.lm_head.weight[3] = float("nan")
+    done = run(broken, requests(lengths=(9,), new_tokens=(20,), samples=1))["0", 0]
+    assert (done.status, done.token_ids) == ("nan_logits", ())
+
+
+@dataclasses.dataclass(frozen=True)
+class Greedy(Method):
+    """Says that it protects more than its budget."""
+
+    def protect(self, budget):
+        from kvbench.eviction.api import Protect
+
+        return Protect(sinks=budget, recent=4)
+
+    def score(self, view):
+        return view.positions.float()
+
+
+@dataclasses.dataclass(frozen=True)
+class Broken(Method):
+    def score(self, view):
+        return view.keys.norm(dim=-1) * float("nan")
+
+
+@pytest.mark.parametrize("method", [Greedy(), Broken()])
+def test_a_method_that_breaks_its_promise_stops_the_run(loaded, method):
+    engine = Engine(loaded, method, budget=BUDGET, interval=INTERVAL, slots=2, max_tokens=200)
+    with pytest.raises(BudgetViolation):
+        list(engine.generate(requests(lengths=(60,), new_tokens=(20,), samples=1)))
+
+
+def test_uneven_methods_are_refused_by_the_dense_layout(loaded):
+    @dataclasses.dataclass(frozen=True)
+    class Uneven(Broken):
+        scope = "layer"
+
+    with pytest.raises(UserError, match="paged"):
+        Engine(loaded, Uneven(), budget=BUDGET, interval=INTERVAL, slots=2, max_tokens=200)
+
+
+def test_triggers():
+    assert [c for c in range(1, 33) if Every(8).due(c)] == [8, 16, 24, 32]
+    assert not Never().due(128)

@@ -1,0 +1,100 @@
+"""Small random models of many architectures, and sequences to run on them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from kvbench.engine.model import LoadedModel, prepare
+from kvbench.records import Request, Sampling
+
+VOCABULARY = 160
+BASE: dict[str, Any] = dict(
+    hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
+    vocab_size=VOCABULARY, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, pad_token_id=0,
+)  # fmt: skip
+HEAD = dict(head_dim=16)
+ALTERNATE = dict(layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=24)
+
+# Architecture -> (configuration class, what differs from BASE). Every model that the engine is documented to serve.
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen2-sliding": ("Qwen2Config", dict(use_sliding_window=True, **ALTERNATE)),
+    "qwen3": ("Qwen3Config", HEAD),
+    "qwen3-moe": ("Qwen3MoeConfig", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **HEAD)),
+    "mistral": ("MistralConfig", dict(sliding_window=None, **HEAD)),
+    "mistral-sliding": ("MistralConfig", dict(sliding_window=24, **HEAD)),
+    "gemma": ("GemmaConfig", HEAD),
+    "gemma2": ("Gemma2Config", dict(ALTERNATE, query_pre_attn_scalar=16, attn_logit_softcapping=2.0, **HEAD)),
+    "gemma3": ("Gemma3TextConfig", dict(ALTERNATE, query_pre_attn_scalar=16, **HEAD)),
+    "phi": ("PhiConfig", {}),
+    "phi3": ("Phi3Config", {}),
+    "smollm3": ("SmolLM3Config", {}),
+    "olmo2": ("Olmo2Config", {}),
+    "granite": ("GraniteConfig", dict(attention_multiplier=0.3)),
+    "glm4": ("Glm4Config", HEAD),
+    "cohere": ("CohereConfig", {}),
+    "exaone4": ("Exaone4Config", ALTERNATE),
+    "seed-oss": ("SeedOssConfig", HEAD),
+    "hunyuan-dense": ("HunYuanDenseV1Config", HEAD),
+    "ernie4.5": ("Ernie4_5Config", HEAD),
+    "gpt-oss": ("GptOssConfig", dict(ALTERNATE, num_local_experts=4, num_experts_per_tok=2, **HEAD)),
+    "qwen3-vl-text": ("Qwen3VLTextConfig", dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2]), **HEAD)),
+}  # fmt: skip
+
+
+class Words:
+    """A tokenizer whose words are numbers."""
+
+    eos_token_id = None
+
+    def __len__(self) -> int:
+        return VOCABULARY
+
+    def decode(self, ids: list[int], **_: Any) -> str:
+        return " ".join(map(str, ids))
+
+
+def build(name: str, scale: float = 2.0) -> LoadedModel:
+    """A random model; weights are enlarged so that attention is far from uniform and mistakes show."""
+    config_name, changes = ARCHITECTURES[name]
+    if not hasattr(transformers, config_name):
+        pytest.skip(f"transformers {transformers.__version__} has no {config_name}")
+    config = getattr(transformers, config_name)(**BASE | changes)
+    torch.manual_seed(0)
+    if name == "qwen3-vl-text":
+        model: Any = _vision_language_text(config)
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(scale)
+    return prepare(model.eval(), Words())
+
+
+def _vision_language_text(config: Any) -> Any:
+    """The text path of a vision-language model: its text model under a language-model head."""
+    vision = transformers.Qwen3VLConfig().vision_config
+    vision.depth, vision.hidden_size, vision.num_heads, vision.intermediate_size, vision.out_hidden_size = 1, 32, 2, 32, 64
+    vision.deepstack_visual_indexes = [0]
+    whole = transformers.Qwen3VLConfig(text_config=config.to_dict(), vision_config=vision.to_dict())
+    return transformers.Qwen3VLForConditionalGeneration(whole)
+
+
+def requests(
+    lengths: tuple[int, ...], new_tokens: tuple[int, ...], samples: int, sampling: Sampling | None = None
+) -> list[Request]:
+    """Random prompts of these lengths, each with its own number of new tokens."""
+    generator = torch.Generator().manual_seed(1)
+    return [
+        Request(
+            task="t", doc_id=str(i), prompt_ids=tuple(torch.randint(0, VOCABULARY, (n,), generator=generator).tolist()),
+            samples=tuple(range(samples)), max_new_tokens=m, sampling=sampling or Sampling(temperature=1.0),
+        )
+        for i, (n, m) in enumerate(zip(lengths, new_tokens))
+    ]  # fmt: skip

@@ -1,0 +1,161 @@
+"""Whole runs: rows, resume after kill -9, interruption, real tasks on several architectures."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.runs import CONFIGS, configuration, model_folder
+
+from kvbench.config import Grid, MethodChoice, RunConfig
+from kvbench.errors import Interrupted, UserError
+from kvbench.run import execute
+from kvbench.store import read_run, table_hash
+
+DATA = Path(__file__).parent / "data" / "tasks"
+ROWS = 3 * 12 * 2
+
+
+class Acknowledged:
+    """A progress that reports every acknowledged count through a pipe, as the bar would show it."""
+
+    def __init__(self, pipe: int | None = None) -> None:
+        self.pipe, self.calls = pipe, 0
+
+    def begin(self, total: int, done: int) -> None: ...
+    def cell(self, text: str) -> None: ...
+    def end(self) -> None: ...
+
+    def update(self, rows_done: int, *_: object) -> None:
+        self.calls += 1
+        if self.pipe is not None:
+            os.write(self.pipe, f"{rows_done}\n".encode())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(model, tmp_path_factory):
+    out = tmp_path_factory.mktemp("undisturbed")
+    return execute(configuration(model), out=out, run_name="r")
+
+
+def hashes(folder: Path) -> str:
+    return table_hash(read_run(folder).rows)
+
+
+def test_rows_say_what_was_measured(undisturbed):
+    rows = read_run(undisturbed.run_dir).rows
+    assert len(rows) == undisturbed.done == undisturbed.planned == ROWS
+    assert set(rows.status) == {"ok"}
+    assert rows.score.notna().all()
+    evicting = rows[rows.method != "full"]
+    assert (evicting.entries_after_evict == 32).all()
+    assert (evicting.entries_peak <= 48).all()
+    full = rows[rows.method == "full"]
+    assert (full.entries_peak == full.prompt_tokens + full.output_tokens - 1).all()  # the last token is never cached
+    assert full.budget.isna().all()
+    for column in ("roofline_share", "tokens_per_second", "kv_bytes_peak", "prompt_sha256", "model_revision"):
+        assert rows[column].notna().all(), column
+
+
+def kill_once(config: RunConfig, out: Path, name: str, delay: float) -> tuple[int, bool]:
+    """Run in a child, kill it after `delay` seconds. Returns (last acknowledged count, whether the kill came in time)."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            execute(config, out=out, run_name=name, progress=Acknowledged(writer), notice=lambda text: None)
+        finally:
+            os._exit(0)
+    os.close(writer)
+    time.sleep(delay)
+    killed = os.waitpid(child, os.WNOHANG)[0] != child
+    if killed:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    with os.fdopen(reader) as pipe:
+        counts = [int(line) for line in pipe.read().split()]
+    return (counts[-1] if counts else 0), killed
+
+
+def test_twenty_kills_lose_nothing_and_change_nothing(model, undisturbed, tmp_path):
+    """A run that ends before its kill is compared as it is, and the kills go on with the next run."""
+    dice = random.Random(0)
+    config = configuration(model)
+    kills, runs, in_midst = 0, 0, 0
+    acknowledged: dict[str, int] = {}
+    while kills < 20:
+        name = f"r{runs}"
+        count, killed = kill_once(config, tmp_path, name, dice.uniform(0.3, 1.5))
+        kills += killed
+        runs += not killed
+        acknowledged[name] = max(acknowledged.get(name, 0), count)
+        if (tmp_path / name / "run.json").exists():
+            saved = read_run(tmp_path / name).saved
+            assert saved >= acknowledged[name]
+            in_midst += killed and 0 < saved < ROWS
+    for name in acknowledged:
+        result = execute(config, out=tmp_path, run_name=name, notice=lambda text: None)
+        assert result.done == ROWS
+        assert hashes(result.run_dir) == hashes(undisturbed.run_dir)
+    assert in_midst > 0
+
+
+def test_running_again_does_nothing(undisturbed):
+    before = hashes(undisturbed.run_dir)
+    result = execute(configuration(Path(read_run(undisturbed.run_dir).rows.model[0])), out=undisturbed.run_dir.parent, run_name="r")
+    assert (result.done, result.planned) == (ROWS, ROWS)
+    assert hashes(result.run_dir) == before
+
+
+def test_another_configuration_is_refused(model, undisturbed):
+    with pytest.raises(UserError, match="holds a run with"):
+        execute(configuration(model, seed=2), out=undisturbed.run_dir.parent, run_name="r")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_run_with_its_rows_saved(model, tmp_path, number, code):
+    class Impatient(Acknowledged):
+        def update(self, rows_done: int, *_: object) -> None:
+            if rows_done > 3:
+                os.kill(os.getpid(), number)
+
+    with pytest.raises(Interrupted, match=r"of 72 rows saved; continue with kvbench run --resume r") as caught:
+        execute(configuration(model), out=tmp_path, run_name="r", progress=Impatient())
+    assert caught.value.exit_code == code
+    assert 3 < read_run(tmp_path / "r").saved < ROWS
+    result = execute(configuration(model), out=tmp_path, run_name="r", resume=True)
+    assert result.done == ROWS
+
+
+def test_a_dry_run_writes_nothing(model, tmp_path):
+    result = execute(configuration(model), out=tmp_path, dry_run=True)
+    assert (result.run_dir, result.planned, len(result.plans)) == (None, ROWS, 3)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("architecture", CONFIGS)
+def test_real_problems_on_every_architecture(architecture, tmp_path):
+    """aime24 problems longer than the budget, on a folder with random weights."""
+    folder = model_folder(tmp_path / "model", architecture)
+    problems = tmp_path / "aime.jsonl"
+    problems.write_text((DATA / "aime24" / "aime24.jsonl").read_text())
+    grid = Grid(methods=(MethodChoice(name="gkv"),), budgets=(128,), tasks=("file/aime",))
+    config = RunConfig(
+        grids=(grid,), model=str(folder), samples=2, max_new_tokens=80, interval=32, task_file=str(problems)
+    )
+    result = execute(config, out=tmp_path / "out", run_name="r")
+    rows = read_run(result.run_dir).rows
+    assert set(rows.status) == {"ok"}
+    assert (rows.entries_after_evict <= 128).all()
+    assert (rows.entries_peak <= 160).all()
+    assert (rows.prompt_tokens > 128).all()
