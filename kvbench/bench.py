@@ -2,10 +2,11 @@
 
     kvbench bench --baseline transformers
 
-Random weights of a named shape, greedy decoding, equal prompts. The systems take turns, repetition by repetition, so that a busy
-machine hits both; each figure is the median over the repetitions. On a CPU, tokens are counted per second of process CPU time,
-which other processes disturb less than wall time; on a GPU per second of wall time. Ratios transfer between machines, absolute
-numbers do not. It measures speed only: with random weights there is no quality to compare.
+Random weights of a named shape, greedy decoding, equal prompts. The systems take turns, repetition by repetition, so
+that a busy machine hits both; each figure is the median over the repetitions. On a CPU, tokens are counted per second
+of process CPU time, which other processes disturb less than wall time; on a GPU per second of wall time. Ratios
+transfer between machines, absolute numbers do not. It measures speed only: with random weights there is no quality to
+compare.
 """
 
 from __future__ import annotations
@@ -32,10 +33,16 @@ SHAPES: dict[str, Any] = {
     "A": dict(_SMALL, hidden_size=256, intermediate_size=768, num_hidden_layers=4, head_dim=32),
     "B": dict(_SMALL, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, head_dim=64),
     "qwen3-4b": dict(
-        vocab_size=151936, num_attention_heads=32, num_key_value_heads=8, tie_word_embeddings=True, hidden_size=2560,
-        intermediate_size=9728, num_hidden_layers=36, head_dim=128,
+        vocab_size=151936,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        head_dim=128,
     ),
-}  # fmt: skip
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +104,8 @@ def _build(setting: Setting) -> tuple[LoadedModel, ModelShape, Machine]:
         **SHAPES[setting.shape], max_position_embeddings=40960, pad_token_id=0, eos_token_id=None, bos_token_id=1
     )
     with torch.device(device):
-        model = transformers.Qwen3ForCausalLM(config).to(dtype).eval()
+        model: Any = transformers.Qwen3ForCausalLM(config)
+        model = model.to(dtype).eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     loaded = prepare(model, None)
     parameters = sum(p.numel() for p in model.parameters())
@@ -106,9 +114,14 @@ def _build(setting: Setting) -> tuple[LoadedModel, ModelShape, Machine]:
 
 
 def _measure(
-    setting: Setting, method: Method, loaded: LoadedModel, shape: ModelShape, machine: Machine, sequences: int,
+    setting: Setting,
+    method: Method,
+    loaded: LoadedModel,
+    shape: ModelShape,
+    machine: Machine,
+    sequences: int,
     note: Callable[[str], None],
-) -> Measured:  # fmt: skip
+) -> Measured:
     generator = torch.Generator().manual_seed(1)
     vocabulary = shape_vocabulary(setting.shape)
     ids = torch.randint(5, vocabulary - 5, (sequences, setting.prompt), generator=generator)
@@ -125,13 +138,15 @@ def _measure(
     rates = [rate for rate, _, _ in ours]
     limit = roofline(shape, machine, sequences, setting.budget + setting.interval / 2, loaded.dtype)
     return Measured(
-        sequences=sequences, kvbench=statistics.median(rates), kvbench_spread=(min(rates), max(rates)),
+        sequences=sequences,
+        kvbench=statistics.median(rates),
+        kvbench_spread=(min(rates), max(rates)),
         baseline=statistics.median(theirs) if theirs else None,
         baseline_spread=(min(theirs), max(theirs)) if theirs else None,
         ratio=statistics.median(rates) / statistics.median(theirs) if theirs else None,
         evict_share=statistics.median(share for _, share, _ in ours),
         roofline_share=statistics.median(wall for _, _, wall in ours) / limit,
-    )  # fmt: skip
+    )
 
 
 def shape_vocabulary(shape: str) -> int:
@@ -151,9 +166,13 @@ def _run_engine(
 ) -> tuple[float, float, float]:
     """(tokens per clock second, evicting share of the loop's time, tokens per wall second). Prompts are read inside."""
     engine = Engine(
-        loaded, method, budget=setting.budget if method.evicts else None, interval=setting.interval, slots=len(ids),
+        loaded,
+        method,
+        budget=setting.budget if method.evicts else None,
+        interval=setting.interval,
+        slots=len(ids),
         max_tokens=ids.shape[1] + tokens,
-    )  # fmt: skip
+    )
     requests = [
         Request(task="bench", doc_id=str(i), prompt_ids=tuple(row), max_new_tokens=tokens)
         for i, row in enumerate(ids.tolist())
@@ -185,6 +204,10 @@ def as_json(setting: Setting, results: list[Measured]) -> dict[str, Any]:
     device = pick_device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {
-        "setting": asdict(setting), "rows": [asdict(r) for r in results], "device": name, "torch": torch.__version__,
-        "transformers": transformers.__version__, "clock": "wall" if device.type == "cuda" else "cpu",
-    }  # fmt: skip
+        "setting": asdict(setting),
+        "rows": [asdict(r) for r in results],
+        "device": name,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "clock": "wall" if device.type == "cuda" else "cpu",
+    }

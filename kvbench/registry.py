@@ -87,7 +87,9 @@ class Registry(Generic[T]):
         foreign = "" if name.isascii() else " (has non-ASCII characters)"
         hint = did_you_mean(name, [*self._members, *self._aliases])
         if hint:
-            raise UserError(f"unknown {self.kind} {show(name)}{foreign}.{hint} {command} shows all {len(self._members)}.")
+            raise UserError(
+                f"unknown {self.kind} {show(name)}{foreign}.{hint} {command} shows all {len(self._members)}."
+            )
         raise UserError(f"unknown {self.kind} {show(name)}{foreign}. Known: {', '.join(self.names())} ({command}).")
 
     def get(self, name: str) -> T:

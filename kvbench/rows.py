@@ -14,7 +14,12 @@ if TYPE_CHECKING:
 
 
 def make_row(
-    planned: PlannedRow, generation: Generation, score: Score | None, task: Task, cell_plan: CellPlan, host: dict[str, str]
+    planned: PlannedRow,
+    generation: Generation,
+    score: Score | None,
+    task: Task,
+    cell_plan: CellPlan,
+    host: dict[str, str],
 ) -> dict[str, Any]:
     """Build the row of a finished sample. `score` is None when generation failed; then every score column is null."""
     cell, doc = cell_plan.cell, planned.prompt.doc
@@ -28,30 +33,52 @@ def make_row(
     if cell.budget is not None:
         floor = task.floor(cell.budget, planned.identity["interval"])
     row = {
-        **planned.identity, **host, "row_key": planned.key, "cluster_id": doc.cluster,
-        "category": doc.meta.get("category"), "slots": cell_plan.plan.slots,
+        **planned.identity,
+        **host,
+        "row_key": planned.key,
+        "cluster_id": doc.cluster,
+        "category": doc.meta.get("category"),
+        "slots": cell_plan.plan.slots,
         "decode_bounded": registry.methods.get(cell.method.name).decode_bounded,  # type: ignore[attr-defined]
-        "status": status, "note": note or None, "stop_reason": generation.stop_reason or None,
-        "prompt_tokens": len(planned.prompt.ids), "output_tokens": len(generation.token_ids),
-        "extracted": found.extracted, "score": found.value, "score_strict": found.strict,
-        "score_partial": found.partial, "floor": floor, "aux": aux or None,
+        "status": status,
+        "note": note or None,
+        "stop_reason": generation.stop_reason or None,
+        "prompt_tokens": len(planned.prompt.ids),
+        "output_tokens": len(generation.token_ids),
+        "extracted": found.extracted,
+        "score": found.value,
+        "score_strict": found.strict,
+        "score_partial": found.partial,
+        "floor": floor,
+        "aux": aux or None,
         "no_answer": None if no_answer is None else bool(no_answer),
-        "kvbench_version": env.version("kvbench"), "torch_version": env.version("torch"),
+        "kvbench_version": env.version("kvbench"),
+        "torch_version": env.version("torch"),
         "transformers_version": env.version("transformers"),
-    }  # fmt: skip
+    }
     return row | (_usage(generation.usage, cell_plan.plan.limit) if generation.usage else {})
 
 
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:
-    """Measured use. A sample's seconds are shares of the engine's time, so tokens / seconds is the engine's own rate."""
+    """Measured use.
+
+    A sample's seconds are shares of the engine's time, so tokens / seconds is the engine's own rate.
+    """
     busy = usage.decode_seconds + usage.evict_seconds
     rate = usage.output_tokens / busy if busy > 0 else None
     return {
-        "entries_after_evict": usage.entries_after_evict, "entries_peak": usage.entries_peak,
-        "entries_mean": usage.entries_mean, "entries_prefill_peak": usage.entries_prefill_peak,
-        "kv_bytes_peak": usage.kv_bytes_peak, "kv_bytes_mean": usage.kv_bytes_mean,
-        "kv_bytes_slot": usage.kv_bytes_slot, "evictions": usage.evictions, "first_eviction": usage.first_eviction,
-        "prefill_seconds": usage.prefill_seconds, "decode_seconds": usage.decode_seconds,
-        "evict_seconds": usage.evict_seconds, "tokens_per_second": rate,
+        "entries_after_evict": usage.entries_after_evict,
+        "entries_peak": usage.entries_peak,
+        "entries_mean": usage.entries_mean,
+        "entries_prefill_peak": usage.entries_prefill_peak,
+        "kv_bytes_peak": usage.kv_bytes_peak,
+        "kv_bytes_mean": usage.kv_bytes_mean,
+        "kv_bytes_slot": usage.kv_bytes_slot,
+        "evictions": usage.evictions,
+        "first_eviction": usage.first_eviction,
+        "prefill_seconds": usage.prefill_seconds,
+        "decode_seconds": usage.decode_seconds,
+        "evict_seconds": usage.evict_seconds,
+        "tokens_per_second": rate,
         "roofline_share": rate / limit if rate is not None else None,
-    }  # fmt: skip
+    }

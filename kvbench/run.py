@@ -2,8 +2,9 @@
 
     result = execute(config, out=Path("results"))
 
-Everything that can fail cheaply fails before the weights are loaded: data, prompts, the folder, the plan. A row counts once its
-record is on disk. The command line does the checks that need neither torch nor a tokenizer before it gets here.
+Everything that can fail cheaply fails before the weights are loaded: data, prompts, the folder, the plan. A row
+counts once its record is on disk. The command line does the checks that need neither torch nor a tokenizer before it
+gets here.
 """
 
 from __future__ import annotations
@@ -44,9 +45,14 @@ class Progress(Protocol):
     def begin(self, total: int, done: int) -> None: ...
     def cell(self, text: str) -> None: ...
     def update(
-        self, rows_done: int, tokens: int, kv_bytes_now: int, kv_bytes_peak: int,
-        score_mean: float | None = None, score_halfwidth: float | None = None,
-    ) -> None: ...  # fmt: skip
+        self,
+        rows_done: int,
+        tokens: int,
+        kv_bytes_now: int,
+        kv_bytes_peak: int,
+        score_mean: float | None = None,
+        score_halfwidth: float | None = None,
+    ) -> None: ...
     def end(self) -> None: ...
 
 
@@ -72,10 +78,19 @@ class RunResult:
 
 
 def execute(
-    config: RunConfig, *, out: Path, run_name: str | None = None, resume: bool = False, dry_run: bool = False,
-    progress: Progress | None = None, allow_version_change: bool = False, take_over: bool = False,
-    sources: Mapping[str, Any] | None = None, command: Sequence[str] = (), notice: Notice | None = None,
-) -> RunResult:  # fmt: skip
+    config: RunConfig,
+    *,
+    out: Path,
+    run_name: str | None = None,
+    resume: bool = False,
+    dry_run: bool = False,
+    progress: Progress | None = None,
+    allow_version_change: bool = False,
+    take_over: bool = False,
+    sources: Mapping[str, Any] | None = None,
+    command: Sequence[str] = (),
+    notice: Notice | None = None,
+) -> RunResult:
     """Run a configuration to the end, continuing what is already there.
 
     Args:
@@ -111,12 +126,19 @@ def execute(
 
     name = run_name or f"{Path(config.model).name}-{config.hash()[:8]}"
     environment = {
-        "kvbench_version": env.version("kvbench"), "torch_version": env.version("torch"),
-        "transformers_version": env.version("transformers"), "versions": env.versions(), "git": env.git_commit(),
-        "machine": env.machine(), "device": str(device), "threads": threads, "sources": dict(sources or {}), "model": identity,
+        "kvbench_version": env.version("kvbench"),
+        "torch_version": env.version("torch"),
+        "transformers_version": env.version("transformers"),
+        "versions": env.versions(),
+        "git": env.git_commit(),
+        "machine": env.machine(),
+        "device": str(device),
+        "threads": threads,
+        "sources": dict(sources or {}),
+        "model": identity,
         "tasks": {n: {"version": w.task.version, "data": dict(w.data)} for n, w in works.items()},
         "plans": [{"cell": p.cell.label, "plan": p.plan.line()} for p in plans],
-    }  # fmt: skip
+    }
     opener = RunFolder.resume if resume else RunFolder.start
     extra: dict[str, Any] = {} if resume else {"config": config.to_dict(), "command": command, "planned": total}
     with opener(
@@ -139,23 +161,39 @@ def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
     transformers.logging.set_verbosity_error()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
-        return tokenizer, transformers.AutoConfig.from_pretrained(where, revision=config.revision, trust_remote_code=False)
+        return tokenizer, transformers.AutoConfig.from_pretrained(
+            where, revision=config.revision, trust_remote_code=False
+        )
     except (OSError, ValueError, ImportError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SetupError(f"model {show(config.model)} cannot be read: {reason}") from error
 
 
 def _plan(
-    cell: Cell, work: TaskWork, config: RunConfig, shape: ModelShape, machine: Machine, identity: Mapping[str, Any],
-    device: Any, dtype: Any,
-) -> CellPlan:  # fmt: skip
+    cell: Cell,
+    work: TaskWork,
+    config: RunConfig,
+    shape: ModelShape,
+    machine: Machine,
+    identity: Mapping[str, Any],
+    device: Any,
+    dtype: Any,
+) -> CellPlan:
     rows = work.rows(cell, config, identity, str(dtype).removeprefix("torch."))
     most = max((len(p.ids) + p.max_new_tokens for p in work.prompts), default=1)
     method = make_method(cell)
     plan = plan_cell(
-        shape, machine, method, budget=cell.budget, interval=config.interval, sequences=max(1, len(rows)),
-        max_tokens=most, slots=config.slots, device=device, dtype=dtype,
-    )  # fmt: skip
+        shape,
+        machine,
+        method,
+        budget=cell.budget,
+        interval=config.interval,
+        sequences=max(1, len(rows)),
+        max_tokens=most,
+        slots=config.slots,
+        device=device,
+        dtype=dtype,
+    )
     return CellPlan(cell=cell, rows=rows, plan=plan, max_tokens=most)
 
 
@@ -163,9 +201,17 @@ class _Runner:
     """State of one execution: what is done, what is being scored, whether to stop."""
 
     def __init__(
-        self, folder: RunFolder, works: Mapping[str, TaskWork], plans: Sequence[CellPlan], progress: Progress | None,
-        done: int, total: int, dtype: Any, device: str, config: RunConfig,
-    ) -> None:  # fmt: skip
+        self,
+        folder: RunFolder,
+        works: Mapping[str, TaskWork],
+        plans: Sequence[CellPlan],
+        progress: Progress | None,
+        done: int,
+        total: int,
+        dtype: Any,
+        device: str,
+        config: RunConfig,
+    ) -> None:
         self.folder, self.works, self.plans, self.progress, self.config = folder, works, plans, progress, config
         self.done, self.total = done, total
         self.host = {"device": device, "dtype": str(dtype).removeprefix("torch."), "attention": "sdpa"}
@@ -208,16 +254,25 @@ class _Runner:
                 raise _Stop
 
         engine = Engine(
-            loaded, make_method(cell), budget=cell.budget, interval=self.config.interval, slots=cell_plan.plan.slots,
-            max_tokens=cell_plan.max_tokens, prefill_chunk=self.config.prefill_chunk, on_step=step,
-        )  # fmt: skip
+            loaded,
+            make_method(cell),
+            budget=cell.budget,
+            interval=self.config.interval,
+            slots=cell_plan.plan.slots,
+            max_tokens=cell_plan.max_tokens,
+            prefill_chunk=self.config.prefill_chunk,
+            on_step=step,
+        )
         with contextlib.suppress(_Stop):
             for generation in engine.generate(work.requests(missing, self.config.seed)):
                 row = planned[generation.request.doc_id, generation.sample]
                 output = Output(
-                    text=generation.text, stop_reason=generation.stop_reason, prompt_tokens=len(generation.request.prompt_ids),
-                    output_tokens=len(generation.token_ids), thinking=work.thinking,
-                )  # fmt: skip
+                    text=generation.text,
+                    stop_reason=generation.stop_reason,
+                    prompt_tokens=len(generation.request.prompt_ids),
+                    output_tokens=len(generation.token_ids),
+                    thinking=work.thinking,
+                )
                 ok = generation.status == "ok"
                 scoring.append((pool.submit(work.task, row.prompt.doc, output) if ok else None, row, generation))
                 while scoring and (scoring[0][0] is None or scoring[0][0].done()):
@@ -228,7 +283,12 @@ class _Runner:
         self._show(now=True)
 
     def _keep(
-        self, future: Future[Score] | None, planned: PlannedRow, generation: Generation, cell_plan: CellPlan, journal: Journal
+        self,
+        future: Future[Score] | None,
+        planned: PlannedRow,
+        generation: Generation,
+        cell_plan: CellPlan,
+        journal: Journal,
     ) -> None:
         """Write one row. A failed row keeps its text and has no score."""
         score = future.result() if future is not None else None
@@ -253,7 +313,8 @@ class _Runner:
     def _interrupt(self, journal: Journal) -> None:
         journal.flush()
         raise Interrupted(
-            f"interrupted: {self.done} of {self.total} rows saved; continue with kvbench run --resume {self.folder.name}",
+            f"interrupted: {self.done} of {self.total} rows saved; "
+            f"continue with kvbench run --resume {self.folder.name}",
             128 + (self.stop or signal.SIGINT),
         )
 
@@ -264,7 +325,9 @@ class _Stop(Exception):
 
 @contextlib.contextmanager
 def _signals(runner: _Runner) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run between two steps with all finished rows saved; the second ends it at once."""
+    """The first Ctrl-C or SIGTERM ends the run between two steps with all finished rows saved; the second ends it at
+    once.
+    """
 
     def ask(number: int, frame: FrameType | None) -> None:
         runner.stop = number

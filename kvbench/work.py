@@ -76,7 +76,9 @@ class TaskWork:
     notes: list[str] = field(default_factory=list)
 
     @classmethod
-    def load(cls, name: str, config: RunConfig, source: Data, tokenizer: Any, model_type: str, context: int) -> TaskWork:
+    def load(
+        cls, name: str, config: RunConfig, source: Data, tokenizer: Any, model_type: str, context: int
+    ) -> TaskWork:
         """Load documents and render prompts.
 
         Raises:
@@ -86,7 +88,9 @@ class TaskWork:
         task = load_task(name, config.task_file)
         style = config.prompt_style or task.prompt_styles[0]
         if style not in task.prompt_styles:
-            raise UserError(f"task {show(task.name)} has no prompt style {show(style)}. It has {', '.join(task.prompt_styles)}.")
+            raise UserError(
+                f"task {show(task.name)} has no prompt style {show(style)}. It has {', '.join(task.prompt_styles)}."
+            )
         spec = _override(task.gen(model_type), config)
         docs = task.docs(source, style=style, limit=config.limit_for(name))
         chat = prompts.uses_chat(spec.chat, style, no_chat_template=config.no_chat_template)
@@ -94,7 +98,10 @@ class TaskWork:
         origin = config.chat_template or "of the tokenizer"
         prompts.check_template(tokenizer, task=task.name, chat=chat, chat_template=template, origin=origin)
         thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=chat, chat_template=template)
-        texts = [prompts.render(d, tokenizer, chat=chat, thinking=spec.thinking, chat_template=template, origin=origin) for d in docs]
+        texts = [
+            prompts.render(d, tokenizer, chat=chat, thinking=spec.thinking, chat_template=template, origin=origin)
+            for d in docs
+        ]
         ids = [tuple(prompts.encode(tokenizer, text, chat=chat)) for text in texts]
         fitting = [len(i) for i in ids if len(i) < context]
         notes = []
@@ -105,20 +112,28 @@ class TaskWork:
             )
         if fitting and max(fitting) + spec.max_new_tokens > context:
             notes.append(
-                f"task {show(task.name)} asks for {spec.max_new_tokens} new tokens; outputs end at the model's context of {context}."
+                f"task {show(task.name)} asks for {spec.max_new_tokens} new tokens; "
+                f"outputs end at the model's context of {context}."
             )
         used = source.used.get(task.name)
         return cls(
-            task=task, spec=spec, style=style, thinking=thinking, notes=notes,
+            task=task,
+            spec=spec,
+            style=style,
+            thinking=thinking,
+            notes=notes,
             data=(dataclasses.asdict(used) if used else {}) | task.sources(),
             prompts=[
                 Prompt(
-                    doc=doc, text=text, ids=i, sha256=hashlib.sha256(text.encode()).hexdigest(),
+                    doc=doc,
+                    text=text,
+                    ids=i,
+                    sha256=hashlib.sha256(text.encode()).hexdigest(),
                     max_new_tokens=max(1, min(spec.max_new_tokens, context - len(i))),
                 )
                 for doc, text, i in zip(docs, texts, ids)
             ],
-        )  # fmt: skip
+        )
 
     @property
     def sampling(self) -> Sampling:
@@ -129,20 +144,33 @@ class TaskWork:
         """Every planned row of a cell, in the order of documents and samples. `model`: name and revision."""
         method = make_method(cell)
         shared = {
-            "task": self.task.name, "task_version": self.task.version, "method": cell.method.name,
-            "method_version": method.version, "options": _options(method), "budget": cell.budget,
-            "interval": config.interval if method.evicts else None, "seed": config.seed,
-            "prompt_style": self.style, "thinking": self.thinking, "temperature": self.spec.temperature,
-            "top_p": self.spec.top_p, "top_k": self.spec.top_k, "min_p": self.spec.min_p, "dtype": dtype, **model,
-        }  # fmt: skip
+            "task": self.task.name,
+            "task_version": self.task.version,
+            "method": cell.method.name,
+            "method_version": method.version,
+            "options": _options(method),
+            "budget": cell.budget,
+            "interval": config.interval if method.evicts else None,
+            "seed": config.seed,
+            "prompt_style": self.style,
+            "thinking": self.thinking,
+            "temperature": self.spec.temperature,
+            "top_p": self.spec.top_p,
+            "top_k": self.spec.top_k,
+            "min_p": self.spec.min_p,
+            "dtype": dtype,
+            **model,
+        }
         revision = {k: self.data[k] for k in ("revision", "sha256") if self.data.get(k)}
         planned = []
         for prompt in self.prompts:
             for sample in range(self.spec.n):
                 identity = shared | {
-                    "doc_id": prompt.doc.doc_id, "sample": sample, "max_new_tokens": prompt.max_new_tokens,
+                    "doc_id": prompt.doc.doc_id,
+                    "sample": sample,
+                    "max_new_tokens": prompt.max_new_tokens,
                     "prompt_sha256": prompt.sha256,
-                }  # fmt: skip
+                }
                 planned.append(
                     PlannedRow(key=row_key(identity | revision), prompt=prompt, sample=sample, identity=identity)
                 )
@@ -157,19 +185,30 @@ class TaskWork:
             prompt[row.prompt.doc.doc_id] = row.prompt
         return [
             Request(
-                task=self.task.name, doc_id=doc_id, prompt_ids=prompt[doc_id].ids, samples=tuple(wanted),
-                max_new_tokens=prompt[doc_id].max_new_tokens, sampling=self.sampling, stop_strings=self.spec.stop, seed=seed,
+                task=self.task.name,
+                doc_id=doc_id,
+                prompt_ids=prompt[doc_id].ids,
+                samples=tuple(wanted),
+                max_new_tokens=prompt[doc_id].max_new_tokens,
+                sampling=self.sampling,
+                stop_strings=self.spec.stop,
+                seed=seed,
             )
             for doc_id, wanted in samples.items()
-        ]  # fmt: skip
+        ]
 
 
 def _override(spec: GenSpec, config: RunConfig) -> GenSpec:
     """The task's sampling with what the user set."""
-    given = {
-        "n": config.samples, "max_new_tokens": config.max_new_tokens, "temperature": config.temperature,
-        "top_p": config.top_p, "top_k": config.top_k, "min_p": config.min_p, "thinking": config.thinking,
-    }  # fmt: skip
+    given: dict[str, Any] = {
+        "n": config.samples,
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "min_p": config.min_p,
+        "thinking": config.thinking,
+    }
     return dataclasses.replace(spec, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -67,7 +67,10 @@ def test_rows_say_what_was_measured(undisturbed):
 
 
 def kill_once(config: RunConfig, out: Path, name: str, delay: float) -> tuple[int, bool]:
-    """Run in a child, kill it after `delay` seconds. Returns (last acknowledged count, whether the kill came in time)."""
+    """Run in a child, kill it after `delay` seconds.
+
+    Returns (last acknowledged count, whether the kill came in time).
+    """
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -112,7 +115,9 @@ def test_twenty_kills_lose_nothing_and_change_nothing(model, undisturbed, tmp_pa
 
 def test_running_again_does_nothing(undisturbed):
     before = hashes(undisturbed.run_dir)
-    result = execute(configuration(Path(read_run(undisturbed.run_dir).rows.model[0])), out=undisturbed.run_dir.parent, run_name="r")
+    result = execute(
+        configuration(Path(read_run(undisturbed.run_dir).rows.model[0])), out=undisturbed.run_dir.parent, run_name="r"
+    )
     assert (result.done, result.planned) == (ROWS, ROWS)
     assert hashes(result.run_dir) == before
 

@@ -1,14 +1,15 @@
 """The one function registered with transformers' attention interface, and the attention arithmetic behind it.
 
-`route(model, handler)` sends every attention call of a model to `handler(call) -> output` for the length of a with-block, without
-patching the model. The handler receives post-RoPE queries, keys and values of the new tokens only, because the model runs without
-a cache of its own.
+`route(model, handler)` sends every attention call of a model to `handler(call) -> output` for the length of a
+with-block, without patching the model. The handler receives post-RoPE queries, keys and values of the new tokens
+only, because the model runs without a cache of its own.
 
 Attention never repeats KV heads: the g query heads of a group become g rows of one query block ("group as query").
 
-Bit equality on CPU (measured): linear layers give a row the same bits wherever it stands and whatever the other rows hold, with any
-number of threads. `scaled_dot_product_attention` does so with one thread only; two matrix products do so for a fixed shape. The
-number of rows read changes last bits, so it may depend on a sequence itself but never on its neighbours.
+Bit equality on CPU (measured): linear layers give a row the same bits wherever it stands and whatever the other rows
+hold, with any number of threads. `scaled_dot_product_attention` does so with one thread only; two matrix products do
+so for a fixed shape. The number of rows read changes last bits, so it may depend on a sequence itself but never on
+its neighbours.
 """
 
 from __future__ import annotations
@@ -26,11 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kvbench.errors import UserError, show
 
 # Arguments that models pass along and that do not change what attention computes here.
-_HARMLESS = frozenset(
-    "dropout position_ids use_cache output_attentions output_hidden_states output_router_logits is_causal cache_position "
-    "logits_to_keep position_embeddings return_dict attention_mask cu_seq_lens_q cu_seq_lens_k max_length_q max_length_k "
-    "num_items_in_batch past_key_values past_key_value inputs_embeds labels input_ids".split()
-)
+_HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_router_logits", "is_causal", "cache_position"})
 _names = itertools.count()
 
 
@@ -70,7 +67,8 @@ def set_implementation(model: Any, name: str) -> None:
     """Select a registered attention function. Raises UserError when the architecture has no attention interface."""
     if not getattr(model, "_supports_attention_backend", False):
         raise UserError(
-            f"architecture {show(type(model).__name__)} is not supported: it does not use transformers' attention interface."
+            f"architecture {show(type(model).__name__)} is not supported: "
+            "it does not use transformers' attention interface."
         )
     model.set_attn_implementation(name)
 
@@ -90,11 +88,20 @@ def _adapter(handler: Handler) -> Callable[..., tuple[torch.Tensor, None]]:
     ) -> tuple[torch.Tensor, None]:
         for name, given in extra.items():
             if given is not None and name not in _HARMLESS:
-                raise UserError(f"{show(type(module).__name__)} passes {show(name)} to attention, which kvbench does not apply.")
-        scale = scaling if scaling is not None else float(module.scaling)  # type: ignore[arg-type]
+                owner = show(type(module).__name__)
+                raise UserError(f"{owner} passes {show(name)} to attention, which kvbench does not apply.")
+        layer: Any = module
         call = AttentionCall(
-            int(module.layer_idx), query, key, value, scale, sliding_window, softcap, s_aux, attention_mask  # type: ignore[arg-type]
-        )  # fmt: skip
+            layer=int(layer.layer_idx),
+            query=query,
+            key=key,
+            value=value,
+            scaling=scaling if scaling is not None else float(layer.scaling),
+            window=sliding_window,
+            softcap=softcap,
+            sinks=s_aux,
+            mask=attention_mask,
+        )
         return handler(call), None
 
     return attention
@@ -114,7 +121,8 @@ def grouped_attention(
 
     Args:
         query: [b, Hq, t, D]; keys: [b, Hk, n, D]; values: [b, Hk, n, Dv].
-        bias: added to the logits, broadcastable to [b, Hk, t, n] with -inf for what is hidden, or None; dtype of `query`.
+        bias: added to the logits, broadcastable to [b, Hk, t, n] with -inf for what is hidden, or None; dtype of
+        `query`.
         sinks: [Hq] logits of a virtual key without value.
 
     Returns:
@@ -139,9 +147,14 @@ def _per_row(sinks: torch.Tensor | None, hk: int, g: int, t: int) -> torch.Tenso
 
 
 def _matmul_attention(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None, scaling: float,
-    softcap: float | None, sinks: torch.Tensor | None,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    bias: torch.Tensor | None,
+    scaling: float,
+    softcap: float | None,
+    sinks: torch.Tensor | None,
+) -> torch.Tensor:
     logits = (q @ keys.transpose(-1, -2)).float() * scaling
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
@@ -156,7 +169,10 @@ def _matmul_attention(
 def causal_bias(
     query_positions: torch.Tensor, key_positions: torch.Tensor, window: int | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    """[t, n] additive mask by position: 0 where a key is visible, -inf elsewhere. query_positions: [t]; key_positions: [n]."""
+    """[t, n] additive mask by position: 0 where a key is visible, -inf elsewhere.
+
+    query_positions: [t]; key_positions: [n].
+    """
     age = query_positions[:, None] - key_positions[None, :]
     hidden = age < 0
     if window is not None:

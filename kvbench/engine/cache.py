@@ -1,9 +1,10 @@
 """SlotCache: the KV memory of a fixed number of slots, one sequence each.
 
-Per layer K and V are dense [slots, kv_heads, capacity, head_dim] with absolute positions and the method's columns beside them.
-Keys are stored after RoPE at their true position and never re-indexed. A slot's first `length` rows are live; after an eviction
-they are in storage order, not text order. Every head of a slot holds the same number of entries, so one length per slot serves
-all of them; methods with uneven heads need another layout behind this interface.
+Per layer K and V are dense [slots, kv_heads, capacity, head_dim] with absolute positions and the method's columns
+beside them. Keys are stored after RoPE at their true position and never re-indexed. A slot's first `length` rows are
+live; after an eviction they are in storage order, not text order. Every head of a slot holds the same number of
+entries, so one length per slot serves all of them; methods with uneven heads need another layout behind this
+interface.
 
 Layers with a sliding window are rings of `window` rows that no method touches.
 
@@ -24,9 +25,16 @@ class LayerStore:
     """Tensors of one layer for all slots."""
 
     def __init__(
-        self, geometry: LayerGeometry, slots: int, capacity: int, columns: Sequence[Column], queries: int,
-        longest: int | None, device: torch.device, dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+        self,
+        geometry: LayerGeometry,
+        slots: int,
+        capacity: int,
+        columns: Sequence[Column],
+        queries: int,
+        longest: int | None,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         g = self.geometry = geometry
         self.ring = min(g.window, longest) if g.window and longest else None
         self.capacity = rows = self.ring or capacity
@@ -39,7 +47,9 @@ class LayerStore:
             c.name: torch.full((slots, g.kv_heads, rows), c.init, device=device, dtype=torch.float32) for c in columns
         }
         # The last `queries` post-RoPE queries; the query of position p lies at p % queries.
-        self.queries = torch.zeros(slots, g.query_heads, queries, g.head_dim, device=device, dtype=dtype) if queries else None
+        self.queries = (
+            torch.zeros(slots, g.query_heads, queries, g.head_dim, device=device, dtype=dtype) if queries else None
+        )
 
     def copy_slot(self, other: LayerStore, source: int, slots: torch.Tensor, length: int, seen: int) -> None:
         """Copy `length` live rows of `other`'s slot into several slots. `seen`: tokens of that sequence so far."""
@@ -73,15 +83,22 @@ class SlotCache:
     """
 
     def __init__(
-        self, geometry: Sequence[LayerGeometry], *, slots: int, capacity: int, columns: Sequence[Column] = (),
-        queries: int = 0, longest: int | None = None, bounded: bool = False, device: torch.device, dtype: torch.dtype,
-    ) -> None:  # fmt: skip
+        self,
+        geometry: Sequence[LayerGeometry],
+        *,
+        slots: int,
+        capacity: int,
+        columns: Sequence[Column] = (),
+        queries: int = 0,
+        longest: int | None = None,
+        bounded: bool = False,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
         self.bounded = bounded
         self.slots, self.capacity, self.query_rows = slots, capacity, queries
         self.device, self.dtype, self.column_specs = device, dtype, tuple(columns)
-        self.layers = [
-            LayerStore(g, slots, self.capacity, columns, queries, longest, device, dtype) for g in geometry
-        ]
+        self.layers = [LayerStore(g, slots, self.capacity, columns, queries, longest, device, dtype) for g in geometry]
         self.lengths = [0] * slots  # live rows of each slot in the evicting layers
         self.seen = [0] * slots  # tokens of each slot's sequence so far: the next absolute position
 
@@ -131,7 +148,13 @@ def plan_slot_bytes(
 ) -> int:
     """Bytes a slot would take, without allocating it."""
     meta = SlotCache(
-        geometry, slots=1, capacity=capacity, columns=[Column(name=str(i)) for i in range(columns)], queries=queries,
-        longest=longest, device=torch.device("meta"), dtype=dtype,
-    )  # fmt: skip
+        geometry,
+        slots=1,
+        capacity=capacity,
+        columns=[Column(name=str(i)) for i in range(columns)],
+        queries=queries,
+        longest=longest,
+        device=torch.device("meta"),
+        dtype=dtype,
+    )
     return meta.slot_bytes()

@@ -1,7 +1,8 @@
-"""Eviction: build a method's view, let it score, choose, and compact the cache in place. The only code that drops entries.
+"""Eviction: build a method's view, let it score, choose, and compact the cache in place. The only code that drops
+entries.
 
-Compaction is by hole filling: survivors in the first C rows stay, survivors behind them move into the holes. Traffic is bounded
-by the entries added since the last eviction, not by the size of the cache.
+Compaction is by hole filling: survivors in the first C rows stay, survivors behind them move into the holes. Traffic
+is bounded by the entries added since the last eviction, not by the size of the cache.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 from kvbench.engine.cache import LayerStore, SlotCache
 from kvbench.errors import UserError
 from kvbench.eviction import noise, select
-from kvbench.eviction.api import Method, ScoreOut
+from kvbench.eviction.api import Method, Trigger
 from kvbench.eviction.view import LayerView
 
 KeptLog = Callable[[int, int, int, torch.Tensor], None]  # (noise key, tokens seen, layer, kept positions [Hk, C])
@@ -22,7 +23,9 @@ KeptLog = Callable[[int, int, int, torch.Tensor], None]  # (noise key, tokens se
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Score on one CPU thread: with more, the last bits of a batched product depend on which sequences are evicted together."""
+    """Score on one CPU thread: with more, the last bits of a batched product depend on which sequences are evicted
+    together.
+    """
     before = torch.get_num_threads()
     if device.type == "cpu" and before > 1:
         torch.set_num_threads(1)
@@ -44,11 +47,15 @@ class Evictor:
         UserError: the method spreads its budget unevenly, which the dense layout cannot hold.
     """
 
-    def __init__(self, method: Method, budget: int, cache: SlotCache, log: KeptLog | None = None) -> None:
+    def __init__(
+        self, method: Method, budget: int, trigger: Trigger, cache: SlotCache, log: KeptLog | None = None
+    ) -> None:
         if method.scope != "head":
-            raise UserError(f"a method of scope '{method.scope}' keeps uneven numbers of entries and needs the paged layout.")
+            raise UserError(
+                f"a method of scope '{method.scope}' keeps uneven numbers of entries and needs the paged layout."
+            )
         self.method, self.budget, self.cache, self.log = method, budget, cache, log
-        self.protect, self.needs = method.protect(budget), method.needs()
+        self.needs, self.trigger = method.needs(), trigger
         slots = cache.slots
         self.prompt_len = [0] * slots
         self.evictions = [0] * slots
@@ -71,7 +78,10 @@ class Evictor:
             store.columns[name][:, :, :rows] = column
 
     def tick(self, slots: Sequence[int]) -> list[int]:
-        """An interval of these slots has ended: observe, and evict where more than the budget is held. Returns those slots."""
+        """An interval of these slots has ended: observe, and evict where more than the budget is held.
+
+        Returns those slots.
+        """
         if self.needs.queries == "since_last":
             for group, length in self._by_length(slots):
                 for store in self._stores():
@@ -81,17 +91,21 @@ class Evictor:
         return self.evict(slots)
 
     def evict(self, slots: Sequence[int]) -> list[int]:
-        """Reduce every given slot that holds more than the budget to the budget. Returns the slots that were reduced."""
-        due = [s for s in slots if self.cache.lengths[s] > self.budget]
+        """Let the method decide about every given slot that its trigger calls full.
+
+        Returns the slots that were reduced.
+        """
+        due = [s for s in slots if self.trigger.full(self.cache.lengths[s], self.budget)]
         for group, length in self._by_length(due):
             for store in self._stores():
                 self._complete(store, group, length)
                 self._reduce(store, group, length)
             self._mark(group, self.budget)
+        reduced = [s for s in due if self.cache.lengths[s] > self.budget]
         for s in due:
             self.cache.lengths[s] = self.budget
             self.evictions[s] += 1
-        return due
+        return reduced
 
     def _stores(self) -> list[LayerStore]:
         return [store for store in self.cache.layers if store.geometry.evicts]
@@ -114,14 +128,9 @@ class Evictor:
     def _reduce(self, store: LayerStore, slots: list[int], length: int) -> None:
         view = self._view(store, slots, length, *self._stored_queries(store, slots))
         index = torch.tensor(slots, device=self.cache.device)
-        out = self.method.score(view)
-        if not isinstance(out, ScoreOut):
-            out = ScoreOut(out)
-        for name, column in out.columns.items():
+        keep, columns = select.decide(self.method, view)
+        for name, column in columns.items():
             store.columns[name][index, :, :length] = column
-        must = select.protected(self.protect, view.positions, view.seen, view.prompt_len)
-        keep = select.keep_mask(out.score.float(), view.positions, view.valid, must, self.budget)
-        select.check(keep, must, self.budget)
         if self.log is not None:
             for i, s in enumerate(slots):
                 kept = view.positions[i][keep[i]].view(keep.shape[1], -1)
@@ -153,13 +162,20 @@ class Evictor:
         return store.queries[index].gather(2, rows), positions
 
     def _view(
-        self, store: LayerStore, slots: list[int], length: int, queries: torch.Tensor, query_positions: torch.Tensor,
+        self,
+        store: LayerStore,
+        slots: list[int],
+        length: int,
+        queries: torch.Tensor,
+        query_positions: torch.Tensor,
         seen: int | None = None,
-    ) -> LayerView:  # fmt: skip
+    ) -> LayerView:
         device = self.cache.device
-        everyone = slots == list(range(self.cache.slots))
-        pick = (lambda x: x[:, :, :length]) if everyone else (lambda x: x[index, :, :length])
-        index = torch.tensor(slots, device=device)
+        everyone = slots == list(range(self.cache.slots))  # then a narrowed tensor serves without a copy
+        index: torch.Tensor | slice = slice(None) if everyone else torch.tensor(slots, device=device)
+
+        def pick(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor[index, :, :length]
 
         def per_slot(values: list[int]) -> torch.Tensor:
             return torch.tensor([values[s] for s in slots], device=device)
@@ -168,16 +184,28 @@ class Evictor:
         assert store.positions is not None
         positions = pick(store.positions).long()
         return LayerView(
-            layer=g.index, keys=pick(store.keys), values=pick(store.values), positions=positions,
-            valid=torch.ones_like(positions, dtype=torch.bool), queries=queries, query_positions=query_positions,
+            layer=g.index,
+            keys=pick(store.keys),
+            values=pick(store.values),
+            positions=positions,
+            valid=torch.ones_like(positions, dtype=torch.bool),
+            queries=queries,
+            query_positions=query_positions,
             columns={name: pick(column) for name, column in store.columns.items()},
             seen=per_slot(self.cache.seen) if seen is None else torch.full((len(slots),), seen, device=device),
-            prompt_len=per_slot(self.prompt_len), eviction_index=per_slot(self.evictions),
-            noise_key=per_slot(self.noise_key), budget=self.budget, scaling=g.scaling, softcap=g.softcap,
-        )  # fmt: skip
+            prompt_len=per_slot(self.prompt_len),
+            eviction_index=per_slot(self.evictions),
+            noise_key=per_slot(self.noise_key),
+            budget=self.budget,
+            scaling=g.scaling,
+            softcap=g.softcap,
+        )
 
     def _compact(self, store: LayerStore, index: torch.Tensor, keep: torch.Tensor) -> None:
-        """Move survivors behind row `budget` into the holes before it. keep: [b, Hk, n] bool with `budget` set per head."""
+        """Move survivors behind row `budget` into the holes before it.
+
+        keep: [b, Hk, n] bool with `budget` set per head.
+        """
         budget, heads = self.budget, store.geometry.kv_heads
         holes = (~keep[..., :budget]).nonzero()  # [m, 3] (sequence, head, row), as many as there are movers,
         movers = keep[..., budget:].nonzero()  # and in the same (sequence, head) order

@@ -1,8 +1,8 @@
 """The two attention handlers that write to a SlotCache and read from it: a block of new tokens, or one token a slot.
 
-`BlockWriter` serves reading prompts: all slots advance in lockstep by t tokens. `StepWriter` serves decoding: every slot writes
-one token at its own length. Both keep the newest queries where the method asked for them. Positions of new entries are filled in
-by the evictor (new rows are contiguous), so a decode step writes K and V only.
+`BlockWriter` serves reading prompts: all slots advance in lockstep by t tokens. `StepWriter` serves decoding: every
+slot writes one token at its own length. Both keep the newest queries where the method asked for them. Positions of
+new entries are filled in by the evictor (new rows are contiguous), so a decode step writes K and V only.
 """
 
 from __future__ import annotations
@@ -48,9 +48,14 @@ class BlockWriter:
         if self.observer is not None and layer.geometry.evicts:
             self.observer(call.layer, call.query, start, end)
         return grouped_attention(
-            call.query, layer.keys[:, :, :end], layer.values[:, :, :end], self._mask(call, end),
-            scaling=call.scaling, softcap=call.softcap, sinks=call.sinks,
-        )  # fmt: skip
+            call.query,
+            layer.keys[:, :, :end],
+            layer.values[:, :, :end],
+            self._mask(call, end),
+            scaling=call.scaling,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
 
     def _mask(self, call: AttentionCall, rows: int) -> torch.Tensor:
         if call.window not in self._bias:
@@ -68,8 +73,8 @@ LENGTH_STEP = 64  # rows; a longer cache is read slot by slot, up to the slot's 
 class StepWriter:
     """Appends one token to every slot at the slot's own length and attends to all its live rows.
 
-    How many rows are read never depends on other slots, because it changes the last bits of the result: all rows where a
-    budget bounds them or they are few, else the slot's own length.
+    How many rows are read never depends on other slots, because it changes the last bits of the result: all rows
+    where a budget bounds them or they are few, else the slot's own length.
     """
 
     def __init__(self, cache: SlotCache) -> None:
@@ -79,7 +84,10 @@ class StepWriter:
         self._keep_queries = False
 
     def begin(self, keep_queries: bool) -> torch.Tensor:
-        """Prepare one step; returns the absolute positions [S] of the new tokens. Lengths are advanced by the caller."""
+        """Prepare one step; returns the absolute positions [S] of the new tokens.
+
+        Lengths are advanced by the caller.
+        """
         cache, device = self.cache, self.cache.device
         self._rows.clear()
         self._bias.clear()
@@ -110,9 +118,14 @@ class StepWriter:
         self, call: AttentionCall, layer: LayerStore, slots: slice, rows: int, bias: torch.Tensor
     ) -> torch.Tensor:
         return grouped_attention(
-            call.query[slots], layer.keys[slots, :, :rows], layer.values[slots, :, :rows], bias[slots, ..., :rows],
-            scaling=call.scaling, softcap=call.softcap, sinks=call.sinks,
-        )  # fmt: skip
+            call.query[slots],
+            layer.keys[slots, :, :rows],
+            layer.values[slots, :, :rows],
+            bias[slots, ..., :rows],
+            scaling=call.scaling,
+            softcap=call.softcap,
+            sinks=call.sinks,
+        )
 
     def _row_index(self, layer: LayerStore) -> torch.Tensor:
         """[S * Hk] flat row of each head's new entry; the same for all layers of one shape."""

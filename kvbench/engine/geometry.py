@@ -1,7 +1,8 @@
 """What each attention layer of a model looks like, learnt from one forward pass instead of from per-model tables.
 
-The model is run once on one token with a recording attention function; every layer reports its own head counts, dimensions,
-scale, sliding window, logit cap and sinks exactly as the model hands them over. Works on real and on meta tensors.
+The model is run once on one token with a recording attention function; every layer reports its own head counts,
+dimensions, scale, sliding window, logit cap and sinks exactly as the model hands them over. Works on real and on meta
+tensors.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 
 from kvbench.engine.attention import AttentionCall, route
 from kvbench.errors import UserError, show
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerGeometry:
@@ -50,13 +52,21 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
     def record(call: AttentionCall) -> torch.Tensor:
         index = call.layer
         if index in layers:
-            raise UserError(f"model {show(type(model).__name__)} calls attention layer {index} twice; it is not supported.")
+            raise UserError(
+                f"model {show(type(model).__name__)} calls attention layer {index} twice; it is not supported."
+            )
         b, hq, t, _ = call.query.shape
         layers[index] = LayerGeometry(
-            index=index, query_heads=hq, kv_heads=call.key.shape[1], head_dim=call.key.shape[-1],
-            value_dim=call.value.shape[-1], scaling=call.scaling, window=call.window, softcap=call.softcap,
+            index=index,
+            query_heads=hq,
+            kv_heads=call.key.shape[1],
+            head_dim=call.key.shape[-1],
+            value_dim=call.value.shape[-1],
+            scaling=call.scaling,
+            window=call.window,
+            softcap=call.softcap,
             sinks=call.sinks is not None,
-        )  # fmt: skip
+        )
         return call.value.new_zeros(b, t, hq, call.value.shape[-1])
 
     device = next(model.parameters()).device
@@ -64,13 +74,15 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
         model(
             input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
             position_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
-            attention_mask=None, past_key_values=None, use_cache=False,
-        )  # fmt: skip
+            attention_mask=None,
+            past_key_values=None,
+            use_cache=False,
+        )
     wanted = int(model.config.get_text_config().num_hidden_layers)
     if len(layers) != wanted:
         raise UserError(
-            f"architecture {show(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers have no "
-            "KV cache that kvbench can manage (linear attention, state space, or an own attention path)."
+            f"architecture {show(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers "
+            "have no KV cache that kvbench can manage (linear attention, state space, or an own attention path)."
         )
     return tuple(layers[i] for i in sorted(layers))
 
@@ -80,7 +92,15 @@ def refuse_unsupported(config: Any) -> None:
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
     foreign = kinds - {"full_attention", "sliding_attention"}
+    name = show(text.model_type)
     if foreign:
-        raise UserError(f"model type {show(text.model_type)} has layers of kind {', '.join(sorted(foreign))}, which are not supported.")
+        raise UserError(f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported.")
     if getattr(config, "is_encoder_decoder", False):
-        raise UserError(f"model type {show(text.model_type)} is an encoder-decoder; kvbench serves decoder-only models.")
+        raise UserError(f"model type {name} is an encoder-decoder; kvbench serves decoder-only models.")
+    rope = getattr(text, "rope_parameters", None) or {}
+    kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or text.max_position_embeddings
+    if kind in ("dynamic", "longrope") and text.max_position_embeddings > before:
+        raise UserError(
+            f"model type {name} uses {kind} RoPE, whose frequencies follow the longest sequence of a batch, so that "
+            f"a sequence would depend on its neighbours. Set max_position_embeddings to {before} in its config.json to use it."
+        )

@@ -3,10 +3,10 @@
     cache = EvictionCache(model, "gkv", budget=512)
     model.generate(input_ids, past_key_values=cache)
 
-It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot a row of the batch, and it routes the model's
-attention through the engine's writers while it exists; `close` (or leaving a with-block) gives the model its own attention
-back. Greedy tokens equal the engine's. One cache serves one `generate` call; rows must be equally long (no padding). It is a
-bridge for use in other code: the benchmark itself runs on `loop.Engine`.
+It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot a row of the batch, and it routes the
+model's attention through the engine's writers while it exists; `close` (or leaving a with-block) gives the model its
+own attention back. Greedy tokens equal the engine's. One cache serves one `generate` call; rows must be equally long
+(no padding). It is a bridge for use in other code: the benchmark itself runs on `loop.Engine`.
 """
 
 from __future__ import annotations
@@ -50,9 +50,15 @@ class EvictionCache(Cache):
     is_compileable = False
 
     def __init__(
-        self, model: Any, method: str | Method, *, budget: int | None = None, interval: int = 128,
-        max_tokens: int | None = None, seed: int = 0,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        method: str | Method,
+        *,
+        budget: int | None = None,
+        interval: int = 128,
+        max_tokens: int | None = None,
+        seed: int = 0,
+    ) -> None:
         super().__init__(layers=[])
         self.method: Method = registry.methods.get(method)() if isinstance(method, str) else method
         if self.method.evicts and (budget is None or budget < self.method.min_budget()):
@@ -70,7 +76,9 @@ class EvictionCache(Cache):
         self._stack.enter_context(route(model, self._attend))
         self._stack.callback(model.register_forward_pre_hook(_refuse_padding, with_kwargs=True).remove)
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
         """The new keys and values as they are: `_attend` stores them, because a method also needs the queries."""
         return key_states, value_states
 
@@ -81,7 +89,7 @@ class EvictionCache(Cache):
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
         return self._seen + 1, 0
 
-    def get_max_cache_shape(self, layer_idx: int = 0) -> int:
+    def get_max_cache_shape(self, layer_idx: int | None = 0) -> int:
         return -1
 
     get_max_length = get_max_cache_shape
@@ -128,7 +136,7 @@ class EvictionCache(Cache):
         self._scratch = self._make(rows, tokens, None, call)
         observer = None
         if self.budget is not None:
-            self._evictor = Evictor(method, self.budget, self._scratch)
+            self._evictor = Evictor(method, self.budget, self.trigger, self._scratch)
             self._enter_rows(self._evictor, range(rows), tokens, 0, sample=-1)
             observer = self._evictor.observe_block if method.needs().queries == "since_last" else None
         self._writer = BlockWriter(self._scratch, observer)
@@ -136,10 +144,16 @@ class EvictionCache(Cache):
 
     def _make(self, rows: int, size: int, longest: int | None, call: AttentionCall) -> SlotCache:
         return SlotCache(
-            self.geometry, slots=rows, capacity=size, columns=self.method.columns() if self.budget is not None else (),
-            queries=stored_queries(self.method.needs(), self.interval), longest=longest, bounded=self.budget is not None,
-            device=call.query.device, dtype=call.key.dtype,
-        )  # fmt: skip
+            self.geometry,
+            slots=rows,
+            capacity=size,
+            columns=self.method.columns() if self.budget is not None else (),
+            queries=stored_queries(self.method.needs(), self.interval),
+            longest=longest,
+            bounded=self.budget is not None,
+            device=call.query.device,
+            dtype=call.key.dtype,
+        )
 
     def _enter_rows(self, evictor: Evictor, rows: range, tokens: int, evictions: int, sample: int) -> None:
         for row in rows:
@@ -173,13 +187,20 @@ class EvictionCache(Cache):
         size = capacity(self.method, self.budget, self.interval, self.max_tokens)
         first = scratch.layers[0]
         self.slots = SlotCache(
-            self.geometry, slots=scratch.slots, capacity=size, columns=scratch.column_specs, queries=scratch.query_rows,
-            longest=self.max_tokens, bounded=self.budget is not None, device=scratch.device, dtype=first.keys.dtype,
-        )  # fmt: skip
+            self.geometry,
+            slots=scratch.slots,
+            capacity=size,
+            columns=scratch.column_specs,
+            queries=scratch.query_rows,
+            longest=self.max_tokens,
+            bounded=self.budget is not None,
+            device=scratch.device,
+            dtype=first.keys.dtype,
+        )
         for row in rows:
             self.slots.copy_from(scratch, row, [row])
         if self.budget is not None:
-            self._evictor = Evictor(self.method, self.budget, self.slots)
+            self._evictor = Evictor(self.method, self.budget, self.trigger, self.slots)
             self._enter_rows(self._evictor, rows, tokens, evicted, sample=0)
         self._writer = StepWriter(self.slots)
         del self._scratch
@@ -188,4 +209,6 @@ class EvictionCache(Cache):
 def _refuse_padding(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     mask = kwargs.get("attention_mask")
     if mask is not None and not bool(mask.bool().all()):
-        raise UserError("EvictionCache does not take padded batches: pads would be cached. Generate equally long prompts together.")
+        raise UserError(
+            "EvictionCache does not take padded batches: pads would be cached. Generate equally long prompts together."
+        )

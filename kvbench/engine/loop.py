@@ -1,8 +1,9 @@
-"""The generation loop: slots, continuous refill, one decode step after the other, eviction at each sequence's own ticks.
+"""The generation loop: slots, continuous refill, one decode step after the other, eviction at each sequence's own
+ticks.
 
-A prompt is read once and its evicted cache copied to the slots of its samples. A finished sequence's slot is refilled at once.
-Every step runs all slots, idle ones included, so shapes never change: with the slot count fixed, a sequence's tokens are
-bit-equal whatever runs beside it.
+A prompt is read once and its evicted cache copied to the slots of its samples. A finished sequence's slot is refilled
+at once. Every step runs all slots, idle ones included, so shapes never change: with the slot count fixed, a
+sequence's tokens are bit-equal whatever runs beside it.
 """
 
 from __future__ import annotations
@@ -42,24 +43,46 @@ class Engine:
     """
 
     def __init__(
-        self, loaded: LoadedModel, method: Method, *, budget: int | None, interval: int, slots: int, max_tokens: int,
-        prefill_chunk: int = 512, log: KeptLog | None = None, on_step: Snapshot | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        loaded: LoadedModel,
+        method: Method,
+        *,
+        budget: int | None,
+        interval: int,
+        slots: int,
+        max_tokens: int,
+        prefill_chunk: int = 512,
+        log: KeptLog | None = None,
+        on_step: Snapshot | None = None,
+    ) -> None:
         self.loaded, self.method, self.budget, self.on_step = loaded, method, budget, on_step
         self.trigger = method.trigger(interval)
         self.interval = interval
         columns = method.columns() if budget is not None else ()
         self.cache = SlotCache(
-            loaded.geometry, slots=slots, capacity=capacity(method, budget, interval, max_tokens), columns=columns,
-            queries=stored_queries(method.needs(), interval), bounded=budget is not None and method.decode_bounded,
-            longest=max_tokens, device=loaded.device, dtype=loaded.dtype,
-        )  # fmt: skip
+            loaded.geometry,
+            slots=slots,
+            capacity=capacity(method, budget, interval, max_tokens),
+            columns=columns,
+            queries=stored_queries(method.needs(), interval),
+            bounded=budget is not None and method.decode_bounded,
+            longest=max_tokens,
+            device=loaded.device,
+            dtype=loaded.dtype,
+        )
         self._entry_bytes, self._slot_bytes = self.cache.entry_bytes(), self.cache.slot_bytes()
-        self.evictor = Evictor(method, budget, self.cache, log) if budget is not None else None
+        self.evictor = Evictor(method, budget, self.trigger, self.cache, log) if budget is not None else None
         self.reader = PromptReader(
-            loaded.model, loaded.geometry, method, budget=budget, interval=interval, chunk=prefill_chunk,
-            device=loaded.device, dtype=loaded.dtype, log=log,
-        )  # fmt: skip
+            loaded.model,
+            loaded.geometry,
+            method,
+            budget=budget,
+            interval=interval,
+            chunk=prefill_chunk,
+            device=loaded.device,
+            dtype=loaded.dtype,
+            log=log,
+        )
         self.writer = StepWriter(self.cache)
         self._handler: Callable[[AttentionCall], torch.Tensor] = self.writer
         self.live: list[Sequence | None] = [None] * slots
@@ -98,16 +121,20 @@ class Engine:
     def _read(self, request: Request) -> PromptState | None:
         longest = len(request.prompt_ids) + request.max_new_tokens
         if not request.prompt_ids or longest > self.loaded.context:
-            note = "the prompt is empty" if not request.prompt_ids else (
-                f"prompt of {len(request.prompt_ids)} tokens + {request.max_new_tokens} new is above the context of "
-                f"{self.loaded.context}"
-            )  # fmt: skip
+            have, want = len(request.prompt_ids), request.max_new_tokens
+            note = f"{have} prompt tokens + {want} new tokens in a context of {self.loaded.context}"
             for sample in request.samples:
                 self._done.append(
                     Generation(
-                        request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None,
-                        status="prompt_too_long" if request.prompt_ids else "prompt_empty", note=note,
-                    )  # fmt: skip
+                        request=request,
+                        sample=sample,
+                        token_ids=(),
+                        text="",
+                        stop_reason="",
+                        usage=None,
+                        status="prompt_too_long" if request.prompt_ids else "prompt_empty",
+                        note=note,
+                    )
                 )
             return None
         began = self._now()
@@ -145,9 +172,9 @@ class Engine:
         self.cache.copy_from(prompt.cache, 0, placed)
         if self.evictor is not None:
             for slot in placed:
-                sequence = self.live[slot]
-                assert sequence is not None
-                self.evictor.start(slot, prompt.tokens, sequence.key, int(prompt.evicted))
+                occupant = self.live[slot]
+                assert occupant is not None
+                self.evictor.start(slot, prompt.tokens, occupant.key, int(prompt.evicted))
 
     def _step(self) -> None:
         """One token for every slot, then the evictions that are due."""
@@ -157,9 +184,12 @@ class Engine:
         positions = self.writer.begin(self._queries_wanted(live))
         tokens = torch.tensor(self.last_tokens, device=device)
         out = self.loaded.model(
-            input_ids=tokens[:, None], position_ids=positions[:, None], attention_mask=None, past_key_values=None,
+            input_ids=tokens[:, None],
+            position_ids=positions[:, None],
+            attention_mask=None,
+            past_key_values=None,
             use_cache=False,
-        )  # fmt: skip
+        )
         keys = torch.tensor([s.key if s else 0 for s in self.live], device=device)
         steps = torch.tensor([len(s.tokens) if s else 0 for s in self.live], device=device)
         logits = out.logits[:, -1]
@@ -243,9 +273,15 @@ class Engine:
         note = f"logits were NaN at step {len(sequence.tokens)}" if sequence.status == "nan_logits" else ""
         self._done.append(
             Generation(
-                request=sequence.request, sample=sequence.sample, token_ids=tuple(sequence.tokens), text=text,
-                stop_reason=sequence.stop_reason, usage=usage, status=sequence.status, note=note,
-            )  # fmt: skip
+                request=sequence.request,
+                sample=sequence.sample,
+                token_ids=tuple(sequence.tokens),
+                text=text,
+                stop_reason=sequence.stop_reason,
+                usage=usage,
+                status=sequence.status,
+                note=note,
+            )
         )
 
     def _release(self, slot: int) -> None:
@@ -265,4 +301,3 @@ def capacity(method: Method, budget: int | None, interval: int, max_tokens: int)
     if budget is None or growth is None:
         return max_tokens
     return min(budget + growth, max_tokens)
-

@@ -37,7 +37,7 @@ class LoadedModel:
 
 
 def pick_device(name: str) -> torch.device:
-    """"auto", "cpu", "cuda" or "cuda:N". Raises SetupError when no such device is visible."""
+    """ "auto", "cpu", "cuda" or "cuda:N". Raises SetupError when no such device is visible."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if name.startswith("cuda") and not torch.cuda.is_available():
@@ -46,7 +46,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """"auto" is bfloat16 on CUDA and float32 on CPU. Raises UserError for unknown names."""
+    """ "auto" is bfloat16 on CUDA and float32 on CPU. Raises UserError for unknown names."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
@@ -72,7 +72,7 @@ def load(path: str, *, revision: str | None = None, device: str = "auto", dtype:
         )
     except (OSError, ValueError, ImportError) as error:
         raise SetupError(f"model {show(path)} cannot be loaded: {str(error).splitlines()[0]}") from error
-    return prepare(model.to(where).eval(), tokenizer)
+    return prepare(_move(model, where).eval(), tokenizer)
 
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
@@ -82,12 +82,18 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     vocabulary = model.get_input_embeddings().weight.shape[0]
     if tokenizer is not None and len(tokenizer) > vocabulary:
         raise SetupError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {vocabulary} embeddings; they do not belong together."
+            f"the tokenizer has {len(tokenizer)} tokens and the model {vocabulary} embeddings; "
+            "they do not belong together."
         )
     return LoadedModel(
-        model, tokenizer, read_geometry(model), parameter.device, parameter.dtype,
-        int(getattr(config, "max_position_embeddings", 0) or 1 << 20), _stop_ids(model, tokenizer),
-    )  # fmt: skip
+        model,
+        tokenizer,
+        read_geometry(model),
+        parameter.device,
+        parameter.dtype,
+        int(getattr(config, "max_position_embeddings", 0) or 1 << 20),
+        _stop_ids(model, tokenizer),
+    )
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
@@ -96,3 +102,8 @@ def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
         ids = getattr(owner, "eos_token_id", None)
         found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
     return frozenset(found)
+
+
+def _move(model: Any, where: torch.device) -> Any:
+    """`model.to` without the overloads that transformers' decorator hides from type checkers."""
+    return model.to(where)

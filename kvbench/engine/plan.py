@@ -2,11 +2,12 @@
 
     t_step = max(W / BW, 2 N b / F) + max(b (n + 1) kv / BW, 4 b n Hq D layers / F);  tokens/s = b / t_step
 
-with b slots, n mean live entries, kv bytes an entry, W streamed weight bytes, N their parameters. Matrix products and attention do
-not overlap within a step, so their times add. BW and F are measured on this machine by a short probe, not looked up.
+with b slots, n mean live entries, kv bytes an entry, W streamed weight bytes, N their parameters. Matrix products and
+attention do not overlap within a step, so their times add. BW and F are measured on this machine by a short probe,
+not looked up.
 
-A mixture-of-experts model streams fewer weights than counted here, so its limit is understated. Slots follow from the machine's
-total memory, not from what is free at the moment, so that a resumed run gets the same number.
+A mixture-of-experts model streams fewer weights than counted here, so its limit is understated. Slots follow from the
+machine's total memory, not from what is free at the moment, so that a resumed run gets the same number.
 """
 
 from __future__ import annotations
@@ -82,9 +83,18 @@ def read_shape(config: Any) -> ModelShape:
 
 
 def plan_cell(
-    shape: ModelShape, machine: Machine, method: Method, *, budget: int | None, interval: int, sequences: int,
-    max_tokens: int, slots: int | str, device: torch.device, dtype: torch.dtype,
-) -> Plan:  # fmt: skip
+    shape: ModelShape,
+    machine: Machine,
+    method: Method,
+    *,
+    budget: int | None,
+    interval: int,
+    sequences: int,
+    max_tokens: int,
+    slots: int | str,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> Plan:
     """Plan one cell of a run.
 
     Args:
@@ -110,9 +120,12 @@ def plan_cell(
     live = rows if budget is None else min(budget + interval / 2, rows)
     mean = max_tokens / 2 if budget is None else live
     return Plan(
-        slots=max(1, chosen), entries_after=budget, entries_peak=rows,
-        slot_bytes=slot, limit=roofline(shape, machine, max(1, chosen), mean, dtype),
-    )  # fmt: skip
+        slots=max(1, chosen),
+        entries_after=budget,
+        entries_peak=rows,
+        slot_bytes=slot,
+        limit=roofline(shape, machine, max(1, chosen), mean, dtype),
+    )
 
 
 def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dtype: torch.dtype) -> float:
@@ -155,7 +168,10 @@ def _best(device: torch.device, work: Callable[[], Any], repeats: int = 8) -> fl
 
 
 def use_threads(shape: ModelShape, device: torch.device) -> int:
-    """One CPU thread for a model so small that handing work to threads costs more than it saves. Returns the number in use."""
+    """One CPU thread for a model so small that handing work to threads costs more than it saves.
+
+    Returns the number in use.
+    """
     if device.type == "cpu" and shape.parameters < SMALL:
         torch.set_num_threads(1)
     return torch.get_num_threads()

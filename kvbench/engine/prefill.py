@@ -1,8 +1,8 @@
 """Reading a prompt: in chunks, against its own full keys, then one eviction down to the budget.
 
-The whole prompt's K and V are held while it is read (memory of one prompt), every chunk attends to all of it, and what is left
-after the eviction is copied to the slots of all its samples. So the prompt's own hidden states and the first token's logits are
-those of the full cache.
+The whole prompt's K and V are held while it is read (memory of one prompt), every chunk attends to all of it, and
+what is left after the eviction is copied to the slots of all its samples. So the prompt's own hidden states and the
+first token's logits are those of the full cache.
 """
 
 from __future__ import annotations
@@ -47,12 +47,22 @@ class PromptReader:
     """
 
     def __init__(
-        self, model: Any, geometry: Sequence[LayerGeometry], method: Method, *, budget: int | None, interval: int,
-        chunk: int, device: torch.device, dtype: torch.dtype, log: KeptLog | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        geometry: Sequence[LayerGeometry],
+        method: Method,
+        *,
+        budget: int | None,
+        interval: int,
+        chunk: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        log: KeptLog | None = None,
+    ) -> None:
         self.model, self.geometry, self.method = model, geometry, method
         self.budget, self.chunk, self.device, self.dtype, self.log = budget, chunk, device, dtype, log
         self.needs = method.needs()
+        self.trigger = method.trigger(interval)
         self.queries = stored_queries(self.needs, interval)
         self._writer: BlockWriter | None = None
 
@@ -64,10 +74,15 @@ class PromptReader:
         """Read a prompt of at least one token."""
         n = len(ids)
         cache = SlotCache(
-            self.geometry, slots=1, capacity=n, columns=self.method.columns(), queries=self.queries,
-            device=self.device, dtype=self.dtype,
-        )  # fmt: skip
-        evictor = Evictor(self.method, self.budget, cache, self.log) if self.budget is not None else None
+            self.geometry,
+            slots=1,
+            capacity=n,
+            columns=self.method.columns(),
+            queries=self.queries,
+            device=self.device,
+            dtype=self.dtype,
+        )
+        evictor = Evictor(self.method, self.budget, self.trigger, cache, self.log) if self.budget is not None else None
         observer = None
         if evictor is not None:
             evictor.start(0, n, noise_key)
@@ -78,9 +93,13 @@ class PromptReader:
             block = tokens[:, start : start + self.chunk]
             positions = self._writer.begin(start, block.shape[1])
             out = self.model(
-                input_ids=block, position_ids=positions[None], attention_mask=None, past_key_values=None,
-                use_cache=False, logits_to_keep=1,
-            )  # fmt: skip
+                input_ids=block,
+                position_ids=positions[None],
+                attention_mask=None,
+                past_key_values=None,
+                use_cache=False,
+                logits_to_keep=1,
+            )
         self._writer = None
         cache.lengths[0] = cache.seen[0] = n
         evicted = False

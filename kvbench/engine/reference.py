@@ -1,8 +1,8 @@
 """The slow reference: dense-mask oracle.
 
-While the engine runs, log what every eviction kept. Afterwards one dense forward over the whole sequence, with a mask per layer
-and head built from the log, must give the logits the engine saw. It shares no cache code with the engine, so it catches errors
-of position, RoPE, compaction, GQA grouping and off-by-one.
+While the engine runs, log what every eviction kept. Afterwards one dense forward over the whole sequence, with a mask
+per layer and head built from the log, must give the logits the engine saw. It shares no cache code with the engine,
+so it catches errors of position, RoPE, compaction, GQA grouping and off-by-one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, 
     device = loaded.device
 
     def attend(call: AttentionCall) -> torch.Tensor:
-        b, hq, t, d = call.query.shape
+        b, hq, t, _ = call.query.shape
         hk = call.key.shape[1]
         grid = torch.arange(length)
         if call.window is None:
@@ -69,7 +69,10 @@ def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, 
 
     with route(loaded.model, attend):
         out = loaded.model(
-            input_ids=torch.tensor([ids], device=device), position_ids=torch.arange(length, device=device)[None],
-            attention_mask=None, past_key_values=None, use_cache=False,
-        )  # fmt: skip
+            input_ids=torch.tensor([ids], device=device),
+            position_ids=torch.arange(length, device=device)[None],
+            attention_mask=None,
+            past_key_values=None,
+            use_cache=False,
+        )
     return out.logits[0]

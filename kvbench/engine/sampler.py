@@ -1,9 +1,10 @@
-"""Drawing the next token, free of batch make-up: noise is a hash of (sample key, step, token id), not a generator's state.
+"""Drawing the next token, free of batch make-up: noise is a hash of (sample key, step, token id), not a generator's
+state.
 
-token = argmax(logit / temperature + Gumbel(hash)). The Gumbel-max trick draws exactly from the softmax; keyed by token id, the
-draw does not depend on slot, neighbours, refill order, resume or device. Filters follow transformers' order: temperature, top-k,
-top-p, min-p. Only candidates are hashed: top-k of them, or the `CANDIDATES` largest when top-p or min-p is certain to cut
-inside them; otherwise the whole vocabulary.
+token = argmax(logit / temperature + Gumbel(hash)). The Gumbel-max trick draws exactly from the softmax; keyed by
+token id, the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow transformers'
+order: temperature, top-k, top-p, min-p. Only candidates are hashed: top-k of them, or the `CANDIDATES` largest when
+top-p or min-p is certain to cut inside them; otherwise the whole vocabulary.
 """
 
 from __future__ import annotations

@@ -9,7 +9,10 @@ from kvbench.records import Request, Usage
 
 @dataclass(slots=True)
 class Meter:
-    """Measured use of one sequence, filled by the engine step by step. Seconds are shares: step time / live sequences."""
+    """Measured use of one sequence, filled by the engine step by step.
+
+    Seconds are shares: step time / live sequences.
+    """
 
     entries_after_evict: int | None = None
     entries_peak: int = 0
@@ -42,13 +45,21 @@ class Meter:
     def usage(self, prompt_tokens: int, output_tokens: int, slot_bytes: int) -> Usage:
         steps = max(1, self.steps)
         return Usage(
-            prompt_tokens=prompt_tokens, output_tokens=output_tokens, entries_after_evict=self.entries_after_evict,
-            entries_peak=self.entries_peak, entries_mean=self.entries_sum / steps,
-            entries_prefill_peak=self.prefill_peak, kv_bytes_peak=self.bytes_peak,
-            kv_bytes_mean=self.bytes_sum // steps, kv_bytes_slot=slot_bytes, evictions=self.evictions,
-            first_eviction=self.first_eviction, prefill_seconds=self.prefill_seconds,
-            decode_seconds=self.decode_seconds, evict_seconds=self.evict_seconds,
-        )  # fmt: skip
+            prompt_tokens=prompt_tokens,
+            output_tokens=output_tokens,
+            entries_after_evict=self.entries_after_evict,
+            entries_peak=self.entries_peak,
+            entries_mean=self.entries_sum / steps,
+            entries_prefill_peak=self.prefill_peak,
+            kv_bytes_peak=self.bytes_peak,
+            kv_bytes_mean=self.bytes_sum // steps,
+            kv_bytes_slot=slot_bytes,
+            evictions=self.evictions,
+            first_eviction=self.first_eviction,
+            prefill_seconds=self.prefill_seconds,
+            decode_seconds=self.decode_seconds,
+            evict_seconds=self.evict_seconds,
+        )
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """The interface of an eviction method: what it declares, and the one call it must answer.
 
-A method is a frozen dataclass in one file under ``methods/``. Its fields are its options (``--method-opt NAME=VALUE``), its
-docstring names paper, equation and defaults, and `score` maps a `LayerView` to one float32 score per cached entry: **higher is
-kept**, whatever the paper used. The engine owns memory; a method never moves, counts or pads entries.
+A method is a frozen dataclass in one file under ``methods/``. Its fields are its options (``--method-opt
+NAME=VALUE``), its docstring names paper, equation and defaults, and `score` maps a `LayerView` to one float32 score
+per cached entry: **higher is kept**, whatever the paper used. The engine owns memory; a method never moves, counts or
+pads entries.
 
     @methods.register("knorm")
     @dataclass(frozen=True)
@@ -31,8 +32,8 @@ if TYPE_CHECKING:
 class Needs:
     """What the engine must collect. Queries are post-RoPE.
 
-    "last" and "window" keep the newest 1 and `window` queries; "since_last" hands every query to `Method.observe` exactly once:
-    the prompt's in blocks while it is read, later ones at the next eviction.
+    "last" and "window" keep the newest 1 and `window` queries; "since_last" hands every query to `Method.observe`
+    exactly once: the prompt's in blocks while it is read, later ones at the next eviction.
     """
 
     queries: Literal["none", "last", "window", "since_last"] = "none"
@@ -41,7 +42,7 @@ class Needs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """A named float32 tensor [b, Hk, N] that the engine stores beside K and V, moves with the entries and counts in bytes."""
+    """A named float32 tensor [b, Hk, N] that the engine stores beside K and V, moves with them and counts in bytes."""
 
     name: str
     init: float = 0.0  # value of new entries; NaN marks "never scored"
@@ -133,7 +134,7 @@ class Method(ABC):
         """Score every entry of one layer, [b, Hk, N] float32; higher is kept."""
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """New column values after a block of queries (`view.queries`). Called only with `Needs(queries="since_last")`."""
+        """New column values after a block of queries (`view.queries`); for `Needs(queries="since_last")` only."""
         raise TypeError(f"{type(self).__name__} needs all queries but does not define observe()")
 
     def needs(self) -> Needs:
@@ -152,7 +153,7 @@ class Method(ABC):
         return TopK()
 
     def quotas(self, stats: dict[str, Any], layers: int, kv_heads: int, budget: int) -> torch.Tensor | None:
-        """Entries for each [layer, KV head] (int64, summing to layers * kv_heads * budget), or None for a uniform budget.
+        """Entries for each [layer, KV head], int64 with sum layers * kv_heads * budget, or None for a uniform budget.
 
         `stats` holds what the method's `score` calls of this eviction put aside per layer.
         """

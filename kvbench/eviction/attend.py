@@ -1,7 +1,7 @@
 """The attention that a few queries pay to cached entries: one primitive behind every attention-based score.
 
-Float32 throughout, causal by absolute position (the cache is not in text order and may be compressed), padding-aware, blockwise
-over queries so that scratch memory is bounded. Naming of the choices: `specs` call them domain, order and reductions.
+Float32 throughout, causal by absolute position (the cache is not in text order and may be compressed), padding-aware,
+blockwise over queries so that scratch memory is bounded. Methods differ in domain, order and reductions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ Domain = Literal["all", "outside_window"]
 Order = Literal["softmax_then_group", "group_then_softmax"]
 Reduce = Literal["mean", "sum", "max"]
 
-SCRATCH_FLOATS = 1 << 25  # 128 MiB of logits at a time
+# Logits at a time: at most 128 MiB, on a processor less by taking fewer sequences: small buffers are reused at once,
+# while fresh pages of large ones would cost more than the arithmetic.
+SCRATCH_FLOATS = 1 << 25
+CPU_BLOCK_FLOATS = 1 << 17
 
 
 def window_attention(
@@ -36,7 +39,7 @@ def window_attention(
     Args:
         queries: [b, Hq, w, d] post-RoPE; query head h serves KV head h // (Hq // Hk).
         keys: [b, Hk, N, d] post-RoPE.
-        query_positions: [b, w] absolute; key_positions: [b, Hk, N] absolute; a query sees keys at its position or before.
+        query_positions: [b, w]; key_positions: [b, Hk, N]; absolute; a query sees keys at its position or before.
         valid: [b, Hk, N] bool; other entries get weight 0.
         scaling, softcap: the model's own softmax scale and logit cap.
         domain: keys that the softmax runs over: "all", or "outside_window" (those older than the first query).
@@ -46,50 +49,70 @@ def window_attention(
     Returns:
         float32 [b, Hk, N]; with an axis kept, [b, Hk, g, N], [b, Hk, w, N] or [b, Hk, g, w, N].
     """
-    b, hq, w, d = queries.shape
-    hk, n = keys.shape[1:3]
-    g = hq // hk
+    b, hq, w, _ = queries.shape
+    n = keys.shape[2]
     visible = valid
     if domain == "outside_window":
         visible = visible & (key_positions < query_positions.amin(dim=1)[:, None, None])
-    block = max(1, min(w, SCRATCH_FLOATS // max(1, b * hq * n)))
-    keys_t = keys.float().transpose(-1, -2)  # [b, Hk, d, N]
-    grouped = queries.view(b, hk, g, w, d)
+    # A query that sees nothing pays nothing: zeros instead of the NaN of its softmax. Rare, and zeroing costs a pass.
+    oldest = torch.where(visible, key_positions, torch.iinfo(key_positions.dtype).max).amin(dim=-1)  # [b, Hk]
+    blind = oldest[:, :, None] > query_positions[:, None]  # [b, Hk, w]
+    some_blind = bool(blind.any())
+    # Rows per block must not depend on b, or a sequence would be summed in other pieces alone than among others.
+    rows = max(1, min(w, SCRATCH_FLOATS // max(1, hq * n)))
+    block = CPU_BLOCK_FLOATS if keys.device.type == "cpu" else SCRATCH_FLOATS
+    sequences = max(1, block // max(1, hq * n * rows))
     parts = []
-    for start in range(0, w, block):
-        q = grouped[:, :, :, start : start + block].float()
-        rows = q.shape[3]
-        logits = (q.reshape(b, hk, g * rows, d) @ keys_t).view(b, hk, g, rows, n) * scaling
-        if softcap is not None:
-            logits = softcap * torch.tanh(logits / softcap)
-        qpos = query_positions[:, None, start : start + block, None]  # [b, 1, rows, 1]
-        seen = visible[:, :, None] & (key_positions[:, :, None] <= qpos)  # [b, Hk, rows, N]
-        parts.append(_reduce_group(logits, seen, order, reduce_g))
-    if reduce_q is None:
-        return torch.cat(parts, dim=-2)
-    if len(parts) == 1:
-        return _reduce(parts[0], reduce_q, dim=-2)
-    if reduce_q == "max":
-        return torch.stack([p.amax(dim=-2) for p in parts]).amax(dim=0)
-    total = torch.stack([p.sum(dim=-2) for p in parts]).sum(dim=0)
-    return total / w if reduce_q == "mean" else total
+    for first in range(0, b, sequences):
+        s = slice(first, first + sequences)
+        sums: list[torch.Tensor] = []
+        for start in range(0, max(w, 1), rows):  # no query at all sums to zeros
+            r = slice(start, start + rows)
+            hidden = ~visible[s, :, None]  # [b, Hk, 1, N]
+            if domain == "all":  # what is older than the window is no query's future
+                hidden = (key_positions[s, :, None] > query_positions[s, None, r, None]).logical_or_(hidden)
+            logits = _logits(queries[s, :, r], keys[s], scaling, softcap)
+            reduced = _reduce_group(logits, hidden, order, reduce_g)
+            if some_blind:
+                gap = blind[s, :, r, None] if reduce_g else blind[s, :, None, r, None]
+                reduced = reduced.masked_fill(gap, 0.0)
+            sums.append(reduced)
+        parts.append(_join(sums, reduce_q))
+    out = parts[0] if len(parts) == 1 else torch.cat(parts)
+    return out / w if reduce_q == "mean" else out
 
 
-def _reduce_group(logits: torch.Tensor, seen: torch.Tensor, order: Order, how: Reduce | None) -> torch.Tensor:
-    """[b, Hk, g, w, N] logits to probabilities, reduced over the group to [b, Hk, w, N] unless `how` is None."""
+def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
+    """[b, Hq, r, d] and [b, Hk, N, d] to [b, Hk, g, r, N]: one product a KV head, its group's queries stacked."""
+    b, hq, r, d = queries.shape
+    hk, n = keys.shape[1:3]
+    stacked = queries.reshape(b, hk, hq // hk * r, d).float() * scaling
+    logits = (stacked @ keys.float().transpose(-1, -2)).view(b, hk, hq // hk, r, n)
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)
+
+
+def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
+    """Blocks [..., r, N] of queries to one tensor; a mean is left as the sum, to be divided once by all queries."""
+    if how is None:
+        return torch.cat(blocks, dim=-2)
+    reduced = [_reduce(block, "max" if how == "max" else "sum", dim=-2) for block in blocks]
+    total = reduced[0]
+    for part in reduced[1:]:
+        total = torch.maximum(total, part) if how == "max" else total + part
+    return total
+
+
+def _reduce_group(logits: torch.Tensor, hidden: torch.Tensor, order: Order, how: Reduce | None) -> torch.Tensor:
+    """Logits [b, Hk, g, r, N] to probabilities, reduced over the group to [b, Hk, r, N] unless `how` is None.
+
+    hidden: [b, Hk, r or 1, N]. Rows in which everything is hidden come back as NaN.
+    """
     if order == "group_then_softmax":
         if how is None:
             raise ValueError("order 'group_then_softmax' reduces logits over the group and needs reduce_g")
-        return _softmax(_reduce(logits, how, dim=2), seen)
-    probabilities = _softmax(logits, seen[:, :, None])
+        return torch.where(hidden, float("-inf"), _reduce(logits, how, dim=2)).softmax(dim=-1)
+    probabilities = torch.where(hidden[:, :, None], float("-inf"), logits).softmax(dim=-1)
     return probabilities if how is None else _reduce(probabilities, how, dim=2)
-
-
-def _softmax(logits: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-    """Softmax over visible entries; a row that sees nothing is all zeros instead of NaN."""
-    logits = logits.masked_fill(~seen, float("-inf"))
-    probabilities = torch.softmax(logits, dim=-1)
-    return probabilities.masked_fill(~seen, 0.0)
 
 
 def _reduce(x: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:

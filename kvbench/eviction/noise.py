@@ -1,7 +1,7 @@
 """Counter-based random numbers: a hash of integers, equal on every device and for every batch make-up.
 
-splitmix64's finaliser in wrapping int64 arithmetic. Torch shifts int64 arithmetically, so every right shift is masked to make
-it logical; without the mask the bits are visibly not uniform.
+splitmix64's finaliser in wrapping int64 arithmetic. Torch shifts int64 arithmetically, so every right shift is masked
+to make it logical; without the mask the bits are visibly not uniform.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def mix(*parts: torch.Tensor | int) -> torch.Tensor:
 
 
 def uniform(bits: torch.Tensor) -> torch.Tensor:
-    """Hashed int64 to float64 in the open interval (0, 1), 53 bits."""
-    return (_shift(bits, 11).double() + 0.5) * 2.0**-53
+    """Hashed int64 to float64 in the open interval (0, 1): 52 bits, because with 53 adding 0.5 could round up to 1."""
+    return (_shift(bits, 12).double() + 0.5) * 2.0**-52
 
 
 def _shift(x: torch.Tensor, n: int) -> torch.Tensor:

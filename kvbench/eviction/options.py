@@ -1,8 +1,8 @@
 """Method options: how a method declares them, how ``--method-opt NAME=VALUE`` becomes them, what they are on paper.
 
-An option is a field of the method's dataclass. `option` adds a help text and a range, which the `Method` base checks whenever a
-method is made, from the command line or from Python. Types come from the annotations: int, float, bool, str, Literal, and any
-of these or None. No torch.
+An option is a field of the method's dataclass. `option` adds a help text and a range, which the `Method` base checks
+whenever a method is made, from the command line or from Python. Types come from the annotations: int, float, bool,
+str, Literal, and any of these or None. No torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="Method")
 
-_TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
+_BOOL = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
 
 
 class OptionError(UserError):
@@ -91,7 +91,7 @@ def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str
             raise UserError(f"option {show(name)} of method {show(method_name)} is given twice.")
         try:
             values[name] = _parse(text, hints[name])
-        except ValueError:
+        except (ValueError, KeyError):
             wanted = f"option {show(name)} of method {show(method_name)} takes {_words(hints[name])}"
             raise UserError(f"{wanted}; got {show(text)}.") from None
     try:
@@ -143,24 +143,20 @@ def _known(names: Sequence[str]) -> str:
 
 
 def _parse(text: str, kind: Any) -> Any:
-    """One value of the annotated type; ValueError when the text is none."""
+    """One value of the annotated type; ValueError or KeyError when the text is none."""
     inner, optional = _strip_none(kind)
     if optional and text.lower() == "none":
         return None
     if typing.get_origin(inner) is Literal:
-        return {str(v): v for v in typing.get_args(inner)}[text] if text in map(str, typing.get_args(inner)) else _no()
+        return {str(choice): choice for choice in typing.get_args(inner)}[text]
     if inner is bool:
-        return text.lower() in _TRUE if text.lower() in (*_TRUE, *_FALSE) else _no()
-    if inner is int:
-        return int(text) if re.fullmatch(r"[+-]?[0-9]{1,18}", text) else _no()
-    if inner is float:
-        value = float(text) if text.isascii() and "_" not in text else _no()
-        return value if math.isfinite(value) else _no()
-    return text
-
-
-def _no() -> Any:
-    raise ValueError
+        return _BOOL[text.lower()]
+    if inner is int and not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        raise ValueError(text)
+    # float() alone would also take "nan", "1_0" and the digits of other scripts.
+    if inner is float and not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text):
+        raise ValueError(text)
+    return inner(text)
 
 
 def _strip_none(kind: Any) -> tuple[Any, bool]:
@@ -194,9 +190,7 @@ def _within(
     return fits and (not odd or value % 2 == 1)
 
 
-def _range(
-    low: float | None = None, high: float | None = None, above: float | None = None, odd: bool = False
-) -> str:
+def _range(low: float | None = None, high: float | None = None, above: float | None = None, odd: bool = False) -> str:
     number = "an odd number" if odd else "a finite number" if low is high is above is None else ""
     lower = f"above {above}" if above is not None else f"{low} or more" if low is not None else ""
     if low is not None and high is not None:

@@ -1,20 +1,39 @@
 """From scores to the entries that stay: protection, budgets, the one tie rule.
 
-Entries compete inside the method's scope. Ties go to the newer entry everywhere, so CPU and GPU agree. `keep_counts` turns a
-budget or quotas into counts; `order_key` is the tie rule itself.
+Entries compete inside the method's scope. Ties go to the newer entry everywhere, so CPU and GPU agree; `order_key` is
+that rule.
 """
 
 from __future__ import annotations
 
 from kvbench.errors import BudgetViolation
-from kvbench.eviction.api import Protect
+from kvbench.eviction.api import Method, Protect, ScoreOut
+from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
 
+def decide(method: Method, view: LayerView) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """One whole decision about one layer at `view.budget`: [b, Hk, N] bool of what stays, and new column values."""
+    out = method.score(view)
+    if not isinstance(out, ScoreOut):
+        out = ScoreOut(out)
+    must = protected(method.protect(view.budget), view.positions, view.seen, view.prompt_len, view.valid)
+    keep = keep_mask(out.score.float(), view.positions, view.valid, must, view.budget, method.scope)
+    check(keep, must, view.budget)
+    return keep, out.columns
+
+
 def protected(
-    protect: Protect, positions: torch.Tensor, seen: torch.Tensor, prompt_len: torch.Tensor
+    protect: Protect,
+    positions: torch.Tensor,
+    seen: torch.Tensor,
+    prompt_len: torch.Tensor,
+    valid: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """[b, Hk, N] bool of entries that must stay, or None when nothing is protected. positions: [b, Hk, N]; seen: [b]."""
+    """[b, Hk, N] bool of entries that must stay, or None when nothing is protected.
+
+    positions: [b, Hk, N]; seen, prompt_len: [b]; valid: [b, Hk, N], without it all entries are taken for valid.
+    """
     mask = None
     if protect.sinks:
         mask = positions < protect.sinks
@@ -24,7 +43,7 @@ def protected(
     if protect.prompt:
         prompt = positions < prompt_len[:, None, None]
         mask = prompt if mask is None else mask | prompt
-    return mask
+    return mask if mask is None or valid is None else mask & valid
 
 
 def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
@@ -59,7 +78,7 @@ def keep_mask(
     Returns:
         [b, Hk, N] bool with min(count, valid entries) set per head, or min(count * Hk, valid entries) over the heads.
     """
-    key = order_key(score, positions)
+    key = order_key(torch.where(valid, score, 0.0), positions)  # whatever lies in unused storage must not even be NaN
     if must is not None:
         key = torch.where(must, torch.iinfo(torch.int64).max, key)
     key = torch.where(valid, key, torch.iinfo(torch.int64).min)
@@ -70,8 +89,12 @@ def keep_mask(
     drop = n - min(wanted, n)
     keep = torch.ones_like(rows, dtype=torch.bool)
     if drop:
-        # The dropped are fewer than the kept between two evictions, so selecting them is the cheaper top-k.
-        evicted = rows.topk(drop, dim=-1, largest=False, sorted=False).indices
+        if scope == "head":
+            # The dropped are fewer than the kept between two evictions, so selecting them is the cheaper top-k.
+            evicted = rows.topk(drop, dim=-1, largest=False, sorted=False).indices
+        else:
+            # Two heads can tie in score and position, and top-k breaks ties as it likes: the later head wins.
+            evicted = rows.argsort(dim=-1, stable=True)[:, :drop]
         keep.scatter_(-1, evicted, False)
     return keep.view(shape) & valid
 

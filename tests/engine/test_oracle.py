@@ -1,4 +1,6 @@
-"""The engine against one dense forward pass under the logged masks, for every architecture it is documented to serve."""
+"""The engine against one dense forward pass under the logged masks, for every architecture it is documented to
+serve.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ def largest_difference(loaded, method_name, *, budget, interval, slots, todo, mo
     monkeypatch.setattr(loop, "draw", spy)
     history = KeptHistory()
     method = registry.methods.get(method_name)()
-    engine = Engine(loaded, method, budget=budget, interval=interval, slots=slots, max_tokens=160, prefill_chunk=20, log=history)
+    engine = Engine(
+        loaded, method, budget=budget, interval=interval, slots=slots, max_tokens=160, prefill_chunk=20, log=history
+    )
     worst, evictions, finished = 0.0, 0, 0
     for done in engine.generate(todo):
         request, key = done.request, noise.signed64(done.request.noise_key(done.sample))
@@ -72,7 +76,9 @@ def test_oracle_notices_a_wrong_position(monkeypatch):
     loaded = build("qwen3")
     history = KeptHistory()
     original = KeptHistory.__call__
-    monkeypatch.setattr(KeptHistory, "__call__", lambda self, k, s, layer, kept: original(self, k, s, layer, (kept - 1).clamp(min=0)))
+    monkeypatch.setattr(
+        KeptHistory, "__call__", lambda self, k, s, layer, kept: original(self, k, s, layer, (kept - 1).clamp(min=0))
+    )
     method = registry.methods.get("knorm")()
     engine = Engine(loaded, method, budget=24, interval=8, slots=1, max_tokens=160, log=history)
     [todo] = requests(lengths=(45,), new_tokens=(20,), samples=1)

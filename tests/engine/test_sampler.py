@@ -68,6 +68,11 @@ def test_a_draw_does_not_depend_on_the_batch():
 def test_nan_rows_yield_a_nan_token():
     logits = torch.randn(3, 50)
     logits[1, 7] = float("nan")
-    for sampling in (Sampling(), Sampling(temperature=1.0), Sampling(temperature=1.0, top_k=5), Sampling(temperature=1.0, top_p=0.9)):
+    for sampling in (
+        Sampling(),
+        Sampling(temperature=1.0),
+        Sampling(temperature=1.0, top_k=5),
+        Sampling(temperature=1.0, top_p=0.9),
+    ):
         tokens = draw(logits, torch.arange(3), torch.zeros(3, dtype=torch.long), sampling)
         assert torch.isnan(logits.gather(-1, tokens[:, None])).squeeze(-1).tolist() == [False, True, False]

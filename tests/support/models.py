@@ -13,9 +13,17 @@ from kvbench.records import Request, Sampling
 
 VOCABULARY = 160
 BASE: dict[str, Any] = dict(
-    hidden_size=64, intermediate_size=96, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
-    vocab_size=VOCABULARY, max_position_embeddings=512, bos_token_id=None, eos_token_id=None, pad_token_id=0,
-)  # fmt: skip
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=3,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    vocab_size=VOCABULARY,
+    max_position_embeddings=512,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=0,
+)
 HEAD = dict(head_dim=16)
 ALTERNATE = dict(layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=24)
 
@@ -43,8 +51,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-dense": ("HunYuanDenseV1Config", HEAD),
     "ernie4.5": ("Ernie4_5Config", HEAD),
     "gpt-oss": ("GptOssConfig", dict(ALTERNATE, num_local_experts=4, num_experts_per_tok=2, **HEAD)),
-    "qwen3-vl-text": ("Qwen3VLTextConfig", dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2]), **HEAD)),
-}  # fmt: skip
+    "qwen3-vl-text": (
+        "Qwen3VLTextConfig",
+        dict(rope_parameters=dict(rope_type="default", rope_theta=1e4, mrope_section=[4, 2, 2]), **HEAD),
+    ),
+}
 
 
 class Words:
@@ -80,7 +91,13 @@ def build(name: str, scale: float = 2.0) -> LoadedModel:
 def _vision_language_text(config: Any) -> Any:
     """The text path of a vision-language model: its text model under a language-model head."""
     vision = transformers.Qwen3VLConfig().vision_config
-    vision.depth, vision.hidden_size, vision.num_heads, vision.intermediate_size, vision.out_hidden_size = 1, 32, 2, 32, 64
+    vision.depth, vision.hidden_size, vision.num_heads, vision.intermediate_size, vision.out_hidden_size = (
+        1,
+        32,
+        2,
+        32,
+        64,
+    )
     vision.deepstack_visual_indexes = [0]
     whole = transformers.Qwen3VLConfig(text_config=config.to_dict(), vision_config=vision.to_dict())
     return transformers.Qwen3VLForConditionalGeneration(whole)
@@ -93,8 +110,12 @@ def requests(
     generator = torch.Generator().manual_seed(1)
     return [
         Request(
-            task="t", doc_id=str(i), prompt_ids=tuple(torch.randint(0, VOCABULARY, (n,), generator=generator).tolist()),
-            samples=tuple(range(samples)), max_new_tokens=m, sampling=sampling or Sampling(temperature=1.0),
+            task="t",
+            doc_id=str(i),
+            prompt_ids=tuple(torch.randint(0, VOCABULARY, (n,), generator=generator).tolist()),
+            samples=tuple(range(samples)),
+            max_new_tokens=m,
+            sampling=sampling or Sampling(temperature=1.0),
         )
         for i, (n, m) in enumerate(zip(lengths, new_tokens))
-    ]  # fmt: skip
+    ]

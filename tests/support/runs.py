@@ -24,10 +24,18 @@ def model_folder(folder: Path, name: str = "qwen3") -> Path:
     config_name, changes = CONFIGS[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.path())
     config = getattr(transformers, config_name)(
-        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        vocab_size=512, max_position_embeddings=32768, eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-        pad_token_id=tokenizer.pad_token_id, **changes,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=512,
+        max_position_embeddings=32768,
+        eos_token_id=tokenizer.eos_token_id,
+        bos_token_id=None,
+        pad_token_id=tokenizer.pad_token_id,
+        **changes,
+    )
     torch.manual_seed(0)
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

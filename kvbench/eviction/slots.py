@@ -1,0 +1,32 @@
+"""The slot order of the released R-KV code, for ``compat=reference`` only.
+
+That code leaves the survivors of an eviction in the order of their scores, followed by the window and then by new
+tokens, so from its second eviction on "neighbour" (pooling) and "last" (redundancy) mean rank instead of text. One
+column of ranks reproduces this; entries without a rank follow the ranked ones in text order. Scores become ranks too,
+because there the cut falls where ``torch.topk`` puts it among equals, which differs between devices and row lengths.
+"""
+
+from __future__ import annotations
+
+from kvbench.eviction.api import Column, ScoreOut
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+
+RANK = Column(name="rank", init=float("nan"))
+
+
+def slot_order(view: LayerView) -> torch.Tensor:
+    """[b, Hk, N] int64 indices that list the entries by slot, invalid entries last."""
+    rank = view.columns[RANK.name]
+    key = torch.where(rank.isnan(), view.positions + (1 << 32), rank.nan_to_num().long())
+    return torch.where(view.valid, key, torch.iinfo(torch.int64).max).argsort(dim=-1)
+
+
+def keep_in_score_order(view: LayerView, score: torch.Tensor, order: torch.Tensor, window: int) -> ScoreOut:
+    """Rank the entries outside the window as ``topk`` orders them; the others keep no rank and no score."""
+    outside = int(view.older(window).sum(dim=-1).max())
+    row = score.gather(-1, order)[..., :outside]  # the window and invalid entries lie behind
+    top = row.topk(min(view.budget - window, outside), dim=-1).indices
+    places = torch.arange(top.shape[-1], device=top.device, dtype=torch.float32).expand_as(top)
+    rank = torch.full_like(score, float("nan")).scatter_(-1, order.gather(-1, top), places)
+    return ScoreOut((-rank).nan_to_num(nan=float("-inf")), {RANK.name: rank})

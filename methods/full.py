@@ -1,0 +1,26 @@
+"""full: the whole cache, nothing evicted.
+
+The reference for quality and the denominator for memory and time. Not always the best answer: eviction can beat it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.eviction.api import Method, Never, Trigger
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("full")
+@dataclass(frozen=True)
+class Full(Method):
+    evicts = False
+    decode_bounded = False
+
+    def trigger(self, interval: int) -> Trigger:
+        return Never()
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        return view.positions.float()

@@ -1,0 +1,99 @@
+"""gkv: a global score that remembers attention from earlier evictions, minus redundancy.
+
+Paper: Liao et al., G-KV: Decoding-Time KV Cache Eviction with Global Attention, arXiv 2512.00504.
+
+Local score (Eq. 1-2): softmax over all keys, max over the group, mean over the window, divided by its head's maximum.
+Global score (Eq. 3-5), from the score F' that an entry had at the eviction before:
+
+    max   F_j = max(alpha F'_j, local_j)
+    mean  F_j = alpha F'_j + (1 - alpha) local_j
+    sum   F_j = alpha F'_j + local_j
+
+and F_j = local_j for entries without F': the window of the eviction before and everything newer.
+Ranking: lam F_j - (1 - lam) R_j, R being R-KV's redundancy divided by its maximum in a head.
+
+Defaults: window 16, max, alpha 0.8, lam 0.5, as in the released scripts (the class itself has window 8 and lam 0.1).
+Other forms of the released code: `redundancy=false` ranks by F; `kernel` pools F for ranking only (SnapKV + global);
+`gamma` adds gamma * std over the window's queries to the local score ("attention shift", after CAKE; there 200);
+`form=local` keeps no memory, with `norm=false` it is the code's plain local score.
+
+The code's similarity in PyTorch, unlike its Triton kernel, spares entry 0 in rows without a similar key:
+`compat=reference`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction.api import Column, Method, Needs, Protect, ScoreOut, option
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.redundancy import redundancy
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("gkv", aliases=("g-kv",))
+@dataclass(frozen=True)
+class GKV(Method):
+    paper = "Liao et al., arXiv 2512.00504"
+
+    window: int = option(16, "newest queries that vote and always stay", low=1)
+    form: Literal["max", "mean", "sum", "local"] = option("max", "how memory and local score are merged")
+    alpha: float = option(0.8, "decay of the memory at every eviction", above=0, high=1)
+    lam: float = option(0.5, "weight of the global score; 1 - lam is the weight of redundancy", low=0, high=1)
+    redundancy: bool = option(True, "subtract the redundancy of keys")
+    threshold: float = option(0.5, "cosine above which two keys count as similar", low=0, high=1)
+    kernel: int = option(1, "max-pooling width for ranking, 1 for none", low=1, odd=True)
+    norm: bool = option(True, "divide local score and redundancy by their maximum in the head")
+    gamma: float = option(0.0, "weight of the standard deviation over the window", low=0)
+    compat: Literal["none", "reference"] = option("none", "reproduce the PyTorch similarity of the released code")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.gamma and self.window < 2:
+            raise OptionError("gamma", "needs a window of 2 or more; one query has no standard deviation.")
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self.window)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.window)
+
+    def columns(self) -> tuple[Column, ...]:
+        return () if self.form == "local" else (Column(name="memory", init=float("nan")),)
+
+    def score(self, view: LayerView) -> ScoreOut:
+        among = view.older(self.window)
+        score = self._remember(view, self._local(view, among))
+        columns = {} if self.form == "local" else {"memory": torch.where(among, score, float("nan"))}
+        order = view.text_order()
+        if self.kernel > 1:
+            score = view.pool(score, "max", self.kernel, among, order)
+        if self.redundancy:
+            repeats = redundancy(view, self.threshold, order, column_zero=self.compat == "reference")
+            score = self.lam * score - (1 - self.lam) * self._normalised(repeats, among)
+        return ScoreOut(torch.where(among, score, float("-inf")), columns)
+
+    def _local(self, view: LayerView, among: torch.Tensor) -> torch.Tensor:
+        if self.gamma == 0:
+            return self._normalised(view.attend(reduce_g="max", reduce_q="mean"), among)
+        rows = view.attend(reduce_g="max", reduce_q=None)  # [b, Hk, w, N]
+        return self._normalised(rows.mean(dim=-2) + self.gamma * rows.std(dim=-2), among)
+
+    def _normalised(self, x: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+        if not self.norm:
+            return x
+        # An all-zero head stays all zero.
+        return x / x.masked_fill(~among, 0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+
+    def _remember(self, view: LayerView, local: torch.Tensor) -> torch.Tensor:
+        if self.form == "local":
+            return local
+        memory = view.columns["memory"]
+        if self.form == "max":
+            merged = torch.maximum(self.alpha * memory, local)
+        else:
+            merged = self.alpha * memory + local * (1 - self.alpha if self.form == "mean" else 1)
+        return torch.where(memory.isnan(), local, merged)

@@ -1,0 +1,26 @@
+"""random: keep the newest tokens and a random choice of the others; the floor that a method must beat.
+
+Scores are a hash of (sample, eviction, layer, head, position), so runs repeat and batches do not matter.
+Default: the newest 16 stay (without them a model loses the sentence it is in, and the floor measures that instead).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.eviction.api import Method, Protect, option
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("random")
+@dataclass(frozen=True)
+class Random(Method):
+    recent: int = option(16, "newest tokens that always stay", low=0)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.recent)
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        return view.noise()

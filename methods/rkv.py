@@ -1,0 +1,60 @@
+"""rkv: keep what recent queries attend to and what other keys do not already say.
+
+Paper: Cai et al., R-KV: Redundancy-aware KV Cache Compression for Reasoning Models, arXiv 2505.24133.
+
+Score: lam I_j - (1 - lam) R_j. I is the vote of `snapkv-decode` (variant rkv). R is the softmax over all keys of the
+mean cosine similarity of key j to the others, the most recent similar key (cosine > threshold) of each row spared.
+Defaults: window 8, kernel 7, threshold 0.5, lam 0.1 as in the README (the class and the script have 0.07).
+
+The paper zeroes similarities below the threshold; the code, followed here, keeps them and spares one entry a row.
+What else the code does is under `compat=reference`: slots stay in score order, so that pooling and "most recent" go by
+rank; a row without a similar key spares slot 0; and it acts already when the budget is exactly filled. Not reproduced:
+it scores every sequence of a batch with the first one's redundancy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction import slots
+from kvbench.eviction.api import Column, Every, Method, Needs, Protect, ScoreOut, Trigger, option
+from kvbench.eviction.redundancy import redundancy
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("rkv", aliases=("r-kv",))
+@dataclass(frozen=True)
+class RKV(Method):
+    paper = "Cai et al., arXiv 2505.24133"
+
+    window: int = option(8, "newest queries that vote and always stay", low=1)
+    kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
+    lam: float = option(0.1, "weight of attention; 1 - lam is the weight of redundancy", low=0, high=1)
+    threshold: float = option(0.5, "cosine above which two keys count as similar", low=0, high=1)
+    spare: Literal["last", "first"] = option("last", "which of several similar keys a row spares")
+    compat: Literal["none", "reference"] = option("none", "reproduce the released code's slot order and its slot 0")
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self.window)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.window)
+
+    def columns(self) -> tuple[Column, ...]:
+        return (slots.RANK,) if self.compat == "reference" else ()
+
+    def trigger(self, interval: int) -> Trigger:
+        return Every(interval, at_budget=self.compat == "reference")
+
+    def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
+        votes = view.attend(domain="outside_window", order="group_then_softmax", reduce_g="max", reduce_q="mean")
+        among = view.older(self.window)
+        reference = self.compat == "reference"
+        order = slots.slot_order(view) if reference else view.text_order()
+        importance = view.pool(votes, "max", self.kernel, among, order)
+        repeats = redundancy(view, self.threshold, order, spare=self.spare, column_zero=reference)
+        score = torch.where(among, self.lam * importance - (1 - self.lam) * repeats, float("-inf"))
+        return slots.keep_in_score_order(view, score, order, self.window) if reference else score

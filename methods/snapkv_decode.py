@@ -1,0 +1,71 @@
+"""snapkv-decode: SnapKV's vote of the last queries, taken again at every eviction while decoding.
+
+Paper: Li et al., SnapKV: LLM Knows What You Are Looking For Before Generation, arXiv 2404.14469 (for prompts only).
+
+Decoding forms were published by others and differ, so results must name the variant:
+
+    rkv  logits, max over the group, softmax over the keys before the window, mean over the window, max pooling
+         (Zefan-Cai/R-KV; also the baseline of ForesightKV). Defaults: window 8, kernel 7.
+    gkv  softmax over all keys, max over the group, mean over the window, max pooling
+         (microsoft/G-KV). Defaults: window 16, kernel 5.
+
+The window always stays. Pooling runs along the text. The R-KV code instead leaves slots in score order, so that from
+the second eviction on it pools over neighbours in rank, and it acts already when the budget is exactly filled:
+`compat=reference`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction import slots
+from kvbench.eviction.api import Column, Every, Method, Needs, Protect, ScoreOut, Trigger, option
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("snapkv-decode")
+@dataclass(frozen=True)
+class SnapKVDecode(Method):
+    paper = "Li et al., arXiv 2404.14469; decoding forms of arXiv 2505.24133 (rkv) and 2512.00504 (gkv)"
+
+    variant: Literal["rkv", "gkv"] = option("rkv", "whose decoding form")
+    window: int | None = option(None, "newest queries that vote and always stay; none: 8 (rkv) or 16 (gkv)", low=1)
+    kernel: int | None = option(None, "max-pooling width, 1 for none; none: 7 (rkv) or 5 (gkv)", low=1, odd=True)
+    compat: Literal["none", "reference"] = option("none", "reproduce the slot order of the R-KV code (rkv only)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compat == "reference" and self.variant != "rkv":
+            raise OptionError("compat", "is for variant=rkv; the other code keeps its slots in text order.")
+
+    @property
+    def _window(self) -> int:
+        return self.window or {"rkv": 8, "gkv": 16}[self.variant]
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self._window)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self._window)
+
+    def columns(self) -> tuple[Column, ...]:
+        return (slots.RANK,) if self.compat == "reference" else ()
+
+    def trigger(self, interval: int) -> Trigger:
+        return Every(interval, at_budget=self.compat == "reference")
+
+    def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
+        if self.variant == "rkv":
+            votes = view.attend(domain="outside_window", order="group_then_softmax", reduce_g="max", reduce_q="mean")
+        else:
+            votes = view.attend(domain="all", order="softmax_then_group", reduce_g="max", reduce_q="mean")
+        kernel = self.kernel or {"rkv": 7, "gkv": 5}[self.variant]
+        among = view.older(self._window)
+        reference = self.compat == "reference"
+        order = slots.slot_order(view) if reference else view.text_order()
+        score = view.pool(votes, "max", kernel, among, order)
+        return slots.keep_in_score_order(view, score, order, self._window) if reference else score

@@ -1,0 +1,37 @@
+"""tova: evict what the newest token attends to least, the same entries in all heads of a layer.
+
+Paper: Oren et al., Transformers are Multi-State RNNs, arXiv 2401.06104.
+
+Score: mean over all query heads of softmax_j(q_T k_j / sqrt(d)), one row for the whole layer.
+The paper evicts one entry a step and protects none, not even the newest; kvpress forces that one in (`recent=1`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.eviction.api import Method, Needs, Protect, option
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("tova")
+@dataclass(frozen=True)
+class TOVA(Method):
+    paper = "Oren et al., arXiv 2401.06104"
+
+    recent: int = option(0, "newest tokens that always stay", low=0)
+
+    def needs(self) -> Needs:
+        return Needs(queries="last")
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.recent)
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        attention = view.attend(reduce_g="mean", reduce_q="mean")
+        # Heads hold the same tokens, but perhaps in other places: bring them in line before taking their mean.
+        order = view.text_order()
+        row = attention.gather(-1, order).mean(dim=1, keepdim=True)  # [b, 1, N]
+        return torch.empty_like(attention).scatter_(-1, order, row.expand_as(attention).contiguous())
