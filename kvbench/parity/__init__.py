@@ -1,0 +1,1 @@
+"""Parity: do our methods decide as the published reference code does? See docs/parity.md."""

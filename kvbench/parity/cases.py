@@ -1,0 +1,125 @@
+"""Parity cases on disk: fixed inputs, and the decisions that published reference code took on them.
+
+One case is ``<name>.json`` (hyperparameters, steps) with ``<name>.safetensors`` (queries, keys, slots before and kept
+tokens after every step). Format ``kvbench-parity/1``; files of other formats are listed, not run.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import UserError, show
+from kvbench.lazy import torch
+
+FORMAT = "kvbench-parity/1"
+
+
+@dataclass(frozen=True)
+class Case:
+    """One case. Units are the heads that hold sets of their own, layer by layer: L layers, H heads, T tokens."""
+
+    path: Path  # of the .json file
+    meta: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}/{self.path.stem}"
+
+    @property
+    def method(self) -> str:
+        return str(self.meta.get("method", self.path.parent.name))
+
+    @property
+    def variant(self) -> str:
+        return str(self.meta.get("variant", "-"))
+
+    @property
+    def has_decisions(self) -> bool:
+        return self.meta["format"] == FORMAT
+
+    @property
+    def hyper(self) -> dict[str, Any]:
+        return dict(self.meta["hyper"])
+
+    @property
+    def layers(self) -> int:
+        return int(self.meta["units"]["layers"])
+
+    @property
+    def heads(self) -> int:
+        return int(self.meta["units"]["heads"])
+
+    @property
+    def seen(self) -> list[int]:
+        """Tokens of the stream consumed at each stored step."""
+        return [int(step["seen"]) for step in self.meta["steps"]]
+
+    @cached_property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(self.path.with_suffix(".safetensors"))
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"cannot read the tensors of parity case {show(self.path)}: {error}") from None
+
+    def slots(self, step: int) -> torch.Tensor:
+        """[L, H, N] token in every slot before a step, in the reference's own slot order."""
+        flat = self.tensors[f"cache.{step}"]
+        if len(self._split("cache", step)) != self.layers * self.heads or flat.numel() % (self.layers * self.heads):
+            raise UserError(f"parity case {show(self.name)}: slots of step {step} are not equal for all heads.")
+        return flat.long().view(self.layers, self.heads, -1)
+
+    def kept(self, step: int) -> list[set[int]]:
+        """Tokens that each unit keeps."""
+        return [set(unit.tolist()) for unit in self._split("kept", step)]
+
+    def scores(self, step: int) -> list[dict[int, float]] | None:
+        """Reference score of each unit's tokens, or None where the step did not rank."""
+        if f"score.{step}" not in self.tensors:
+            return None
+        slots = self._split("cache", step)
+        scores = self._split("score", step)
+        return [dict(zip(s.tolist(), x.double().tolist())) for s, x in zip(slots, scores)]
+
+    def state(self, name: str, step: int) -> torch.Tensor | None:
+        """[L, H, n] a state of the reference before a step, for its first n slots."""
+        values = self.tensors.get(f"state.{name}.{step}")
+        return None if values is None else values.float().view(self.layers, self.heads, -1)
+
+    def in_text_order(self, step: int) -> bool:
+        slots = self.slots(step)
+        return bool((slots.diff(dim=-1) > 0).all())
+
+    def _split(self, name: str, step: int) -> list[torch.Tensor]:
+        flat, offsets = self.tensors[f"{name}.{step}"], self.tensors[f"{name}_off.{step}"].tolist()
+        return [flat[a:b] for a, b in pairwise(offsets)]
+
+
+def load_cases(folder: Path) -> list[Case]:
+    """All cases below a folder, by path. Raises UserError when there are none or one cannot be read."""
+    if not folder.is_dir():
+        raise UserError(f"parity folder {show(folder)} does not exist.")
+    cases = [case for path in sorted(folder.rglob("*.json")) if (case := _load(path)) is not None]
+    if not cases:
+        raise UserError(f"parity folder {show(folder)} holds no cases; expected NAME.json with NAME.safetensors.")
+    return cases
+
+
+def _load(path: Path) -> Case | None:
+    try:
+        meta = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read parity case {show(path)}: {error}") from None
+    if not isinstance(meta, dict) or not str(meta.get("format", "")).startswith(FORMAT):
+        return None  # some other JSON file
+    missing = [key for key in ("method", "variant", "hyper", "units", "steps") if key not in meta]
+    if missing and meta["format"] == FORMAT:
+        raise UserError(f"parity case {show(path)} lacks {', '.join(map(show, missing))}.")
+    return Case(path, meta)

@@ -1,0 +1,134 @@
+"""Options: from text to fields, and every way that can go wrong."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from kvbench.errors import UserError
+from kvbench.eviction.api import Method, Needs, Protect, option
+from kvbench.eviction.options import check_budget, describe, parse_options, split_option, values
+
+
+@dataclass(frozen=True)
+class Example(Method):
+    window: int = option(32, "newest queries", low=1)
+    sinks: int = 4
+    lam: float = option(0.5, "weight", low=0, high=1)
+    alpha: float = option(0.8, "decay", above=0, high=1)
+    kernel: int = option(5, "width", low=1, odd=True)
+    pool: bool = True
+    form: Literal["max", "mean"] = "max"
+    limit: int | None = None
+    name: str = "x"
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self.window)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(sinks=self.sinks, recent=self.window)
+
+    def score(self, view):
+        return view.positions.float()
+
+
+def parse(*pairs):
+    return parse_options("snapkv", Example, pairs)
+
+
+def message(call, *arguments):
+    with pytest.raises(UserError) as caught:
+        call(*arguments)
+    return str(caught.value)
+
+
+def test_values_of_every_type():
+    method = parse(("window", "8"), ("lam", "1e-1"), ("pool", "OFF"), ("form", "mean"), ("limit", "3"), ("name", "a=b"))
+    assert method == Example(window=8, lam=0.1, pool=False, form="mean", limit=3, name="a=b")
+    assert parse(("limit", "none")).limit is None
+    assert values(parse())["window"] == 32
+
+
+@pytest.mark.parametrize(
+    ("pair", "expected"),
+    [
+        (("window", "abc"), "option 'window' of method 'snapkv' takes a whole number; got 'abc'."),
+        (("window", "1.5"), "option 'window' of method 'snapkv' takes a whole number; got '1.5'."),
+        (("window", "１２"), "option 'window' of method 'snapkv' takes a whole number; got '１２'."),
+        (("window", "9" * 30), f"option 'window' of method 'snapkv' takes a whole number; got '{'9' * 30}'."),
+        (("windw", "32"), "method 'snapkv' has no option 'windw'. Did you mean 'window'?"),
+        (("window", "0"), "option 'window' of method 'snapkv' must be 1 or more; got 0."),
+        (("lam", "nan"), "option 'lam' of method 'snapkv' takes a number; got 'nan'."),
+        (("lam", "1_0"), "option 'lam' of method 'snapkv' takes a number; got '1_0'."),
+        (("lam", "1e999"), "option 'lam' of method 'snapkv' must be from 0 to 1; got inf."),
+        (("lam", "2"), "option 'lam' of method 'snapkv' must be from 0 to 1; got 2.0."),
+        (("alpha", "0"), "option 'alpha' of method 'snapkv' must be above 0 and at most 1; got 0.0."),
+        (("kernel", "4"), "option 'kernel' of method 'snapkv' must be an odd number 1 or more; got 4."),
+        (("pool", "maybe"), "option 'pool' of method 'snapkv' takes true or false; got 'maybe'."),
+        (("form", "min"), "option 'form' of method 'snapkv' takes 'max' or 'mean'; got 'min'."),
+        (("limit", ""), "option 'limit' of method 'snapkv' takes a whole number or 'none'; got ''."),
+    ],
+)
+def test_one_line_says_what_is_wrong(pair, expected):
+    assert message(parse, pair) == expected
+
+
+def test_unknown_options_are_listed_when_nothing_is_near():
+    assert message(parse, ("zzz", "1")).startswith("method 'snapkv' has no option 'zzz'. Known: window, sinks, lam")
+
+
+def test_an_option_is_given_once():
+    assert "twice" in message(lambda: parse(("window", "1"), ("window", "2")))
+
+
+def test_ranges_hold_in_python_too():
+    assert message(lambda: Example(lam=-0.1)) == "option 'lam' must be from 0 to 1; got -0.1."
+
+
+def test_split_option():
+    assert split_option("window=8") == (None, "window", "8")
+    assert split_option("gkv.lam=0.5") == ("gkv", "lam", "0.5")
+    assert split_option("snapkv-decode.compat=reference") == ("snapkv-decode", "compat", "reference")
+    assert split_option("pool-kernel=a.b=c") == (None, "pool_kernel", "a.b=c")
+    for text in ("window", "=3", ""):
+        assert message(split_option, text) == f"--method-opt takes NAME=VALUE; got '{text}'."
+
+
+def test_describe():
+    infos = {info.name: info for info in describe(Example)}
+    assert list(infos) == ["window", "sinks", "lam", "alpha", "kernel", "pool", "form", "limit", "name"]
+    assert infos["window"].help == "newest queries"
+    assert (infos["form"].type, infos["pool"].default, infos["limit"].default) == ("'max' or 'mean'", "true", "none")
+
+
+def test_budgets():
+    method = parse()
+    check_budget("snapkv", method, 37)
+    assert message(check_budget, "snapkv", method, 16) == (
+        "method 'snapkv' keeps 4 sink + 32 window tokens at all times, so --budget must be at least 37; got 16."
+    )
+    assert message(check_budget, "gkv", method, None) == "method 'gkv' needs --budget. Example: --budget 512."
+
+
+def test_full_takes_no_budget():
+    from kvbench.registry import methods
+
+    full = methods.get("full")()
+    check_budget("full", full, None)
+    assert message(check_budget, "full", full, 512) == "method 'full' evicts nothing and takes no --budget."
+
+
+def test_listing_methods_does_not_import_torch():
+    code = """if True:
+        import sys
+        from kvbench.eviction.options import describe, parse_options
+        from kvbench.registry import methods
+        for name, cls in methods.items():
+            describe(cls), parse_options(name, cls, []).min_budget()
+        sys.exit('torch' in sys.modules)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,105 @@
+"""Results of the released code on closed-form inputs (tests/data/methods_fixtures.json)."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from kvbench.eviction.redundancy import redundancy
+from kvbench.eviction.select import decide
+from kvbench.eviction.view import make_view
+from kvbench.registry import methods
+
+FIXTURES = json.loads((Path(__file__).parents[1] / "data" / "methods_fixtures.json").read_text())
+BUDGET, WINDOW, TOTAL = 40, 8, 96
+
+
+def closed_form(name):
+    """The recipe of the file: sines of the flat index in float64, then float32."""
+    shape, seed = FIXTURES["_recipe"][name]["shape"], FIXTURES["_recipe"][name]["seed"]
+    i = np.arange(np.prod(shape), dtype=np.float64)
+    x = np.sin(1.7 * i + seed) * np.cos(0.37 * i * (seed + 1) + 0.5) + 0.5 * np.sin(0.0131 * i * i + seed)
+    return torch.tensor(x.reshape(shape), dtype=torch.float32)
+
+
+Q, K = closed_form("Q"), closed_form("K")
+
+
+def assert_same_but_for_ties(method, view, want):
+    """The kept sets, allowing exchanges among exactly tied scores at the cut."""
+    keep, _ = decide(method, view)
+    out = method.score(view)
+    score = out if isinstance(out, torch.Tensor) else out.score
+    for head, expected in enumerate(want):
+        got = set(view.positions[0, head][keep[0, head]].tolist())
+        assert len(got) == len(expected)
+        swapped = sorted(got ^ set(expected))
+        assert score[0, head, swapped].unique().numel() <= 1
+
+
+@pytest.mark.parametrize(
+    ("fixture", "name", "options"),
+    [
+        ("knorm", "knorm", {}),
+        ("snapkv_decode_rkv", "snapkv-decode", {"variant": "rkv", "window": 8, "kernel": 7}),
+        ("gkv_local_pool(snapkv_decode_gkv)", "snapkv-decode", {"variant": "gkv", "window": 8, "kernel": 5}),
+        ("rkv_lambda0.1", "rkv", {"lam": 0.1}),
+        ("rkv_lambda0.07", "rkv", {"lam": 0.07}),
+    ],
+)
+def test_one_eviction(fixture, name, options):
+    view = make_view(K, Q[:, :, -WINDOW:], budget=BUDGET)
+    assert_same_but_for_ties(methods.get(name)(**options), view, FIXTURES[fixture]["kept"])
+
+
+def test_reference_form_is_the_same_before_anything_was_evicted():
+    for name in ("snapkv-decode", "rkv"):
+        method = methods.get(name)(compat="reference")
+        columns = {"rank": torch.full(K.shape[:3], torch.nan)}
+        keep, _ = decide(method, make_view(K, Q[:, :, -WINDOW:], budget=BUDGET, columns=columns))
+        want = FIXTURES["snapkv_decode_rkv" if name == "snapkv-decode" else "rkv_lambda0.1"]["kept"]
+        assert [row.nonzero().flatten().tolist() for row in keep[0]] == want
+
+
+def test_redundancy():
+    view = make_view(K, budget=BUDGET)
+    got = redundancy(view, 0.5, view.text_order())[0, 0, :8]
+    torch.testing.assert_close(got, torch.tensor(FIXTURES["rkv_redundancy_head0_first8"]), rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("fixture", "options"),
+    [(f"gkv_global_{form}", {"form": form, "redundancy": False}) for form in ("max", "mean", "sum")]
+    + [("gkv_max_redundancy", {"form": "max", "lam": 0.5})],
+)
+def test_gkv_over_two_evictions(fixture, options, evictions):
+    method = methods.get("gkv")(window=WINDOW, alpha=0.8, **options)
+    first, second = evictions(method, Q, K, budget=BUDGET, interval=24, prompt=72)
+    assert first[0].tolist() == FIXTURES[fixture]["first_kept"]
+    assert second[0].tolist() == FIXTURES[fixture]["second_kept"]
+
+
+def test_gkv_memory():
+    """Stored is the merged score before redundancy, in text order; the window stores nothing."""
+    method = methods.get("gkv")(window=WINDOW)
+    columns = {"memory": torch.full(K[:, :, :72].shape[:3], torch.nan)}
+    keep, new = decide(method, make_view(K[:, :, :72], Q[:, :, 64:72], columns=columns, budget=BUDGET))
+    stored = new["memory"][0, 0][keep[0, 0]]
+    want = torch.tensor(FIXTURES["gkv_max_redundancy"]["first_stored_score_head0_first6"])
+    torch.testing.assert_close(stored[:6], want, rtol=1e-4, atol=1e-6)
+    assert stored[-WINDOW:].isnan().all()
+
+
+def test_h2o_over_the_whole_prompt(evictions):
+    (kept,) = evictions(methods.get("h2o")(recent=8), Q, K, budget=BUDGET, interval=TOTAL, prompt=TOTAL)
+    assert kept[0].tolist() == FIXTURES["h2o_prefill_oneshot"]["kept"]
+
+
+def test_h2o_with_a_cache_for_every_query_head(evictions):
+    repeated = K.repeat_interleave(4, dim=1)[:, :, :48]
+    (kept,) = evictions(methods.get("h2o")(recent=16), Q[:, :, :48], repeated, budget=32, interval=48, prompt=48)
+    assert kept[0].tolist() == FIXTURES["h2o_official_after_prefill_48"]["kept_per_query_head"]
