@@ -48,7 +48,7 @@ class Interrupted(KVBenchError):
 
 
 class BudgetViolation(KVBenchError):
-    """A method kept more than it may, or dropped what it declared protected. Stops the run: its numbers would not compare."""
+    """A method kept more than it may, or dropped what it declared protected. Its numbers would not compare."""
 
 
 def show(value: object) -> str:

@@ -30,7 +30,9 @@ class Request:
     seed: int = 0
 
     def noise_key(self, sample: int) -> int:
-        """64-bit key of this sample's random numbers: a hash of (run seed, task, doc, sample), free of method and batch."""
+        """64-bit key of this sample's random numbers: a hash of (run seed, task, doc, sample), free of method and
+        batch.
+        """
         text = f"{self.seed}\x1f{self.task}\x1f{self.doc_id}\x1f{sample}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 

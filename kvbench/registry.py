@@ -1,7 +1,7 @@
 """Registries of methods and tasks: a decorator, discovery by folder, entry points, and near-miss hints.
 
-A registry finds its members by importing every module of one package (so that a new file is enough), then the entry points of
-one group. It stores classes, never instances.
+A registry finds its members by importing every module of one package (so that a new file is enough), then the entry
+points of one group. It stores classes, never instances.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
         return sorted(self._members)
 
     def canonical(self, name: str) -> str:
-        """The registered name for a spelling. Names are case-insensitive and stripped. Raises UserError when unknown."""
+        """The registered name for a spelling; case and surrounding blanks do not matter. Raises UserError."""
         self._discover()
         plain = name.strip().lower()
         plain = self._aliases.get(plain, plain)

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 import transformers
 
 from kvbench import env, models
-from kvbench.config import Cell, RunConfig
+from kvbench.config import OPERATIONAL, Cell, RunConfig
 from kvbench.data import Data
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel, load, pick_device, pick_dtype
@@ -134,13 +134,15 @@ def execute(
         "machine": env.machine(),
         "device": str(device),
         "threads": threads,
+        **{name: getattr(config, name) for name in OPERATIONAL},
         "sources": dict(sources or {}),
         "model": identity,
         "tasks": {n: {"version": w.task.version, "data": dict(w.data)} for n, w in works.items()},
         "plans": [{"cell": p.cell.label, "plan": p.plan.line()} for p in plans],
     }
     opener = RunFolder.resume if resume else RunFolder.start
-    extra: dict[str, Any] = {} if resume else {"config": config.to_dict(), "command": command, "planned": total}
+    kept = config.to_dict() | dict.fromkeys(OPERATIONAL)
+    extra: dict[str, Any] = {} if resume else {"config": kept, "command": command, "planned": total}
     with opener(
         out, name, environment=environment, take_over=take_over, allow_version_change=allow_version_change, **extra
     ) as folder:

@@ -43,7 +43,6 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
-    mask: torch.Tensor | None
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
@@ -100,7 +99,6 @@ def _adapter(handler: Handler) -> Callable[..., tuple[torch.Tensor, None]]:
             window=sliding_window,
             softcap=softcap,
             sinks=s_aux,
-            mask=attention_mask,
         )
         return handler(call), None
 

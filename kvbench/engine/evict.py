@@ -50,9 +50,9 @@ class Evictor:
     def __init__(
         self, method: Method, budget: int, trigger: Trigger, cache: SlotCache, log: KeptLog | None = None
     ) -> None:
-        if method.scope != "head":
+        if method.scope != "head" or type(method).quotas is not Method.quotas:
             raise UserError(
-                f"a method of scope '{method.scope}' keeps uneven numbers of entries and needs the paged layout."
+                f"{type(method).__name__} spreads its budget unevenly over heads or layers and needs the paged layout."
             )
         self.method, self.budget, self.cache, self.log = method, budget, cache, log
         self.needs, self.trigger = method.needs(), trigger

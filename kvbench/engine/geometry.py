@@ -101,6 +101,6 @@ def refuse_unsupported(config: Any) -> None:
     kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or text.max_position_embeddings
     if kind in ("dynamic", "longrope") and text.max_position_embeddings > before:
         raise UserError(
-            f"model type {name} uses {kind} RoPE, whose frequencies follow the longest sequence of a batch, so that "
-            f"a sequence would depend on its neighbours. Set max_position_embeddings to {before} in its config.json to use it."
+            f"model type {name} uses {kind} RoPE, whose frequencies follow the longest sequence of a batch, so that a "
+            f"sequence would depend on its neighbours. Set max_position_embeddings to {before} in its config.json."
         )

@@ -98,7 +98,30 @@ Trigger = Every | Never
 
 @dataclass(frozen=True, slots=True)
 class TopK:
-    """Keep the entries with the highest scores; ties go to the newer entry."""
+    """Keep the entries with the largest keys (score, then position: see `select.order_key`)."""
+
+    def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
+        """[..., n] bool with the `count` largest int64 keys of every row set.
+
+        Args:
+            count: one number for all rows, or int64 [...] with one for each.
+            distinct: no two keys of a row are equal; otherwise the later of two equal ones is kept first.
+        """
+        n = keys.shape[-1]
+        if isinstance(count, torch.Tensor):
+            rank = keys.argsort(dim=-1, stable=True).argsort(dim=-1)
+            return rank >= n - count[..., None]
+        keep = torch.ones_like(keys, dtype=torch.bool)
+        if (drop := n - min(count, n)) == 0:
+            return keep
+        # The dropped are fewer than the kept between two evictions, so selecting them is the cheaper top-k.
+        # Top-k breaks ties as it likes, a stable sort by place.
+        evicted = (
+            keys.topk(drop, dim=-1, largest=False, sorted=False).indices
+            if distinct
+            else (keys.argsort(dim=-1, stable=True)[..., :drop])
+        )
+        return keep.scatter_(-1, evicted, False)
 
 
 @dataclass(frozen=True, slots=True)

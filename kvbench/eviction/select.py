@@ -7,19 +7,29 @@ that rule.
 from __future__ import annotations
 
 from kvbench.errors import BudgetViolation
-from kvbench.eviction.api import Method, Protect, ScoreOut
+from kvbench.eviction.api import Method, Protect, ScoreOut, TopK
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
 
-def decide(method: Method, view: LayerView) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """One whole decision about one layer at `view.budget`: [b, Hk, N] bool of what stays, and new column values."""
+def decide(
+    method: Method, view: LayerView, quotas: torch.Tensor | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """One whole decision about one layer.
+
+    Args:
+        quotas: [b, Hk] int64 entries that each head keeps; None is the view's budget in every head.
+
+    Returns:
+        [b, Hk, N] bool of what stays, and new column values.
+    """
     out = method.score(view)
     if not isinstance(out, ScoreOut):
         out = ScoreOut(out)
     must = protected(method.protect(view.budget), view.positions, view.seen, view.prompt_len, view.valid)
-    keep = keep_mask(out.score.float(), view.positions, view.valid, must, view.budget, method.scope)
-    check(keep, must, view.budget)
+    count = view.budget if quotas is None else quotas
+    keep = keep_mask(out.score.float(), view.positions, view.valid, must, count, method.scope, method.selector())
+    check(keep, must, count)
     return keep, out.columns
 
 
@@ -64,42 +74,36 @@ def keep_mask(
     positions: torch.Tensor,
     valid: torch.Tensor,
     must: torch.Tensor | None,
-    count: int,
+    count: int | torch.Tensor,
     scope: str = "head",
+    selector: TopK | None = None,
 ) -> torch.Tensor:
     """Choose the entries that stay.
 
     Args:
         score: [b, Hk, N] float32 (for scope "model": layers and heads joined in axis 1); positions, valid: same shape.
         must: [b, Hk, N] bool or None; these stay whatever their score.
-        count: entries to keep per head (scope "head"), or the mean per head (scopes "layer" and "model").
-        scope: "head" picks `count` in every head; otherwise the heads of axis 1 share `count * Hk`.
+        count: entries to keep per head (scope "head"; as a tensor, quotas [b, Hk]), or the mean per head (scopes
+            "layer" and "model").
+        scope: "head" picks in every head by itself; otherwise the heads of axis 1 share `count * Hk`.
+        selector: how to pick by keys; default the largest.
 
     Returns:
         [b, Hk, N] bool with min(count, valid entries) set per head, or min(count * Hk, valid entries) over the heads.
     """
+    selector = selector or TopK()
     key = order_key(torch.where(valid, score, 0.0), positions)  # whatever lies in unused storage must not even be NaN
     if must is not None:
         key = torch.where(must, torch.iinfo(torch.int64).max, key)
     key = torch.where(valid, key, torch.iinfo(torch.int64).min)
-    shape = key.shape
-    rows = key if scope == "head" else key.flatten(1)
-    wanted = count if scope == "head" else count * shape[1]
-    n = rows.shape[-1]
-    drop = n - min(wanted, n)
-    keep = torch.ones_like(rows, dtype=torch.bool)
-    if drop:
-        if scope == "head":
-            # The dropped are fewer than the kept between two evictions, so selecting them is the cheaper top-k.
-            evicted = rows.topk(drop, dim=-1, largest=False, sorted=False).indices
-        else:
-            # Two heads can tie in score and position, and top-k breaks ties as it likes: the later head wins.
-            evicted = rows.argsort(dim=-1, stable=True)[:, :drop]
-        keep.scatter_(-1, evicted, False)
-    return keep.view(shape) & valid
+    if scope == "head":
+        return selector.choose(key, count, distinct=True) & valid
+    # Two heads can tie in score and position.
+    keep = selector.choose(key.flatten(1), count * key.shape[1], distinct=False)
+    return keep.view(key.shape) & valid
 
 
-def check(keep: torch.Tensor, must: torch.Tensor | None, count: int, min_entries: int = 1) -> None:
+def check(keep: torch.Tensor, must: torch.Tensor | None, count: int | torch.Tensor, min_entries: int = 1) -> None:
     """Assert what every eviction promises: protected entries stay, the budget holds, no head is empty.
 
     Raises:
@@ -108,7 +112,8 @@ def check(keep: torch.Tensor, must: torch.Tensor | None, count: int, min_entries
     sizes = keep.sum(dim=-1)  # [b, Hk]
     if must is not None and bool((must & ~keep).any()):
         raise BudgetViolation("a protected entry (sink, recent token or prompt) was evicted.")
-    if bool((sizes.sum(dim=-1) > count * sizes.shape[-1]).any()):
-        raise BudgetViolation(f"budget {count} exceeded: {int(sizes.max())} entries kept in one head.")
+    allowed = count.sum(dim=-1) if isinstance(count, torch.Tensor) else count * sizes.shape[-1]
+    if bool((sizes.sum(dim=-1) > allowed).any()):
+        raise BudgetViolation(f"budget exceeded: {int(sizes.sum(dim=-1).max())} entries kept in a layer.")
     if bool((sizes < min_entries).any()):
         raise BudgetViolation(f"a head was left with fewer than {min_entries} entries.")

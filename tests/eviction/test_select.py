@@ -134,3 +134,19 @@ def test_check_names_the_broken_promise():
         check(keep, None, 1)
     with pytest.raises(BudgetViolation, match="fewer than 2"):
         check(keep, None, 2, min_entries=2)
+
+
+def test_quotas_keep_their_own_number_in_every_head():
+    generator = torch.Generator().manual_seed(5)
+    score = torch.randint(0, 4, (3, 4, 20), generator=generator).float()
+    positions = torch.stack([torch.randperm(20, generator=generator) for _ in range(12)]).view(3, 4, 20)
+    valid = torch.ones_like(positions, dtype=torch.bool)
+    quotas = torch.randint(1, 20, (3, 4), generator=generator)
+    keep = keep_mask(score, positions, valid, None, quotas)
+    assert keep.sum(-1).equal(quotas)
+    for b in range(3):
+        for h in range(4):
+            one = keep_mask(
+                score[b : b + 1, h : h + 1], positions[b : b + 1, h : h + 1], valid[:1, :1], None, int(quotas[b, h])
+            )
+            assert keep[b, h].equal(one[0, 0])

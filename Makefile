@@ -1,0 +1,37 @@
+# make demo    set up .venv, compare eviction methods with the built-in model, write tables and a report
+# make test    set up .venv, then formatting, types and tests
+#
+# PYTHON picks the interpreter (3.11 or newer), PIP_ARGS is handed to pip, for example to name an index with CPU builds of torch.
+
+PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+PIP_ARGS ?=
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: help demo test install clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -4
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints/cpu.txt
+	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed; give PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@echo "installing into .venv; the first time takes minutes"
+	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) -c constraints/cpu.txt -e '.[dev]'
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/kvbench run --suite demo --run-name demo
+
+test: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

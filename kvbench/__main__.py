@@ -1,0 +1,7 @@
+"""``python -m kvbench``."""
+
+import sys
+
+from kvbench.cli import main
+
+sys.exit(main())

@@ -1,0 +1,140 @@
+"""The command line: parses, calls, prints. Each command is a file in `kvbench.commands`.
+
+Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the surroundings; 4 rows missing or failed; 5 a regression; 6 the
+run is in use; 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds the
+traceback. Nothing here or in a command's checks imports torch.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from kvbench import __version__, terminal
+from kvbench.commands import audit, bench, doctor, repair, report, run, show
+from kvbench.commands import list as list_command
+from kvbench.errors import Interrupted, KVBenchError, UserError
+from kvbench.errors import show as quoted
+from kvbench.registry import did_you_mean
+
+EPILOG = """Start here:
+  kvbench run --suite demo
+  kvbench list methods
+  kvbench run --method full,gkv --budget 48 --task walk
+"""
+
+
+class _Group(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """An unknown command gets our own message with near names."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            known = self.list_commands(ctx)
+            raise UserError(
+                f"no command {quoted(args[0])}.{did_you_mean(args[0], known) or ' There are ' + ', '.join(known) + '.'}"
+            )
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="kvbench",
+    help="Compare KV-cache eviction methods: quality, speed and memory at equal physical budgets.",
+    epilog=EPILOG,
+    invoke_without_command=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("run", epilog=run.EPILOG)(run.run)
+app.command("list", epilog=list_command.EPILOG)(list_command.list_)
+app.command("show", epilog=show.EPILOG)(show.show_)
+app.command("report", epilog=report.EPILOG)(report.report)
+app.command("repair", epilog=repair.EPILOG)(repair.repair)
+app.command("bench", epilog=bench.EPILOG)(bench.bench)
+app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
+
+
+@app.command("audit", epilog="Example:\n  kvbench audit --parity tests/parity")
+def _audit(
+    parity: Annotated[
+        str, typer.Option("--parity", metavar="DIR", help="Folder with recorded decisions.", show_default=False)
+    ],
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
+) -> int:
+    """Check methods against decisions recorded from the code of their papers."""
+    if not Path(parity).is_dir():
+        raise UserError(f"--parity {quoted(parity)} is not a folder.")
+    return audit.audit_parity(Path(parity), json)
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", metavar="")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks; may stand anywhere.", metavar="")] = False,
+) -> None:
+    if version:
+        print(f"kvbench {__version__}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    terminal.prepare()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    try:
+        code = app([a for a in given if a != "--debug"], prog_name="kvbench", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        return _reader_gone()
+    except SystemExit as leaving:  # typer turns a closed pipe into this
+        if isinstance(leaving.__context__, BrokenPipeError):
+            return _reader_gone()
+        raise
+    except (KVBenchError, typer.TyperException) as error:
+        if debug:
+            traceback.print_exc()
+        expected = error if isinstance(error, KVBenchError) else _usage(error)
+        terminal.fail(expected)
+        return expected.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        terminal.fail(Interrupted("interrupted: nothing was running yet.", 130))
+        return 130
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        hint = "" if debug else " --debug shows where."
+        terminal.fail(KVBenchError(f"internal error, please report it: {kind}.{hint}"))
+        return 1
+
+
+def _reader_gone() -> int:
+    """stdout was closed, as with `| head`: nobody is left to tell, and what is still buffered must not raise again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    return 0
+
+
+def _usage(error: Any) -> UserError:
+    """A parser's error in our words."""
+    option = getattr(error, "option_name", None)
+    if option and "such option" in str(error):
+        known = [name for p in error.ctx.command.params for name in (*p.opts, *p.secondary_opts)]
+        return UserError(f"no option {quoted(option)}.{did_you_mean(option, known)}")
+    message = str(error.format_message()).strip()
+    return UserError((message[:1].lower() + message[1:]).rstrip(".") + ".")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,93 @@
+"""``kvbench bench``: decoding speed under eviction beside a baseline. `kvbench.bench` measures, and imports torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from kvbench import registry, terminal
+from kvbench.config import DTYPES
+from kvbench.eviction.options import check_budget
+from kvbench.problems import Problems
+from kvbench.values import choice, parse, split, whole
+
+EPILOG = """Examples:
+  kvbench bench
+  kvbench bench --method gkv --sequences 1,8,32 --new-tokens 512 --json
+  kvbench bench --shape B --dtype bfloat16 --baseline none
+"""
+
+
+def bench(
+    method: Annotated[str, typer.Option("--method", metavar="NAME", help="Eviction method.")] = "snapkv-decode",
+    baseline: Annotated[str, typer.Option("--baseline", metavar="NAME", help="transformers or none.")] = "transformers",
+    sequences: Annotated[str, typer.Option("--sequences", metavar="N,N", help="Decoded side by side.")] = "1,8,32",
+    new_tokens: Annotated[str, typer.Option("--new-tokens", metavar="N", help="Tokens of each sequence.")] = "1024",
+    budget: Annotated[str, typer.Option("--budget", metavar="N", help="KV entries per layer and head.")] = "128",
+    interval: Annotated[str, typer.Option("--interval", metavar="N", help="Tokens between evictions.")] = "32",
+    shape: Annotated[str, typer.Option("--shape", metavar="NAME", help="Model: A, B (small) or qwen3-4b.")] = "A",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
+    threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
+    repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Timed rounds; medians are shown.")] = "5",
+    json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
+) -> None:
+    """Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit."""
+    setting = _setting(
+        numbers={
+            "new-tokens": new_tokens,
+            "budget": budget,
+            "interval": interval,
+            "threads": threads,
+            "repeats": repeats,
+        },
+        sequences=sequences,
+        method=method,
+        names={"dtype": dtype, "baseline": baseline, "shape": shape, "device": device},
+    )
+
+    from kvbench.bench import Setting, as_json
+    from kvbench.bench import bench as measure
+
+    say = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else (lambda text: None)
+    made = Setting(**setting)
+    results = measure(made, say)
+    _print(results, made.method)
+    if json:
+        terminal.data(as_json(made, results))
+
+
+def _setting(numbers: dict[str, str], sequences: str, method: str, names: dict[str, str]) -> dict[str, Any]:
+    problems = Problems()
+    found: dict[str, Any] = {"shape": names["shape"], "device": names["device"]}
+    for name, raw in numbers.items():
+        with problems.collect():
+            found[name.replace("-", "_")] = parse(f"--{name}", whole(1), raw)
+    with problems.collect():
+        members = split("--sequences", sequences, "Example: --sequences 1,8.")
+        found["sequences"] = tuple(parse("--sequences", whole(1), member) for member in members)
+    with problems.collect():
+        found["dtype"] = parse("--dtype", choice(*DTYPES), names["dtype"])
+    with problems.collect():
+        found["baseline"] = parse("--baseline", choice("transformers", "none"), names["baseline"])
+    with problems.collect():
+        found["method"] = registry.methods.canonical(method)
+        made = registry.methods.get(method)()
+        if made.evicts and "budget" in found:
+            check_budget(found["method"], made, found["budget"])
+    problems.stop()
+    return found
+
+
+def _print(results: list[Any], method: str) -> None:
+    numbers = ("sequences", f"{method} tok/s", "baseline tok/s", "ratio", "evicting", "of the limit")
+    table = terminal.grid(*numbers, right=numbers)
+    for r in results:
+        low, high = r.kvbench_spread
+        baseline = "-" if r.baseline is None else f"{r.baseline:,.0f}"
+        ratio = "-" if r.ratio is None else f"{r.ratio:.2f}x"
+        speed = f"{r.kvbench:,.0f} ({low:,.0f} to {high:,.0f})"
+        table.add_row(str(r.sequences), speed, baseline, ratio, f"{r.evict_share:.1%}", f"{r.roofline_share:.0%}")
+    terminal.console().print(table)

@@ -1,0 +1,72 @@
+"""What the parts of a run mean together, as far as it can be known without weights: fast, and without torch.
+
+    check(config, model, problems, duplicates=False)
+
+Budgets against methods and the model's context, samples against temperature, limits against task sizes, templates.
+What needs a tokenizer or a device is checked by the engine before the first token.
+"""
+
+from __future__ import annotations
+
+from kvbench import registry
+from kvbench.config import RunConfig
+from kvbench.errors import UserError, show
+from kvbench.eviction.options import check_budget
+from kvbench.models import ModelInfo
+from kvbench.problems import Problems
+from kvbench.task import GenSpec, Task
+from kvbench.work import load_task
+
+
+def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, duplicates: bool = False) -> None:
+    """Every problem goes to `problems`. Without a `model` less is checked; `duplicates` allows equal samples."""
+    context = model.context if model else None
+    with problems.collect():
+        if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
+            asked = f"--max-new-tokens {config.max_new_tokens}"
+            raise UserError(f"prompt + {asked} is above the model's context of {context} tokens.")
+    _check_budgets(config, context, problems)
+    for name in config.tasks:
+        with problems.collect():
+            _check_task(config, load_task(name, config.task_file), model, problems, duplicates)
+
+
+def _check_budgets(config: RunConfig, context: int | None, problems: Problems) -> None:
+    for largest in config.budgets:
+        with problems.collect():
+            if context is not None and largest > context:
+                raise UserError(f"--budget {largest} is above the model's context of {context} tokens.")
+    for grid in config.grids:
+        for method in grid.methods:
+            with problems.collect():
+                made = registry.methods.get(method.name)(**dict(method.options))
+                sizes: tuple[int | None, ...] = grid.budgets or (None,)
+                for size in sizes if made.evicts else sizes if len(grid.methods) == 1 else (None,):
+                    check_budget(method.name, made, size)
+
+
+def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems: Problems, duplicates: bool) -> None:
+    spec = task.gen(model.model_type if model else "")
+    limit, size = config.limit_for(task.name), task.size()
+    if limit is not None and size is not None and limit > size:
+        problems.warn(f"task {show(task.name)} has {size} items; --limit {limit} has no effect.")
+    with problems.collect():
+        samples = config.samples or spec.n
+        temperature = spec.temperature if config.temperature is None else config.temperature
+        if samples > 1 and temperature == 0 and not duplicates:
+            copies = f"{samples} samples at temperature 0 are {samples} copies of one answer"
+            raise UserError(f"{copies}. Use --samples 1 or a temperature above 0.")
+    with problems.collect():
+        if config.prompt_style is not None and config.prompt_style not in task.prompt_styles:
+            styles = ", ".join(task.prompt_styles)
+            raise UserError(f"task {show(task.name)} has no prompt style {show(config.prompt_style)}; it has {styles}.")
+        _check_template(config, task, spec, model)
+
+
+def _check_template(config: RunConfig, task: Task, spec: GenSpec, model: ModelInfo | None) -> None:
+    from kvbench.prompts import uses_chat
+
+    chat = uses_chat(spec.chat, config.prompt_style or task.prompt_styles[0], no_chat_template=config.no_chat_template)
+    if chat and config.chat_template is None and model is not None and model.has_chat_template is False:
+        needs = f"the tokenizer of {show(model.name)} has no chat template and task {show(task.name)} needs one"
+        raise UserError(f"{needs}. Pass --chat-template FILE or --no-chat-template.")

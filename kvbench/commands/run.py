@@ -1,0 +1,196 @@
+"""``kvbench run``: gather, check, and only then hand over to the engine (`kvbench.run`, which imports torch)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kvbench import terminal
+from kvbench.commands import options
+from kvbench.commands.checks import check
+from kvbench.commands.request import build, resumed
+from kvbench.config import RunConfig
+from kvbench.errors import IncompleteError, UserError, show
+from kvbench.models import TINY, ModelInfo, describe
+from kvbench.problems import Problems
+from kvbench.progress import Progress, size
+from kvbench.settings import KEYS, Gathered, Given, gather
+from kvbench.store import check_out, check_run_name
+
+if TYPE_CHECKING:
+    from kvbench.run import RunResult
+
+EPILOG = """Examples:
+  kvbench run --method gkv --budget 64 --task walk
+  kvbench run --method full,gkv,h2o --budget 48,64 --task walk,lookup --limit 32 --run-name first
+  kvbench run --suite demo
+  kvbench run --model Qwen/Qwen3-4B --method rkv --budget 1024 --task aime24 --dry-run
+  kvbench run --resume first
+"""
+
+
+def run(
+    context: typer.Context,
+    method: options.Method = None,
+    budget: options.Budget = None,
+    task: options.TaskName = None,
+    task_file: options.TaskFile = None,
+    method_opt: options.MethodOpt = None,
+    model: options.Model = None,
+    revision: options.Revision = None,
+    suite: options.Suite = None,
+    config: options.ConfigFile = None,
+    limit: options.Limit = None,
+    samples: options.Samples = None,
+    max_new_tokens: options.MaxNewTokens = None,
+    seed: options.Seed = None,
+    temperature: options.Temperature = None,
+    top_p: options.TopP = None,
+    top_k: options.TopK = None,
+    min_p: options.MinP = None,
+    allow_duplicate_samples: options.Duplicates = False,
+    prompt_style: options.PromptStyle = None,
+    thinking: options.Thinking = None,
+    chat_template: options.ChatTemplate = None,
+    no_chat_template: options.NoChatTemplate = None,
+    data: options.Data = None,
+    interval: options.Interval = None,
+    device: options.Device = None,
+    dtype: options.Dtype = None,
+    slots: options.Slots = None,
+    batch_size: options.BatchSize = None,
+    prefill_chunk: options.PrefillChunk = None,
+    out: options.Out = "results",
+    run_name: options.RunName = None,
+    resume: options.Resume = None,
+    dry_run: options.DryRun = False,
+    allow_version_change: options.VersionChange = False,
+    take_over: options.TakeOver = False,
+    json: options.Json = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Run methods at budgets on tasks: every method at every budget on every task, on the same questions."""
+    problems = Problems()
+    gathered = _gather(context.params, problems)
+    with problems.collect():
+        _check_names(run_name, resume)
+    chosen = _choose(gathered, Path(out), resume, problems) if gathered else None
+    found = _describe(chosen, gathered, problems)
+    if chosen is not None:
+        check(chosen, found, problems, duplicates=allow_duplicate_samples)
+    if not dry_run and not problems.errors:
+        with problems.collect():
+            check_out(out)
+    problems.stop()
+    assert gathered is not None
+    assert chosen is not None
+    _notes(gathered, quiet=quiet, verbose=verbose, resumed=resume is not None)
+
+    from kvbench.run import execute
+
+    result = execute(
+        chosen,
+        out=Path(out),
+        run_name=resume or run_name,
+        resume=resume is not None,
+        dry_run=dry_run,
+        progress=Progress(quiet=quiet),
+        allow_version_change=allow_version_change,
+        take_over=take_over,
+        sources=gathered.record(),
+        command=sys.argv,
+    )
+    if result.run_dir is None:
+        _print_plan(result)
+    else:
+        report_on(result.run_dir, quiet=quiet)
+    failed = sum(result.failed.values())
+    if json:
+        folder = None if result.run_dir is None else str(result.run_dir)
+        counts = {"rows_done": result.done, "rows_planned": result.planned, "failed": dict(result.failed)}
+        terminal.data({"run": folder, "hash": chosen.hash(), **counts})
+    if result.run_dir is not None and (failed or result.done < result.planned):
+        reasons = ", ".join(f"{count} {status}" for status, count in result.failed.items())
+        again = f"'kvbench run --resume {result.run_dir.name}' tries them again"
+        missing = result.planned - result.done + failed
+        raise IncompleteError(f"{missing} of {result.planned} rows have no score ({reasons or 'not run'}); {again}.")
+
+
+def _gather(params: Mapping[str, Any], problems: Problems) -> Gathered | None:
+    flags = {key: params.get(key) for key in KEYS}
+    if params.get("batch_size") is not None:
+        flags["slots"] = Given(params["batch_size"], "--batch-size")
+    config = params.get("config")
+    with problems.collect():
+        return gather(flags, os.environ, params.get("suite"), Path(config) if config else None)
+    return None
+
+
+def _check_names(run_name: str | None, resume: str | None) -> None:
+    for name, option in ((run_name, "--run-name"), (resume, "--resume")):
+        if name is not None:
+            check_run_name(name, option)
+    if run_name is not None and resume is not None and run_name != resume:
+        raise UserError(f"--resume {show(resume)} and --run-name {show(run_name)} name two runs; give one of them.")
+
+
+def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problems) -> RunConfig | None:
+    """The settings typed, or those of the run to continue."""
+    if resume is None:
+        return build(gathered, problems)
+    if not problems.errors:
+        with problems.collect():
+            return resumed(out, resume, gathered, problems)
+    return None
+
+
+def _print_plan(result: RunResult) -> None:
+    """What would run: cells with rows, slots, memory and the speed that the hardware allows."""
+    numbers = ("rows", "slots", "entries", "a slot", "tok/s at most")
+    table = terminal.grid("task", "method", "budget", *numbers, right=("budget", *numbers))
+    for p in result.plans:
+        size_and_speed = size(p.plan.slot_bytes), f"{p.plan.limit:,.0f}"
+        sizes = str(len(p.rows)), str(p.plan.slots), str(p.plan.entries_peak)
+        budget = "-" if p.cell.budget is None else str(p.cell.budget)
+        table.add_row(p.cell.task, p.cell.method.label, budget, *sizes, *size_and_speed)
+    terminal.console().print(table)
+    print(f"{result.planned} rows; nothing was run.")
+
+
+def report_on(run_dir: Path, *, quiet: bool) -> None:
+    """Print the tables of a run and write them into its folder."""
+    from kvbench.report.load import load
+    from kvbench.report.render import Report, text, write
+
+    report = Report.make(load([run_dir]))
+    paths = write(report, run_dir / "report")
+    if not quiet:
+        print(text(report))
+        terminal.note(f"rows are in {run_dir}, this report in {paths[0]}.")
+
+
+def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
+    """The model, also when the grid is wrong, so that both problems are shown."""
+    given = gathered.first("model") if gathered else None
+    name = chosen.model if chosen else str(given.value).strip() if given else TINY
+    revision = chosen.revision if chosen else None
+    with problems.collect():
+        return describe(name, revision)
+    return None
+
+
+def _notes(gathered: Gathered, *, quiet: bool, verbose: bool, resumed: bool) -> None:
+    if gathered.first("model") is None and not resumed and not quiet:
+        terminal.note(
+            "no --model given: using the built-in model 'tiny' (for demos and CI). Give --model for real numbers."
+        )
+    if verbose:
+        for key, values in gathered.record().items():
+            strongest: Mapping[str, Any] = values[-1]
+            terminal.note(f"{key} = {strongest['value']!r} from {strongest['source']}")

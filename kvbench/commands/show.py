@@ -1,0 +1,140 @@
+"""``kvbench show RUN [--sample ID]``: what a run is, and the text of one of its samples. Imports no torch.
+
+Model-written text is printed with control characters escaped, never raw.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvbench import terminal
+from kvbench.errors import UserError, show
+from kvbench.registry import did_you_mean
+from kvbench.report.load import find_runs
+from kvbench.store import manifest, read_run, read_texts
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EPILOG = """Examples:
+  kvbench show demo
+  kvbench show results/demo --sample orbit-300-1000000000 --method gkv
+"""
+
+
+def show_(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)],
+    sample: Annotated[
+        str | None,
+        typer.Option("--sample", metavar="ID", help="Question: its id, TASK/ID, or a row key.", show_default=False),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="NAME", help="With --sample: one method.", show_default=False)
+    ] = None,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")] = "results",
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
+) -> None:
+    """Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question."""
+    folder = one_run(run, Path(out))
+    document = _summary(folder) if sample is None else {"samples": _samples(folder, sample, method)}
+    if json:
+        terminal.data(document)
+    elif sample is None:
+        _print_summary(document)
+    else:
+        for entry in document["samples"]:
+            _print_sample(entry)
+
+
+def one_run(name: str, out: Path) -> Path:
+    """The folder of one run, by its path or its name."""
+    found = find_runs([name], out)
+    if len(found) > 1 or not found[0].is_dir():
+        listed = ", ".join(path.name for path in found)
+        raise UserError(f"{show(name)} is not the folder of one run; it holds {listed}. Name one.")
+    return found[0]
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    info, snapshot = manifest.read(folder), read_run(folder)
+    rows = snapshot.rows
+    status = {str(k): int(v) for k, v in rows["status"].value_counts().items()}
+    return {
+        "run": str(folder),
+        "created": info["created"],
+        "rows": snapshot.progress,
+        "status": status,
+        "config": info["config"],
+        "environment": info["environment"],
+        "notices": list(snapshot.notices),
+    }
+
+
+def _print_summary(document: dict[str, Any]) -> None:
+    environment, config = document["environment"], document["config"]
+    lines = {
+        "run": document["run"],
+        "created": document["created"],
+        "rows": f"{document['rows']} ({', '.join(f'{n} {s}' for s, n in document['status'].items()) or 'none yet'})",
+        "versions": " ".join(f"{k} {v}" for k, v in environment.get("versions", {}).items()),
+        "git": environment.get("git"),
+        "device": environment.get("device"),
+        "settings": ", ".join(f"{k}={v}" for k, v in config.items() if k != "grids" and v is not None),
+    }
+    for grid in config.get("grids", []):
+        methods = ", ".join(m["name"] + (str(m["options"]) if m["options"] else "") for m in grid["methods"])
+        budgets = ", ".join(map(str, grid["budgets"])) or "none"
+        lines[f"grid {len(lines) - 6}"] = f"{', '.join(grid['tasks'])}: {methods}; budgets {budgets}"
+    for text in document["notices"]:
+        terminal.warning(text)
+    for key, value in lines.items():
+        if value:
+            terminal.console().print(f"{key:<9} {terminal.clean(str(value))}")
+
+
+def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, Any]]:
+    rows = read_run(folder).rows
+    found = rows[
+        (rows["doc_id"] == wanted) | (rows["row_key"] == wanted) | (rows["task"] + "/" + rows["doc_id"] == wanted)
+    ]
+    if method is not None:
+        found = found[found["method"] == method.strip().lower()]
+    if found.empty:
+        known = list(rows["doc_id"].unique())
+        hint = did_you_mean(wanted, known) or (f" The first is {show(known[0])}." if known else "")
+        raise UserError(
+            f"run {show(folder.name)} has no sample {show(wanted)}{f' of {show(method)}' if method else ''}.{hint}"
+        )
+    texts = read_texts(folder).set_index("row_key")
+    return [_plain(row) | _texts(texts, row["row_key"]) for _, row in found.iterrows()]
+
+
+def _plain(row: pd.Series) -> dict[str, Any]:
+    """A row in JSON types without its empty columns."""
+    kept = row.dropna()
+    return {
+        k: v.isoformat() if hasattr(v, "isoformat") else getattr(v, "item", lambda v=v: v)() for k, v in kept.items()
+    }
+
+
+def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
+    if key not in texts.index:
+        return {"prompt": None, "output": None}
+    return {name: value if isinstance(value := texts.at[key, name], str) else None for name in ("prompt", "output")}
+
+
+def _print_sample(entry: dict[str, Any]) -> None:
+    budget = f" at {entry['budget']}" if "budget" in entry else ""
+    title = f"{entry['task']} {entry['doc_id']} sample {entry.get('sample', 0)}: {entry['method']}{budget}"
+    scores = [f"{k} {entry[k]:.3g}" for k in ("score", "score_strict", "score_partial") if k in entry]
+    facts = [entry["status"], *scores, f"{entry.get('output_tokens', 0)} tokens", str(entry.get("stop_reason", ""))]
+    print(f"== {terminal.clean(title)}\n{terminal.clean(', '.join(facts))}")
+    for name in ("prompt", "output"):
+        print(f"-- {name}")
+        for line in (entry[name] or "").split("\n"):
+            print(terminal.clean(line))
+    if entry.get("extracted"):
+        print(f"-- answer: {terminal.clean(entry['extracted'])}")

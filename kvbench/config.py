@@ -1,0 +1,199 @@
+"""What one run is: frozen dataclasses, checked at construction, with a stable hash for identity.
+
+    config = RunConfig(grids=(Grid(methods=(MethodChoice(name="gkv"),), budgets=(48, 64), tasks=("walk",)),), seed=1)
+    config.cells()                          # the grid, expanded
+    RunConfig.from_dict(config.to_dict())   # what run.json holds
+
+Names are those of the registries (canonical spelling). Files, environment variables and flags become a RunConfig in
+`kvbench.settings`. Whether a budget fits a method or a model is checked by the run command, not here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from kvbench import registry
+from kvbench.errors import UserError, show
+from kvbench.values import budget, choice, flag, number, parse, setting, text, unknown_key, whole
+
+Value = bool | int | float | str | None
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodChoice:
+    """A method and the options that differ from its defaults, sorted by name."""
+
+    name: str
+    options: tuple[tuple[str, Value], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "options", tuple(sorted(self.options)))
+
+    @property
+    def label(self) -> str:
+        """``gkv`` or ``snapkv-decode(variant=gkv)``."""
+        options = ", ".join(f"{k}={v}" for k, v in self.options)
+        return f"{self.name}({options})" if options else self.name
+
+    @property
+    def evicts(self) -> bool:
+        """False for the full cache, which takes no budget."""
+        return bool(getattr(registry.methods.get(self.name), "evicts", True))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One method at one budget on one task."""
+
+    method: MethodChoice
+    budget: int | None
+    task: str
+
+    @property
+    def label(self) -> str:
+        """``walk gkv @48``."""
+        return f"{self.task} {self.method.label}" + ("" if self.budget is None else f" @{self.budget}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grid:
+    """Every method at every budget on every task. `limit` replaces the run's limit for these tasks."""
+
+    methods: tuple[MethodChoice, ...]
+    tasks: tuple[str, ...]
+    budgets: tuple[int, ...] = ()
+    limit: int | None = None
+
+    def cells(self) -> list[Cell]:
+        return [
+            Cell(method=method, budget=size, task=task)
+            for task in self.tasks
+            for method in self.methods
+            for size in (self.budgets if method.evicts else (None,))
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """One run. None leaves a setting to the task's own default (`GenSpec`), "auto" to the engine."""
+
+    grids: tuple[Grid, ...]
+    model: str = setting("tiny", text)
+    revision: str | None = setting(None, text)
+    device: str = setting("auto", text)
+    dtype: str = setting("auto", choice(*DTYPES))
+    interval: int = setting(128, whole(1))  # generated tokens between evictions
+    seed: int = setting(0, whole(0, 2**64 - 1))
+    limit: int | None = setting(None, whole(1))  # questions of each task
+    samples: int | None = setting(None, whole(1))
+    temperature: float | None = setting(None, number("a finite number >= 0", lambda x: x >= 0))
+    top_p: float | None = setting(None, number("in (0, 1]", lambda x: 0 < x <= 1))
+    top_k: int | None = setting(None, whole(0))
+    min_p: float | None = setting(None, number("in [0, 1)", lambda x: 0 <= x < 1))
+    max_new_tokens: int | None = setting(None, whole(1))
+    prompt_style: str | None = setting(None, text)
+    thinking: bool | None = setting(None, flag)
+    chat_template: str | None = setting(None, text)  # a file
+    no_chat_template: bool = setting(False, flag)
+    data: str | None = setting(None, text)  # a folder with task data
+    task_file: str | None = setting(None, text)  # a task as a JSONL file
+    slots: int | Literal["auto"] = setting("auto", whole(1, word="auto"))  # sequences decoded together
+    prefill_chunk: int = setting(512, whole(1))
+
+    def __post_init__(self) -> None:
+        for name, parser in PARSERS.items():
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, parse(f"'{name}'", parser, value))
+        limits: dict[str, int | None] = {}
+        for grid in self.grids:
+            for size in grid.budgets:
+                parse("'budget'", budget, size)
+            for task in grid.tasks:
+                if limits.setdefault(task, grid.limit) != grid.limit:
+                    raise UserError(f"task {show(task)} has two limits: {limits[task]} and {grid.limit}.")
+
+    def cells(self) -> tuple[Cell, ...]:
+        """The grid expanded, each cell once; a method that does not evict appears once per task, without a budget."""
+        return tuple(dict.fromkeys(cell for grid in self.grids for cell in grid.cells()))
+
+    def limit_for(self, task: str) -> int | None:
+        """How many questions of a task are asked; None is all."""
+        return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(task for grid in self.grids for task in grid.tasks))
+
+    @property
+    def methods(self) -> tuple[MethodChoice, ...]:
+        return tuple(dict.fromkeys(method for grid in self.grids for method in grid.methods))
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        return tuple(sorted({size for grid in self.grids for size in grid.budgets}))
+
+    def hash(self) -> str:
+        """16 hex digits over everything that can change a row; the order in which cells were listed does not count.
+
+        Settings at their default are left out, so that a new setting does not rename the runs made before it.
+        """
+        free = ("grids", *OPERATIONAL)
+        identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}
+        identity["limits"] = {task: self.limit_for(task) for task in self.tasks}
+        identity["cells"] = sorted([c.task, c.method.label, c.budget or 0] for c in self.cells())
+        return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for JSON; options of a method as a table."""
+        grids = [
+            {
+                "methods": [{"name": m.name, "options": dict(m.options)} for m in grid.methods],
+                "budgets": list(grid.budgets),
+                "tasks": list(grid.tasks),
+                "limit": grid.limit,
+            }
+            for grid in self.grids
+        ]
+        return {"grids": grids} | {name: getattr(self, name) for name in PARSERS}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
+        """Inverse of `to_dict`. Unknown keys are errors."""
+        for name in data:
+            if name != "grids" and name not in PARSERS:
+                raise UserError(unknown_key(name, PARSERS))
+        grids = tuple(
+            Grid(
+                methods=tuple(MethodChoice(name=m["name"], options=tuple(m["options"].items())) for m in g["methods"]),
+                budgets=tuple(g["budgets"]),
+                tasks=tuple(g["tasks"]),
+                limit=g.get("limit"),
+            )
+            for g in data["grids"]
+        )
+        return cls(grids=grids, **{name: data[name] for name in PARSERS if name in data})
+
+    def differences(self, other: RunConfig) -> list[tuple[str, Any, Any]]:
+        """(setting, mine, the other's) for all that differs and counts; methods, budgets and tasks as their lists."""
+        axes = ("methods", "budgets", "tasks")
+        mine, theirs = self._flat(), other._flat()
+        return [(name, mine[name], theirs[name]) for name in (*axes, *PARSERS) if mine[name] != theirs[name]]
+
+    def _flat(self) -> dict[str, Any]:
+        settings = {k: v for k, v in self.to_dict().items() if k != "grids"} | dict.fromkeys(OPERATIONAL)
+        return settings | {
+            "methods": sorted(m.label for m in self.methods),
+            "budgets": list(self.budgets),
+            "tasks": sorted(self.tasks),
+        }
+
+
+PARSERS = {f.name: f.metadata["parser"] for f in dataclasses.fields(RunConfig) if "parser" in f.metadata}
+DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig)}
+OPERATIONAL = ("data",)  # where things are: free to differ when a run is continued

@@ -1,0 +1,111 @@
+"""What a run ran on: versions, git commit, machine.
+
+    versions()      # {"kvbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0+cpu", ...}
+    git_commit()    # "1a2b3c4d5e6f" or "1a2b3c4d5e6f+changes", None outside a work tree
+    machine()       # cores, memory, platform
+    devices()       # the names of visible accelerators
+
+All but `devices` read package metadata and system files; only that one imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from kvbench.models import ModelInfo, revision
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "datasets",
+    "math-verify",
+)
+OPTIONAL = ("flash-attn", "triton", "lm-eval")
+
+
+def version(package: str) -> str | None:
+    """Installed version of a distribution, or None."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def versions() -> dict[str, str]:
+    """Versions of kvbench, Python and every package that can change a number; optional ones only where installed."""
+    from kvbench import __version__
+
+    found = {"kvbench": __version__, "python": platform.python_version()}
+    return found | {name: v for name in (*PACKAGES, *OPTIONAL) if (v := version(name))}
+
+
+def model_revision(info: ModelInfo) -> str | None:
+    """Commit or content hash of a model, see `kvbench.models.revision`."""
+    return revision(info)
+
+
+def git_commit() -> str | None:
+    """Commit of the work tree that kvbench runs from, marked when files differ from it; None when it is installed."""
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(Path(__file__).parent), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", __file__)
+        commit = git("rev-parse", "--short=12", "HEAD")
+        return f"{commit}+changes" if git("status", "--porcelain", "--untracked-files=no") else commit
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+def memory_bytes() -> int | None:
+    """Memory this process may use: the machine's, or less where a control group says so."""
+    limits = []
+    if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
+        limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            limits.append(int(Path(name).read_text()))
+        except (OSError, ValueError):
+            continue
+    return min(limits, default=None)
+
+
+def cores() -> int:
+    """Processor cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def processor() -> str:
+    """Model name of the processor where the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def machine() -> dict[str, Any]:
+    return {"platform": platform.platform(), "processor": processor(), "cores": cores(), "memory_bytes": memory_bytes()}
+
+
+def devices() -> list[dict[str, Any]]:
+    """Visible accelerators with name and memory. Imports torch."""
+    import torch
+
+    found = []
+    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
+        properties = torch.cuda.get_device_properties(index)
+        found.append({"device": f"cuda:{index}", "name": properties.name, "memory_bytes": properties.total_memory})
+    return found

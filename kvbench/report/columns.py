@@ -1,0 +1,159 @@
+"""What a report shows of a cell, said once for every format.
+
+For people three small tables that fit 80 columns: `quality`, `cost` and, where there is something to tell, `samples`;
+each is a list of (title, how a cell prints). For programs `flat`, the whole cell as plain data.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from kvbench.progress import size
+from kvbench.report.tables import SCORES, CellRow, TaskTable
+
+Show = Callable[[CellRow], str]
+Columns = list[tuple[str, Show]]
+NOTHING = "-"
+
+
+def quality(table: TaskTable, plus_minus: str) -> Columns:
+    """How good a cell is, beside its baseline."""
+    others = [column for column in SCORES if column != table.headline]
+
+    def score(cell: CellRow) -> str:
+        text = _number(cell.score.mean) + ("" if math.isnan(cell.score.se) else f" {plus_minus}{cell.score.se:.3f}")
+        return f"{text} ({cell.progress})" if cell.progress else text
+
+    base = next((c.against.baseline for c in table.cells if c.against), "")
+    columns: Columns = [
+        *_name(),
+        (SCORES[table.headline], score),
+        *((SCORES[o], lambda c, o=o: _number(c.others[o])) for o in others),
+        (f"minus {base}", _difference),
+        ("verdict", lambda c: f"{c.against.verdict} p{_p(c.against.p)}" if c.against else NOTHING),
+    ]
+    return _filled(table, columns)
+
+
+def cost(table: TaskTable) -> Columns:
+    """What a cell keeps of the full cache's score and what that costs: entries, bytes, speed."""
+    columns: Columns = [
+        *_name(),
+        ("score kept", lambda c: _percent(c.of_full["score"]) if c.of_full else NOTHING),
+        ("KV peak", lambda c: NOTHING if math.isnan(c.kv_bytes_peak) else size(c.kv_bytes_peak)),
+        ("of full", lambda c: _percent(c.of_full["bytes"]) if c.of_full else NOTHING),
+        ("after", lambda c: _entries(c.entries_after_evict)),
+        ("peak", lambda c: _entries(c.entries_peak)),
+        ("tok/s", lambda c: NOTHING if math.isnan(c.tokens_per_second) else f"{c.tokens_per_second:,.0f}"),
+        ("speed", lambda c: _times_full(c)),
+    ]
+    return _filled(table, columns)
+
+
+def samples(table: TaskTable) -> Columns:
+    """What the scores rest on. Nothing when every cell has the same number of samples, all of them whole."""
+    counts: Columns = [
+        ("questions", lambda c: str(c.score.questions)),
+        ("samples", lambda c: str(c.samples)),
+    ]
+    equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
+    columns: Columns = [
+        *_name(),
+        *([] if equal else counts),
+        ("truncated", lambda c: _percent(c.truncated)),
+        ("no answer", lambda c: _percent(c.no_answer)),
+        ("failed", lambda c: str(c.failed) if c.failed else NOTHING),
+    ]
+    whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed for c in table.cells)
+    return [] if whole and equal else _filled(table, columns)
+
+
+def _name() -> Columns:
+    return [
+        ("method", lambda c: c.method + ("" if c.decode_bounded or not c.evicts else " *")),
+        ("budget", lambda c: NOTHING if c.budget is None else str(c.budget)),
+    ]
+
+
+def _filled(table: TaskTable, columns: Columns) -> Columns:
+    """Without the columns in which no cell has anything."""
+    fixed = [title for title, _ in _name()]
+    return [(t, s) for t, s in columns if t in fixed or any(s(cell) != NOTHING for cell in table.cells)]
+
+
+def flat(table: TaskTable, cell: CellRow) -> dict[str, Any]:
+    """A cell as plain data; None where there is no number."""
+    against = cell.against
+    ratios = cell.of_full or {}
+    data: dict[str, Any] = {
+        "group": table.group,
+        "task": table.task,
+        "method": cell.method,
+        "budget": cell.budget,
+        "interval": table.interval if cell.evicts else None,
+        "decode_bounded": cell.decode_bounded,
+        "headline": table.headline,
+        "mean": cell.score.mean,
+        "se": cell.score.se,
+        "se_fixed": cell.score.se_fixed,
+        "low": cell.score.low,
+        "high": cell.score.high,
+        "interval_rule": cell.score.rule,
+        **cell.others,
+        "floor": cell.floor,
+        "questions": cell.score.questions,
+        "samples": cell.samples,
+        "failed": cell.failed,
+        "truncated": cell.truncated,
+        "no_answer": cell.no_answer,
+        "entries_after_evict": cell.entries_after_evict,
+        "entries_peak": cell.entries_peak,
+        "entries_mean": cell.entries_mean,
+        "kv_bytes_peak": cell.kv_bytes_peak,
+        "kv_bytes_mean": cell.kv_bytes_mean,
+        "tokens_per_second": cell.tokens_per_second,
+        "roofline_share": cell.roofline_share,
+        "evict_share": cell.evict_share,
+        "score_of_full": ratios.get("score"),
+        "bytes_of_full": ratios.get("bytes"),
+        "speed_of_full": ratios.get("speed"),
+        "baseline": against.baseline if against else None,
+        "diff": against.diff if against else None,
+        "diff_low": against.low if against else None,
+        "diff_high": against.high if against else None,
+        "p_holm": against.p if against else None,
+        "verdict": against.verdict if against else None,
+        "smallest_drop": against.smallest_drop if against else None,
+        "progress": cell.progress or None,
+    }
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in data.items()}
+
+
+def _difference(cell: CellRow) -> str:
+    if cell.against is None:
+        return NOTHING
+    text = f"{cell.against.diff:+.3f}"
+    return text if math.isnan(cell.against.low) else f"{text} ({cell.against.low:+.2f}, {cell.against.high:+.2f})"
+
+
+def _times_full(cell: CellRow) -> str:
+    speed = cell.of_full["speed"] if cell.of_full else math.nan
+    return NOTHING if math.isnan(speed) else f"{speed:.2f}x"
+
+
+def _number(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:.3f}"
+
+
+def _percent(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:.0%}"
+
+
+def _entries(value: float) -> str:
+    return NOTHING if math.isnan(value) else f"{value:.0f}" if value == int(value) else f"{value:.1f}"
+
+
+def _p(value: float) -> str:
+    return "<0.001" if value < 0.001 else f"={value:.3f}"

@@ -1,0 +1,161 @@
+"""Reads runs for a report and makes sure that what stands in one table may stand in one table. No torch.
+
+    loaded = load([Path("results/a"), Path("results/b")])      # UserError when a and b are not comparable
+    loaded.groups                                              # one for each task, more with --group-by
+
+Rows compare when model, sampling, prompt, interval, seed and versions of task and method are the same, and equal
+questions had equal prompts. A row that is in several runs counts once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.errors import UserError, show
+from kvbench.registry import did_you_mean
+from kvbench.store import list_runs, manifest, read_run, read_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+RUN = "run"  # column with the run's name, added here
+# What must be equal in one table, and how it is called in the message.
+SAME = {
+    "model": "model",
+    "model_revision": "model revision",
+    "dtype": "dtype",
+    "seed": "seed",
+    "interval": "interval",
+    "prompt_style": "prompt style",
+    "thinking": "thinking",
+    "temperature": "temperature",
+    "top_p": "top-p",
+    "top_k": "top-k",
+    "min_p": "min-p",
+    "task_version": "task version",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Comparable rows of one task. `label` says what sets them apart from the task's other groups."""
+
+    task: str
+    label: str
+    rows: pd.DataFrame
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Rows of all runs in comparable groups. `unfinished` maps a run to its "412 of 960 rows"."""
+
+    groups: list[Group]
+    runs: list[dict[str, Any]]
+    unfinished: dict[str, str] = field(default_factory=dict)
+    notices: list[str] = field(default_factory=list)
+
+
+def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
+    """Run folders and tables from what was typed: a run's folder or name, a folder of runs, a rows.parquet."""
+    found: list[Path] = []
+    for name in names or [str(results)]:
+        path = Path(name)
+        if not path.exists() and (results / name).exists():
+            path = results / name
+        if path.is_file() or (path / manifest.NAME).is_file():
+            found.append(path)
+        elif path.is_dir():
+            inside = [path / run for run in list_runs(path)]
+            if not inside:
+                raise UserError(f"{show(name)} has no kvbench run (no {manifest.NAME}).")
+            found += inside
+        else:
+            runs = list_runs(results)
+            known = f" Runs in {show(results)[1:-1]}: {', '.join(runs)}." if runs else ""
+            raise UserError(f"no run {show(name)}.{did_you_mean(name, runs)}{known}")
+    return list(dict.fromkeys(found))
+
+
+def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = False) -> Loaded:
+    """Read runs and group their rows.
+
+    Args:
+        group_by: columns that may differ; each of their values gets tables of its own.
+        split: group by everything that differs, instead of an error.
+    """
+    import pandas as pd
+
+    for name in group_by:
+        if name not in SAME:
+            raise UserError(f"--group-by {show(name)}.{did_you_mean(name, list(SAME))} Columns: {', '.join(SAME)}.")
+    frames, runs, unfinished, notices = [], [], {}, []
+    for path in paths:
+        name = path.name if path.is_dir() else path.parent.name
+        if path.is_dir():
+            snapshot = read_run(path)
+            frame = snapshot.rows
+            notices += [f"{name}: {text}" for text in snapshot.notices]
+            if snapshot.planned is not None and snapshot.saved < snapshot.planned:
+                unfinished[name] = snapshot.progress
+        else:
+            frame = read_table(path)
+        frames.append(frame.assign(**{RUN: name}))
+        runs.append({"run": name, "path": str(path), "rows": len(frame)})
+    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+    if rows.empty:
+        raise UserError(f"there are no rows yet in {', '.join(show(r['run']) for r in runs)}.")
+    rows = rows.drop_duplicates("row_key")
+    groups = []
+    for task, part in rows.groupby("task", observed=True, sort=False):
+        columns = [column for column in SAME if _values(part, column)[1:]] if split else group_by
+        for label, group in _groups(part, columns):
+            _check(str(task), group)
+            groups.append(Group(str(task), label, group))
+    return Loaded(groups, runs, unfinished, notices)
+
+
+def _values(rows: pd.DataFrame, column: str) -> list[Any]:
+    """The values of a column in order. Rows without one (the full cache has no interval) agree with every value."""
+    return sorted(rows[column].dropna().unique()) or [None]
+
+
+def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
+    """Rows apart by the values of the columns; a row without a value is in every group."""
+    groups = [("", rows)]
+    for column in columns:
+        groups = [
+            (", ".join(filter(None, (label, f"{SAME[column]} {value}"))), part[_agrees(part[column], value)])
+            for label, part in groups
+            for value in _values(part, column)
+        ]
+    return groups
+
+
+def _agrees(values: Any, value: Any) -> Any:
+    return (values == value).fillna(False) | values.isna()
+
+
+def _check(task: str, rows: pd.DataFrame) -> None:
+    """Raise UserError naming two runs and what differs between them."""
+    for column, word in SAME.items():
+        _check_column(rows, column, word, f"--group-by {column} makes one table each.")
+    for method, mine in rows.groupby("method", observed=True, sort=False):
+        _check_column(mine, "method_version", f"{method} version", "Report them one by one.")
+    prompts = rows.groupby("doc_id", observed=True)["prompt_sha256"].nunique()
+    if (prompts > 1).any():
+        question = prompts.index[prompts > 1][0]
+        raise UserError(
+            f"question {show(question)} of task {show(task)} had two different prompts (other data or template); "
+            "scores are not comparable. Report the runs one by one."
+        )
+
+
+def _check_column(rows: pd.DataFrame, column: str, word: str, remedy: str) -> None:
+    found = rows.dropna(subset=[column]).drop_duplicates(column)
+    if len(found) > 1:
+        a, b = found.iloc[0], found.iloc[1]
+        of = f"{a[RUN]} is of {word} {a[column]} and {b[RUN]} of {word} {b[column]}"
+        raise UserError(f"{of}; scores are not comparable. {remedy}")

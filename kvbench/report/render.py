@@ -1,0 +1,147 @@
+"""A report as text, Markdown, CSV or JSON. No format runs or hides what a model or a file wrote.
+
+    print(FORMATS["markdown"](report))         # one string
+    write(report, Path("results/demo/report")) # report.md, report.csv, report.json
+
+Text is cleaned of control characters; Markdown cells cannot break out of their table or carry HTML; CSV cells that a
+spreadsheet would take for a formula get an apostrophe.
+"""
+
+from __future__ import annotations
+
+import csv
+import html
+import io
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench import __version__, terminal
+from kvbench.errors import SetupError, show
+from kvbench.report.columns import Columns, cost, flat, quality, samples
+from kvbench.report.load import Loaded
+from kvbench.report.tables import TaskTable, make_tables
+
+ABOUT = (
+    "Budget: KV entries per layer and KV head right after an eviction, everything included; entries and bytes are "
+    "measured (after an eviction, at the peak), bytes are of one sequence. Errors are standard errors over questions. "
+    "Differences are paired by question, with 95% intervals and Holm-adjusted p."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that a format needs."""
+
+    loaded: Loaded
+    tables: list[TaskTable]
+
+    @classmethod
+    def make(cls, loaded: Loaded, baseline: str | None = None) -> Report:
+        return cls(loaded, make_tables(loaded, baseline))
+
+
+def text(report: Report) -> str:
+    """Tables for a terminal; ASCII where stdout knows no more."""
+    console = terminal.console()
+    ascii_only = terminal.ascii_only()
+    with console.capture() as captured:
+        for table in report.tables:
+            console.print(terminal.clean(_title(table)), style="bold")
+            console.print()
+            for columns in filter(None, (quality(table, "+-" if ascii_only else "±"), cost(table), samples(table))):
+                console.print(_rich(table, columns))
+                console.print()
+            for note in table.notes:
+                console.print(terminal.clean(note))
+            console.print()
+        console.print(ABOUT)
+    return captured.get().rstrip("\n")
+
+
+def markdown(report: Report) -> str:
+    lines = ["# kvbench report", "", f"kvbench {__version__}. {ABOUT}", ""]
+    for table in report.tables:
+        lines += [f"## {_md(_title(table))}", ""]
+        for columns in filter(None, (quality(table, "±"), cost(table), samples(table))):
+            lines.append("| " + " | ".join(_md(title) for title, _ in columns) + " |")
+            lines.append("|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|")
+            lines += ["| " + " | ".join(_md(value(cell)) for _, value in columns) + " |" for cell in table.cells]
+            lines.append("")
+        lines += [f"{_md(note)}\n" for note in table.notes]
+    lines += ["Runs: " + ", ".join(f"{_md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
+    return "\n".join(lines)
+
+
+def csv_text(report: Report) -> str:
+    rows = [flat(table, cell) for table in report.tables for cell in table.cells]
+    target = io.StringIO()
+    writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _csv(value) for key, value in row.items()} for row in rows)
+    return target.getvalue().rstrip("\n")
+
+
+def json_text(report: Report) -> str:
+    """One document on one line."""
+    document = {
+        "kvbench": __version__,
+        "runs": report.loaded.runs,
+        "unfinished": report.loaded.unfinished,
+        "tables": [
+            {
+                "group": table.group,
+                "task": table.task,
+                "headline": table.headline,
+                "notes": table.notes,
+                "cells": [flat(table, cell) for cell in table.cells],
+            }
+            for table in report.tables
+        ],
+    }
+    return json.dumps(document, allow_nan=False)
+
+
+FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "markdown": markdown, "csv": csv_text, "json": json_text}
+FILES = {"markdown": "report.md", "csv": "report.csv", "json": "report.json"}
+
+
+def write(report: Report, folder: Path) -> list[Path]:
+    """Write every file format into a folder and return the paths."""
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, file in FILES.items():
+            paths.append(folder / file)
+            paths[-1].write_text(FORMATS[name](report) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise SetupError(f"cannot write the report in {show(folder)} ({error.strerror}).") from None
+    return paths
+
+
+def _title(table: TaskTable) -> str:
+    parts = [table.task, table.group, f"evicting every {table.interval} tokens" if table.interval else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _rich(table: TaskTable, columns: Columns) -> Any:
+    titles = [title for title, _ in columns]
+    drawn = terminal.grid(*titles, right=tuple(titles[1:]))
+    for cell in table.cells:
+        drawn.add_row(*(terminal.clean(value(cell)) for _, value in columns))
+    return drawn
+
+
+def _md(value: str) -> str:
+    escaped = html.escape(terminal.clean(value), quote=False)
+    for sign in "\\`|*_[]#~":
+        escaped = escaped.replace(sign, f"\\{sign}") if sign in escaped else escaped
+    return escaped
+
+
+def _csv(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    return "'" * value.startswith(("=", "+", "-", "@", "\t", "\r")) + terminal.clean(value)

@@ -1,0 +1,257 @@
+"""From rows to statements: for each task, every method at every budget with error bars, cost and a paired comparison.
+
+    for table in make_tables(load([Path("results/demo")]), baseline="full"):
+        table.cells[0].score.mean, table.cells[0].against.diff
+
+All numbers come from the rows alone. Comparisons are paired question by question and their p-values adjusted by Holm
+over the table. A cell that could not be compared has `against` None.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kvbench import registry, stats
+from kvbench.errors import KVBenchError, UserError, show
+from kvbench.registry import did_you_mean
+from kvbench.report.load import RUN, Group, Loaded
+from kvbench.task import get_task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ALPHA = 0.05
+NO_BUDGET = -1  # sorts the full cache first
+SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Against:
+    """A cell minus its baseline over the same questions. `p` is adjusted; `verdict` is better, worse or tied."""
+
+    baseline: str
+    diff: float
+    low: float
+    high: float
+    p: float
+    verdict: str
+    smallest_drop: float
+    questions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellRow:
+    """One method at one budget on one task. Numbers that the rows do not have are NaN."""
+
+    method: str  # with the options that differ from their defaults
+    budget: int | None
+    decode_bounded: bool
+    evicts: bool
+    score: stats.Estimate
+    others: dict[str, float]  # means of the other score columns
+    floor: float
+    samples: int
+    failed: int
+    truncated: float
+    no_answer: float
+    entries_after_evict: float
+    entries_peak: float
+    entries_mean: float
+    kv_bytes_peak: float  # of one sequence, mean over samples
+    kv_bytes_mean: float
+    tokens_per_second: float
+    roofline_share: float
+    evict_share: float
+    progress: str  # "412 of 960 rows" of an unfinished run
+    against: Against | None = None
+    of_full: dict[str, float] | None = None  # score, bytes and speed as a share of the full cache's
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskTable:
+    """One task in one comparable group. `headline` is the column behind `CellRow.score`."""
+
+    group: str
+    task: str
+    headline: str
+    interval: int | None
+    cells: list[CellRow]
+    notes: list[str]
+
+
+def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
+    """One table for each task of each group. `baseline`: a method; by default the full cache where it was run."""
+    name = registry.methods.canonical(baseline) if baseline else "full"
+    there = sorted({str(method) for group in loaded.groups for method in group.rows["method"].unique()})
+    if baseline and name not in there:
+        raise UserError(f"--baseline {show(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}.")
+    return [_table(group, name, loaded.unfinished) for group in loaded.groups]
+
+
+def _table(group: Group, baseline: str, unfinished: dict[str, str]) -> TaskTable:
+    rows, headline = group.rows, _headline(group.task)
+    cells: list[CellRow] = []
+    scores: list[dict[str, list[float]]] = []
+    clusters: dict[str, str] = dict(zip(rows["doc_id"], rows["cluster_id"].fillna(rows["doc_id"])))
+    columns = rows.assign(budget=rows["budget"].fillna(NO_BUDGET).astype(int), options=rows["options"].fillna("{}"))
+    for (size, method, options), part in columns.groupby(["budget", "method", "options"], sort=True, observed=True):
+        by_question = stats.by_question(part.to_dict("records"), headline)
+        scores.append(by_question)
+        budget = None if size == NO_BUDGET else int(size)
+        cells.append(_cell(method_label(method, options), budget, part, by_question, clusters, unfinished))
+    cells = _compare(cells, scores, clusters, baseline)
+    intervals = rows["interval"].dropna().unique()
+    interval = int(intervals[0]) if len(intervals) else None
+    return TaskTable(
+        group=group.label,
+        task=group.task,
+        headline=headline,
+        interval=interval,
+        cells=_ratios(cells),
+        notes=_notes(cells, scores),
+    )
+
+
+def _headline(task: str) -> str:
+    """The task's own headline column; of a task that is not installed here, the plain score."""
+    try:
+        return get_task(task).headline
+    except KVBenchError:
+        return "score"
+
+
+def method_label(method: str, options: Any) -> str:
+    """``gkv`` or ``snapkv-decode(variant=gkv)``: only the options that differ from the defaults known here."""
+    given = json.loads(options) if isinstance(options, str) and options else {}
+    try:
+        cls = registry.methods.get(method)
+        default = {name: getattr(cls(), name) for name in given}
+    except (KVBenchError, AttributeError):
+        default = {}
+    differing = [f"{k}={v}" for k, v in sorted(given.items()) if k not in default or default[k] != v]
+    return f"{method}({', '.join(differing)})" if differing else method
+
+
+def _cell(
+    label: str,
+    budget: int | None,
+    rows: pd.DataFrame,
+    by_question: dict[str, list[float]],
+    clusters: dict[str, str],
+    unfinished: dict[str, str],
+) -> CellRow:
+    ok = rows[rows["status"] == "ok"]
+    busy = (ok["decode_seconds"].fillna(0) + ok["evict_seconds"].fillna(0)).sum()
+    runs = [run for run in rows[RUN].unique() if run in unfinished]
+    rates = stats.rates(list(ok["stop_reason"].fillna("")), list(ok["no_answer"].dropna()))
+    bounded = rows["decode_bounded"].dropna()
+    return CellRow(
+        method=label,
+        budget=budget,
+        decode_bounded=bool(bounded.all()) if len(bounded) else True,
+        evicts=budget is not None,
+        score=stats.estimate(list(by_question.values()), clusters=[clusters[q] for q in by_question]),
+        others={column: _mean(ok[column]) for column in SCORES},
+        floor=_mean(ok["floor"]),
+        samples=len(ok),
+        failed=len(rows) - len(ok),
+        truncated=rates["truncated"],
+        no_answer=rates["no_answer"],
+        entries_after_evict=_most(ok["entries_after_evict"]),
+        entries_peak=_most(ok["entries_peak"]),
+        entries_mean=_mean(ok["entries_mean"]),
+        kv_bytes_peak=_mean(ok["kv_bytes_peak"]),
+        kv_bytes_mean=_mean(ok["kv_bytes_mean"]),
+        tokens_per_second=float(ok["output_tokens"].sum() / busy) if busy > 0 else math.nan,
+        roofline_share=_mean(ok["roofline_share"]),
+        evict_share=float(ok["evict_seconds"].sum() / busy) if busy > 0 else math.nan,
+        progress=", ".join(unfinished[run] for run in runs),
+    )
+
+
+def _compare(
+    cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
+) -> list[CellRow]:
+    """Each cell against the baseline at its own budget, or against the baseline that has none."""
+    places = {(cell.method.split("(")[0], cell.budget): i for i, cell in reversed(list(enumerate(cells)))}
+    found: list[tuple[int, int, stats.Paired]] = []
+    for i, cell in enumerate(cells):
+        base = places.get((baseline, None), places.get((baseline, cell.budget)))
+        shared = [q for q in scores[i] if base is not None and q in scores[base]]
+        if base is None or base == i or not shared:
+            continue
+        a, b = [scores[i][q] for q in shared], [scores[base][q] for q in shared]
+        found.append((i, base, stats.paired(a, b, clusters=[clusters[q] for q in shared], permutations=1)))
+    adjusted = stats.holm([result.p for _, _, result in found])
+    compared = list(cells)
+    for (i, base, result), p in zip(found, adjusted):
+        verdict = "tied" if p > ALPHA or result.diff == 0 else "better" if result.diff > 0 else "worse"
+        compared[i] = replace(
+            cells[i],
+            against=Against(
+                baseline=cells[base].method,
+                diff=result.diff,
+                low=result.low,
+                high=result.high,
+                p=p,
+                verdict=verdict if result.df > 0 else "unknown",
+                smallest_drop=result.smallest_drop,
+                questions=result.questions,
+            ),
+        )
+    return compared
+
+
+def _ratios(cells: Sequence[CellRow]) -> list[CellRow]:
+    full = next((cell for cell in cells if not cell.evicts), None)
+    if full is None:
+        return list(cells)
+
+    def share(part: float, whole: float) -> float:
+        return part / whole if whole else math.nan
+
+    return [
+        replace(
+            cell,
+            of_full={
+                "score": share(cell.score.mean, full.score.mean),
+                "bytes": share(cell.kv_bytes_peak, full.kv_bytes_peak),
+                "speed": share(cell.tokens_per_second, full.tokens_per_second),
+            },
+        )
+        for cell in cells
+    ]
+
+
+def _notes(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]]) -> list[str]:
+    notes = []
+    floors = {c.budget: c.floor for c in cells if c.floor == c.floor}
+    if floors:
+        listed = ", ".join(f"{floor:.3f} at {budget}" for budget, floor in floors.items())
+        notes.append(f"Floor, what is scored before anything is evicted: {listed}.")
+    if len({(c.score.questions, c.samples) for c in cells}) == 1:
+        notes.append(f"{cells[0].score.questions} questions, {cells[0].samples} samples in every cell.")
+    drops = [c.against.smallest_drop for c in cells if c.against and c.against.smallest_drop > 0]
+    if drops:
+        notes.append(
+            f"A true drop of {max(drops):.3f} is found with 80% power in every comparison (one-sided test at 5%)."
+        )
+    if len({frozenset(s) for s in scores}) > 1:
+        notes.append("Cells have different questions; differences are over the shared ones only.")
+    if any(not cell.decode_bounded for cell in cells if cell.evicts):
+        notes.append("* evicts after the prompt only: generated entries are all kept. Compare by measured bytes.")
+    return notes
+
+
+def _mean(values: Any) -> float:
+    kept = values.dropna()
+    return float(kept.astype(float).mean()) if len(kept) else math.nan
+
+
+def _most(values: Any) -> float:
+    kept = values.dropna()
+    return float(kept.max()) if len(kept) else math.nan

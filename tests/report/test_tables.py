@@ -1,0 +1,213 @@
+"""Tables: the right numbers, fair comparisons, and no table of rows that do not compare."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench import stats
+from kvbench.errors import UserError
+from kvbench.report.load import find_runs, load
+from kvbench.report.tables import CellRow, TaskTable, make_tables, method_label
+
+DRAW = random.Random(0)
+GOOD = [DRAW.choice([1.0, 1.0, 0.8]) for _ in range(32)]
+BAD = [max(0.0, s - DRAW.random()) for s in GOOD]
+
+
+def one(path: Path, baseline: str | None = None) -> TaskTable:
+    (table,) = make_tables(load([path]), baseline)
+    return table
+
+
+def cell(table: TaskTable, method: str, budget: int | None = None) -> CellRow:
+    (found,) = (c for c in table.cells if c.method == method and c.budget == budget)
+    return found
+
+
+def test_means_errors_ratios_and_costs(make_run: Callable, rows: Callable) -> None:
+    table = one(make_run("r1", rows("full", None, GOOD), rows("gkv", 48, BAD)))
+    full, gkv = cell(table, "full"), cell(table, "gkv", 48)
+    assert [c.method for c in table.cells] == ["full", "gkv"]
+    assert table.headline == "score_partial"
+    assert gkv.score.mean == pytest.approx(statistics.mean(BAD))
+    assert gkv.score.se == pytest.approx(statistics.stdev(BAD) / math.sqrt(32))
+    assert gkv.others["score"] == pytest.approx(sum(s == 1 for s in BAD) / 32)
+    assert gkv.of_full == {
+        "score": pytest.approx(statistics.mean(BAD) / statistics.mean(GOOD)),
+        "bytes": pytest.approx(0.25),
+        "speed": pytest.approx((100 / 1.25) / (100 / 2.5)),
+    }
+    assert (gkv.entries_after_evict, gkv.entries_peak, gkv.floor) == (48, 80, 0.1)
+    assert gkv.evict_share == pytest.approx(0.2)
+    assert math.isnan(full.entries_after_evict)
+    assert math.isnan(full.floor)
+    assert full.against is None
+
+
+def test_comparison_is_paired_and_adjusted_over_the_table(make_run: Callable, rows: Callable) -> None:
+    near = [max(0.0, s - 0.01 * (i % 2)) for i, s in enumerate(GOOD)]
+    table = one(
+        make_run("r1", rows("full", None, GOOD), rows("gkv", 48, BAD), rows("rkv", 48, near), rows("tova", 48, GOOD))
+    )
+    singles = [stats.paired([[s] for s in x], [[s] for s in GOOD]) for x in (BAD, near, GOOD)]
+    against = [cell(table, name, 48).against for name in ("gkv", "rkv", "tova")]
+    assert [a.p for a in against if a] == pytest.approx(stats.holm([s.p for s in singles]))
+    assert [a.diff for a in against if a] == pytest.approx([s.diff for s in singles])
+    assert [a.verdict for a in against if a] == ["worse", "worse", "tied"]
+    assert any("is found with 80% power in every comparison" in note for note in table.notes)
+
+
+def test_another_baseline_is_compared_at_equal_budget(make_run: Callable, rows: Callable) -> None:
+    run = make_run("r1", rows("rkv", 48, BAD), rows("rkv", 64, GOOD), rows("gkv", 48, GOOD), rows("gkv", 64, GOOD))
+    table = one(run, "rkv")
+    better, tied = cell(table, "gkv", 48).against, cell(table, "gkv", 64).against
+    assert better is not None
+    assert tied is not None
+    assert (better.verdict, tied.verdict) == ("better", "tied")
+    assert cell(table, "rkv", 48).against is None
+    assert one(run).cells[0].against is None  # no full cache here: nothing is compared
+    with pytest.raises(UserError, match=r"--baseline 'h2o' was not run\..* Methods: gkv, rkv\."):
+        one(run, "h2o")
+
+
+def test_only_shared_questions_are_compared(make_run: Callable, rows: Callable) -> None:
+    table = one(make_run("r1", rows("full", None, GOOD), rows("gkv", 48, BAD[:20])))
+    against = cell(table, "gkv", 48).against
+    assert against is not None
+    assert against.questions == 20
+    assert any("different questions" in note for note in table.notes)
+
+
+def test_failed_rows_have_no_score_and_are_counted(make_run: Callable, rows: Callable) -> None:
+    bad = [row | {"status": "oom", "score": None, "score_partial": None} for row in rows("gkv", 48, BAD)[:2]]
+    table = one(make_run("r1", rows("full", None, GOOD), [*rows("gkv", 48, BAD)[2:], *bad]))
+    gkv = cell(table, "gkv", 48)
+    assert (gkv.failed, gkv.samples, gkv.score.questions) == (2, 30, 30)
+    assert gkv.score.mean == pytest.approx(statistics.mean(BAD[2:]))
+
+
+def test_samples_of_a_question_are_not_independent(make_run: Callable, rows: Callable) -> None:
+    more = [row | {"sample": k, "row_key": f"{row['row_key']}{k}"} for row in rows("gkv", 48, BAD) for k in range(8)]
+    gkv = cell(one(make_run("r1", more)), "gkv", 48)
+    assert (gkv.score.questions, gkv.score.samples) == (32, 256)
+    assert gkv.score.se == pytest.approx(statistics.stdev(BAD) / math.sqrt(32))
+
+
+def test_questions_of_one_source_share_their_error(make_run: Callable, rows: Callable) -> None:
+    """Two questions a source with equal scores: half as many independent observations."""
+    twins = [s for s in BAD[:16] for _ in range(2)]
+    clustered = [row | {"cluster_id": f"c{i // 2}"} for i, row in enumerate(rows("gkv", 48, twins))]
+    gkv = cell(one(make_run("r1", clustered)), "gkv", 48)
+    assert gkv.score.se == pytest.approx(statistics.stdev(BAD[:16]) / math.sqrt(16))
+
+
+def test_a_method_with_other_options_is_another_line(make_run: Callable, rows: Callable) -> None:
+    run = make_run("r1", rows("gkv", 48, GOOD, options={"window": 16}), rows("gkv", 48, BAD, options={"window": 8}))
+    assert {c.method for c in one(run).cells} == {"gkv", "gkv(window=8)"}
+    assert method_label("nobody-knows-it", '{"x": 1}') == "nobody-knows-it(x=1)"
+
+
+def test_a_run_of_failures_only_has_a_table_without_scores(make_run: Callable, rows: Callable) -> None:
+    bad = [row | {"status": "oom", "score": None, "score_partial": None} for row in rows("gkv", 48, BAD)]
+    gkv = cell(one(make_run("r1", rows("full", None, GOOD), bad)), "gkv", 48)
+    assert (gkv.failed, gkv.samples) == (32, 0)
+    assert math.isnan(gkv.score.mean)
+    assert gkv.against is None
+
+
+# --- what may stand in one table
+
+
+@pytest.mark.parametrize(
+    ("change", "word"),
+    [
+        ({"model": "other"}, "r1 is of model tiny and r2 of model other"),
+        ({"seed": 7}, "seed 0 and r2 of seed 7"),
+        ({"temperature": 0.6}, "temperature"),
+        ({"interval": 64}, "interval 32 and r2 of interval 64"),
+        ({"prompt_style": "plain"}, "prompt style default and r2 of prompt style plain"),
+        ({"task_version": "2"}, "task version 1 and r2 of task version 2"),
+        ({"dtype": "bfloat16"}, "dtype"),
+    ],
+)
+def test_runs_that_do_not_compare_are_refused(
+    make_run: Callable, rows: Callable, change: dict[str, Any], word: str
+) -> None:
+    runs = [make_run("r1", rows("gkv", 48, GOOD)), make_run("r2", rows("tova", 48, BAD, **change))]
+    (column,) = change
+    with pytest.raises(UserError) as error:
+        load(runs)
+    assert word in str(error.value)
+    assert str(error.value).endswith(f"scores are not comparable. --group-by {column} makes one table each.")
+    tables = make_tables(load(runs, [column]))
+    assert sorted(c.method for t in tables for c in t.cells) == ["gkv", "tova"]
+    assert len(tables) == 2
+    assert len(make_tables(load(runs, split=True))) == 2
+
+
+def test_the_full_cache_has_no_interval_and_joins_every_group(make_run: Callable, rows: Callable) -> None:
+    run = make_run("r1", rows("full", None, GOOD), rows("gkv", 48, BAD), rows("tova", 48, BAD, interval=64))
+    tables = make_tables(load([run], ["interval"]))
+    assert [sorted(c.method for c in t.cells) for t in tables] == [["full", "gkv"], ["full", "tova"]]
+
+
+def test_only_the_task_that_differs_is_taken_apart(make_run: Callable, rows: Callable) -> None:
+    same = rows("gkv", 48, GOOD, task="chain")
+    runs = [make_run("r1", rows("gkv", 48, GOOD), same), make_run("r2", rows("gkv", 48, GOOD, seed=1))]
+    assert [(t.task, t.group) for t in make_tables(load(runs, split=True))] == [
+        ("chain", ""),
+        ("walk", "seed 0"),
+        ("walk", "seed 1"),
+    ]
+
+
+def test_versions_of_one_method_do_not_mix_but_other_methods_may(make_run: Callable, rows: Callable) -> None:
+    old, new = rows("gkv", 48, GOOD), rows("gkv", 64, GOOD, method_version="2")
+    with pytest.raises(UserError, match=r"gkv version 1 and r2 of gkv version 2"):
+        load([make_run("r1", old), make_run("r2", new)])
+    load([make_run("r3", old), make_run("r4", rows("tova", 64, GOOD, method_version="2"))])
+
+
+def test_equal_questions_must_have_equal_prompts(make_run: Callable, rows: Callable) -> None:
+    runs = [make_run("r1", rows("gkv", 48, GOOD)), make_run("r2", rows("tova", 48, GOOD, prompt_sha256="other"))]
+    with pytest.raises(UserError, match="question 'q0' of task 'walk' had two different prompts"):
+        load(runs)
+
+
+def test_a_row_in_two_runs_counts_once(make_run: Callable, rows: Callable) -> None:
+    runs = [make_run("r1", rows("gkv", 48, GOOD)), make_run("r2", rows("gkv", 48, GOOD))]
+    (table,) = make_tables(load(runs))
+    assert table.cells[0].samples == 32
+
+
+def test_an_unfinished_run_says_so_at_its_scores(make_run: Callable, rows: Callable) -> None:
+    loaded = load([make_run("r1", rows("gkv", 48, GOOD), planned=960, seal=False)])
+    assert loaded.unfinished == {"r1": "32 of 960 rows"}
+    assert make_tables(loaded)[0].cells[0].progress == "32 of 960 rows"
+
+
+def test_finding_runs(make_run: Callable, rows: Callable, tmp_path: Path) -> None:
+    r1, r2 = make_run("r1", rows("gkv", 48, GOOD)), make_run("r2", rows("tova", 48, GOOD))
+    results = tmp_path / "results"
+    assert find_runs([], results) == [r1, r2]
+    assert find_runs(["r2"], results) == [r2]
+    assert find_runs([str(results), str(r1)], results) == [r1, r2]
+    assert find_runs([str(r1 / "rows.parquet")], results) == [r1 / "rows.parquet"]
+    with pytest.raises(UserError, match=r"no run 'r3'\. Runs in .*: r1, r2\."):
+        find_runs(["r3"], results)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    with pytest.raises(UserError, match=r"has no kvbench run \(no run.json\)"):
+        find_runs([str(empty)], results)
+
+
+def test_a_table_file_alone_makes_a_report(make_run: Callable, rows: Callable) -> None:
+    run = make_run("r1", rows("gkv", 48, GOOD))
+    assert one(run / "rows.parquet").cells == one(run).cells

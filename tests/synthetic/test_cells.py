@@ -1,0 +1,99 @@
+"""The named cells: first problems byte for byte, one piece a token, lengths that batches rely on, and the floor."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from kvbench import tiny
+from kvbench.synthetic import chain, lookup, walk
+from kvbench.synthetic.cells import CELLS, first_eviction, floor
+from kvbench.synthetic.problem import HELD_OUT, KINDS
+from kvbench.synthetic.vocabulary import SIZE, TOKENS, ids
+
+LENGTHS = {  # prompt, trace with the end token
+    "orbit-300": (46, 308),
+    "orbit-300f": (102, 308),
+    "orbit-100": (46, 108),
+    "lines-30": (67, 458),
+    "lookup-8": (166, 33),
+    "lookup-1": (159, 5),
+    "chain-4": (136, 85),
+    "chain-8": (186, 161),
+}
+
+FIRST_PROBLEMS = {  # sha256 over prompt, trace and answer of the first eight held-out problems
+    "orbit-300": "43943165c1beb0bdcecb48ba6da683639cdbbc17f1e84b247d035bdfb9d88d98",
+    "orbit-300f": "a374b34c6e70b17150cd572ab9c8debbf8144ceb9b81e9d1ab01279f4c5b65ab",
+    "orbit-100": "c1f8816a99b2567242236d41eddb627142f9e7f18e00205bc0a42fa44632e411",
+    "lines-30": "a62a1f7cc5beda1cfe22055308d5d4966a45eab6e57bb84812b966795deef15c",
+    "lookup-8": "bea9b327912441b3afaf7fd48b8639de9fa289f7ec6cd2c1820a4ba7a363bdec",
+    "lookup-1": "4b4d7046e790ee0f4148fc7be6cafbbf91f7b1f9c58f5d6a181174f788e442b7",
+    "chain-4": "7a8c01c01470fa578b022a1f317ec46c45c91f0159fc4d71bd8318704d95b5c4",
+    "chain-8": "fbd0d445b6b4c7bc0e2310cbc7d24ed1c5c9ece828b7ac6d89e152ac70f28d8a",
+}
+
+
+@pytest.fixture(params=CELLS)
+def cell(request):
+    return CELLS[request.param]
+
+
+def test_first_problems_byte_for_byte(cell):
+    digest = hashlib.sha256()
+    for i in range(8):
+        problem = cell.generate(HELD_OUT + i)
+        digest.update("\0".join((problem.prompt, problem.trace, problem.answer, "")).encode())
+    assert digest.hexdigest() == FIRST_PROBLEMS[cell.name]
+
+
+def test_lengths_kinds_and_pieces(cell):
+    for i in range(5):
+        problem = cell.generate(HELD_OUT + i)
+        assert (len(problem.prompt_pieces), len(problem.trace_pieces) + 1) == LENGTHS[cell.name]
+        assert "".join(problem.prompt_pieces) == problem.prompt
+        assert "".join(problem.trace_pieces) == problem.trace == "".join(problem.steps) + problem.tail
+        assert len(problem.trace_kinds) == len(problem.trace_pieces)
+        assert set(problem.trace_kinds) <= set(KINDS)
+        assert cell.score(problem, problem.trace) == (1.0, 1.0, problem.answer)
+        assert problem.prompt.isascii()
+
+
+def test_pieces_are_the_tokens_of_the_shipped_tokenizer(cell):
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tiny.path() / "tokenizer.json"))
+    for i in range(5):
+        problem = cell.generate(HELD_OUT + i)
+        pieces = problem.prompt_pieces + problem.trace_pieces
+        assert tokenizer.encode(problem.prompt + problem.trace).ids == ids(pieces)
+
+
+def test_vocabulary_is_the_shipped_one():
+    stored = json.loads(Path(tiny.path() / "tokenizer.json").read_text())["model"]["vocab"]
+    assert len(stored) == SIZE == 492
+    assert len(set(TOKENS)) == len(TOKENS)
+
+
+def test_seeds_and_knobs_matter_and_nothing_else(cell):
+    assert cell.generate(5) == cell.generate(5)
+    assert cell.generate(5).prompt != cell.generate(6).prompt
+
+
+def test_first_eviction():
+    assert first_eviction(46, 48, 32) == first_eviction(46, 64, 32) == 33
+    assert first_eviction(46, 96, 32) == 65
+    assert first_eviction(102, 64, 32) == 1, "cut at once, but the first token has seen all of the prompt"
+    assert first_eviction(64, 64, 32) == 33
+
+
+def test_floor():
+    assert floor(walk.Digits(), budget=64, interval=32) == pytest.approx(33 / 300)
+    assert floor(walk.Digits(n_filler=8), budget=64, interval=32) == pytest.approx(1 / 300)
+    assert floor(walk.Digits(n_steps=20), budget=512, interval=32) == 1.0
+    assert floor(walk.Lines(), budget=96, interval=32) == pytest.approx(2 / 30)
+    assert floor(chain.Knobs(), budget=144, interval=32) == pytest.approx(1 / 4)
+    assert floor(lookup.Knobs(), budget=96, interval=32) == 0.0

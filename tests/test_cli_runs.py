@@ -1,0 +1,173 @@
+"""Whole runs through the command line with the built-in model: results, continuing, refusing, interrupting."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvbench import tiny
+from kvbench.report.load import load
+from kvbench.store import read_rows
+
+SMALL = "--task walk/orbit-100 --limit 2 --interval 8 --max-new-tokens 24 --seed 0"
+# One interpreter runs these one after the other: importing torch takes longer than the runs.
+SESSION = {
+    "first": f"run --config c.toml {SMALL} --run-name r1 --json",
+    "again": f"run --config c.toml {SMALL} --run-name r1 --json",
+    "resumed": "run --resume r1 --seed 0 -q",
+    "other model": f"run --model ./copy --method knorm --budget 32 {SMALL} --run-name r2 -q",
+    "plan": f"run --method full,knorm --budget 32 {SMALL} --dry-run -v",
+    "B080": f"run --method knorm --budget 16 {SMALL} --run-name r1",
+}
+REFUSED = {
+    "B082 seed": ("--resume r1 --seed 2", 2, "--seed 2 differs from the run's 0. A resumed run keeps its settings."),
+    "B082 budget": ("--resume r1 --budget 16", 2, "--budget 16 differs from the run's 32."),
+    "B082 method": ("--resume r1 --method h2o", 2, "--method h2o differs from the run's full,knorm."),
+    "B081": ("--resume r9", 2, "no run 'r9' in results. Runs there: r1, r2."),
+    "two names": ("--resume r1 --run-name r2", 2, "--resume 'r1' and --run-name 'r2' name two runs"),
+    "B079": (f"--method full {SMALL} --out /proc/nowhere", 3, "cannot write in '/proc/nowhere'"),
+    "B078": (f"--method full {SMALL} --out results/r1/run.json", 2, "is a file; give a folder."),
+    "B085": (f"--method full {SMALL} --out link", 2, "leads through a link to nothing"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("runs")
+    (path / "c.toml").write_text('budget = 32\nseed = 5\nmethod = ["full", "knorm"]\n')
+    shutil.copytree(tiny.path(), path / "copy", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    (path / "link").symlink_to("nothing")
+    return path
+
+
+@pytest.fixture(scope="module")
+def session(calls: Callable, folder: Path) -> dict:
+    refused = {name: f"run {line}" for name, (line, _, _) in REFUSED.items()}
+    lines = SESSION | refused
+    return dict(zip(lines, calls(folder, [(line.split(), {}) for line in lines.values()])))
+
+
+def test_a_run_prints_tables_and_ends_with_one_json_document(session: dict, folder: Path) -> None:
+    first = session["first"]
+    assert first.code == 0, first.err
+    lines = first.out.splitlines()
+    document = json.loads(lines[-1])
+    assert (document["rows_done"], document["rows_planned"], document["failed"]) == (4, 4, {})
+    assert any("knorm" in line for line in lines[:-1])
+    assert "note: no --model given: using the built-in model 'tiny'" in first.err
+    assert {p.name for p in (folder / "results/r1/report").iterdir()} == {"report.md", "report.csv", "report.json"}
+
+
+def test_the_record_holds_what_a_flag_overrode(session: dict, folder: Path) -> None:
+    info = json.loads((folder / "results/r1/run.json").read_text())
+    assert info["config"]["seed"] == 0
+    assert info["environment"]["sources"]["seed"] == [
+        {"source": "c.toml:2", "value": 5},
+        {"source": "--seed", "value": "0"},
+    ]
+
+
+def test_the_same_command_again_runs_nothing(session: dict, folder: Path) -> None:
+    assert session["again"].out == session["first"].out
+    assert (session["resumed"].code, session["resumed"].out) == (0, "")
+    assert len(list((folder / "results/r1/journal").iterdir())) == 1
+
+
+def test_a_plan_runs_nothing_and_verbose_names_the_sources(session: dict, folder: Path) -> None:
+    plan = session["plan"]
+    assert plan.code == 0, plan.err
+    assert "4 rows; nothing was run." in plan.out
+    assert "note: seed = '0' from --seed" in plan.err
+    assert not [p for p in (folder / "results").iterdir() if p.name not in ("r1", "r2")]
+
+
+@pytest.mark.parametrize("name", ["B080", *REFUSED])
+def test_what_a_run_refuses(session: dict, name: str) -> None:
+    result = session[name]
+    _, code, text = REFUSED.get(name, ("", 2, "'results/r1' holds a run with"))
+    assert result.code == code, result.err
+    assert text in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
+
+
+def test_models_are_not_mixed(session: dict, kvbench: Callable, folder: Path) -> None:
+    assert session["other model"].code == 0, session["other model"].err
+    mixed = kvbench("report", "r1", "r2", cwd=folder)
+    assert mixed.code == 2
+    assert "r1 is of model tiny and r2 of model ./copy; scores are not comparable." in mixed.err
+    assert "--group-by model makes one table each." in mixed.err
+    apart = kvbench("report", "r1", "r2", "--group-by", "model", "--format", "json", cwd=folder)
+    assert len(json.loads(apart.out)["tables"]) == 2
+    assert kvbench("report", "--format", "csv", cwd=folder).out.count("\n") == 4
+
+
+def test_show(session: dict, kvbench: Callable, folder: Path) -> None:
+    assert "4 of 4 rows" in kvbench("show", "r1", cwd=folder).out
+    rows = read_rows(folder / "results/r1")
+    question = rows["doc_id"].iloc[0]
+    shown = kvbench("show", "results/r1", "--sample", question, "--json", cwd=folder)
+    samples = json.loads(shown.out)["samples"]
+    assert {s["method"] for s in samples} == {"full", "knorm"}
+    assert all("Think:" in s["prompt"] and s["output"] for s in samples)
+    assert (
+        f"== walk/orbit-100 {question} sample 0: knorm at 32"
+        in kvbench("show", "r1", "--sample", question, cwd=folder).out
+    )
+    assert kvbench("show", "r1", "--sample", "nope", cwd=folder).code == 2
+
+
+def test_report_into_a_closed_pipe(session: dict, folder: Path) -> None:
+    command = f"{sys.executable} -m kvbench report r1 | head -n 1; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, cwd=folder, timeout=120)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("env", [{"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}, {"COLUMNS": "20"}])
+def test_report_on_any_terminal(session: dict, kvbench: Callable, folder: Path, env: dict[str, str]) -> None:
+    result = kvbench("report", "r1", cwd=folder, env=env)
+    assert result.code == 0, result.err
+    assert result.out.isascii() or "LC_ALL" not in env
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_run_says_how_to_continue_and_does(
+    kvbench: Callable, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    line = "run --method full,gkv,knorm,tova --budget 32 --task walk/orbit-100 --limit 6 --interval 8 --slots 2"
+    command = [sys.executable, "-m", "kvbench", *line.split(), "--run-name", "r1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KVBENCH_NO_PROGRESS": "1"}
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    journal = tmp_path / "results/r1/journal"
+    deadline = time.monotonic() + 120
+    while not any(p.stat().st_size > 4000 for p in journal.glob("*")) and time.monotonic() < deadline:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == code, err
+    assert re.fullmatch(r"(.*\n)*interrupted: \d+ of 24 rows saved; continue with kvbench run --resume r1\n", err)
+    assert "Traceback" not in err
+    assert out == ""
+    report = kvbench("report", "r1", "--require-complete", cwd=tmp_path)
+    assert report.code == 4
+    assert "warning: run 'r1' is not finished:" in report.err
+    assert "of 24 rows)" in report.out
+    saved = len(read_rows(tmp_path / "results/r1"))
+    assert 0 < saved < 24
+    resumed = kvbench("run", "--resume", "r1", "-q", cwd=tmp_path)
+    assert resumed.code == 0, resumed.err
+    assert not load([tmp_path / "results/r1"]).unfinished
+    assert len(read_rows(tmp_path / "results/r1")) == 24

@@ -1,0 +1,224 @@
+"""RunConfig: the grid, the hash, the way to JSON and back; and settings from files, environment and flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.commands.request import build
+from kvbench.config import Cell, Grid, MethodChoice, RunConfig
+from kvbench.errors import KVBenchError, UserError
+from kvbench.problems import Problems
+from kvbench.settings import Given, gather, suites
+
+
+def grid(
+    methods: str = "full,gkv", budgets: tuple[int, ...] = (64, 48), tasks: str = "walk", limit: int | None = None
+) -> Grid:
+    chosen = tuple(MethodChoice(name=name) for name in methods.split(","))
+    return Grid(methods=chosen, budgets=budgets, tasks=tuple(tasks.split(",")), limit=limit)
+
+
+def built(**flags: Any) -> RunConfig:
+    """A configuration as the run command builds it from flags alone."""
+    problems = Problems()
+    config = build(gather(flags, {}, flags.pop("suite", None), flags.pop("config", None)), problems)
+    problems.stop()
+    assert config is not None
+    return config
+
+
+def test_grid_has_the_full_cache_once_per_task() -> None:
+    cells = RunConfig(grids=(grid(tasks="walk,chain"),)).cells()
+    assert [c.label for c in cells] == [
+        "walk full", "walk gkv @64", "walk gkv @48", "chain full", "chain gkv @64", "chain gkv @48",
+    ]  # fmt: skip
+
+
+def test_overlapping_grids_run_a_cell_once() -> None:
+    config = RunConfig(grids=(grid(), grid("gkv,tova", (48,))))
+    assert len(config.cells()) == len(set(config.cells())) == 4
+    assert config.tasks == ("walk",)
+    assert [m.name for m in config.methods] == ["full", "gkv", "tova"]
+    assert config.budgets == (48, 64)
+
+
+def test_hash_depends_on_what_changes_rows_and_on_nothing_else() -> None:
+    base = RunConfig(grids=(grid(),))
+    same = [
+        RunConfig(grids=(grid("gkv,full", (48, 64)),)),
+        RunConfig(grids=(grid("full", ()), grid("gkv"))),
+        dataclasses.replace(base, data="elsewhere"),
+    ]
+    other = [
+        dataclasses.replace(base, seed=1),
+        dataclasses.replace(base, limit=3),
+        RunConfig(grids=(grid(limit=3),)),
+        RunConfig(grids=(grid(budgets=(48,)),)),
+        RunConfig(
+            grids=(Grid(methods=(MethodChoice(name="gkv", options=(("window", 8),)),), tasks=("walk",), budgets=(48,)),)
+        ),
+    ]
+    assert {c.hash() for c in same} == {base.hash()}
+    assert len({c.hash() for c in other} | {base.hash()}) == 6
+
+
+def test_hash_is_stable_between_processes_and_versions() -> None:
+    """A changed hash makes every run folder another run: change it on purpose only."""
+    assert RunConfig(grids=(grid(),)).hash() == "46cfb771094b96ee"
+
+
+def test_json_round_trip() -> None:
+    options = (("window", 8), ("form", "mean"), ("redundancy", False))
+    config = RunConfig(
+        grids=(grid(limit=5), Grid(methods=(MethodChoice(name="gkv", options=options),), budgets=(32,), tasks=("x",))),
+        temperature=0.5, slots=4, thinking=False, seed=2**64 - 1,
+    )  # fmt: skip
+    assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    assert config.limit_for("walk") == 5
+    assert config.limit_for("x") is None
+
+
+def test_differences_name_the_settings() -> None:
+    a = RunConfig(grids=(grid(),))
+    b = RunConfig(grids=(grid(budgets=(256,)),), seed=2, data="x")
+    assert a.differences(b) == [("budgets", [48, 64], [256]), ("seed", 0, 2)]
+    assert a.differences(a) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "message"),
+    [
+        ("seed", -1, "'seed' must be a whole number from 0"),
+        ("interval", 0, "'interval' must be 1 or more; got 0."),
+        ("temperature", float("nan"), "must be a finite number >= 0; got 'nan'."),
+        ("limit", True, "must be a whole number, 1 or more; got 'True'."),
+        ("slots", "many", "or 'auto'; got 'many'."),
+        ("dtype", "float8", "'float8': choose auto, float32"),
+    ],
+)
+def test_values_are_checked_at_construction(setting: str, value: object, message: str) -> None:
+    with pytest.raises(UserError, match=message.replace("(", r"\(")):
+        RunConfig(grids=(grid(),), **{setting: value})
+
+
+def test_unknown_key_in_stored_settings() -> None:
+    with pytest.raises(UserError, match=r"unknown key 'sed'\. Did you mean 'seed'"):
+        RunConfig.from_dict({"grids": [], "sed": 1})
+
+
+def test_two_limits_for_one_task_cannot_be_paired() -> None:
+    with pytest.raises(UserError, match="task 'walk' has two limits"):
+        RunConfig(grids=(grid(limit=3), grid("tova", limit=4)))
+
+
+def test_cells_are_hashable_and_say_their_options() -> None:
+    method = MethodChoice(name="snapkv-decode", options=(("window", 8), ("kernel", 5)))
+    assert Cell(method=method, budget=64, task="walk").label == "walk snapkv-decode(kernel=5, window=8) @64"
+
+
+# --- where values come from
+
+
+def test_flag_beats_environment_beats_config_beats_suite(tmp_path: Path) -> None:
+    suite, config = tmp_path / "s.toml", tmp_path / "c.toml"
+    suite.write_text('seed = 1\ninterval = 7\nlimit = 9\ntop_k = 3\n[[grid]]\nmethod = "full"\ntask = "walk"\n')
+    config.write_text("[run]\nseed = 2\ninterval = 8\nlimit = 10\n")
+    gathered = gather({"seed": "4"}, {"KVBENCH_SEED": "3", "KVBENCH_INTERVAL": "5"}, str(suite), config)
+    found = {key: given.value for key in ("seed", "interval", "limit", "top_k") if (given := gathered.first(key))}
+    assert found == {"seed": "4", "interval": "5", "limit": 10, "top_k": 3}
+    assert gathered.record()["seed"] == [
+        {"source": "s.toml:1", "value": 1},
+        {"source": "c.toml:2", "value": 2},
+        {"source": "environment variable KVBENCH_SEED", "value": "3"},
+        {"source": "--seed", "value": "4"},
+    ]
+    assert gathered.first("device") is None
+
+
+def test_a_false_or_zero_flag_is_given() -> None:
+    gathered = gather({"thinking": False, "top_k": "0", "limit": None, "method": []}, {})
+    assert gathered.first("thinking") == Given(False, "--thinking")
+    assert set(gathered.flags) == {"thinking", "top_k"}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("seed = 1\nbuget = 2\n", "c.toml:2: unknown key 'buget'. Did you mean 'budget'?"),
+        ("[run]\n\n'sede' = 1\n", "c.toml:3: unknown key 'sede'. Did you mean 'seed'?"),
+        ("[[grid]]\ntask='walk'\n[[grid]]\nlimits = 3\n", "c.toml:4: unknown key 'limits'. Did you mean 'limit'?"),
+        ("seed = \n", "c.toml:1: not TOML"),
+        ("run = 3\n", "c.toml: settings stand under [run], grids under [[grid]]."),
+        ("seed = 'x'\nmethod='full'\ntask='walk'\n", "c.toml:1: 'seed' must be a whole number from 0"),
+        ("method='full'\ntask='walk'\nthinking = 3\n", "c.toml:3: 'thinking' must be true or false; got '3'."),
+    ],
+)
+def test_mistakes_in_a_file_have_file_and_line(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(text)
+    with pytest.raises(KVBenchError) as found:
+        built(config=path)
+    assert str(found.value).startswith(message)
+
+
+def test_blocks_take_what_they_lack_from_the_run(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text(
+        'method = ["full", {name = "gkv", window = 8}]\n'
+        '[[grid]]\ntask="walk"\nbudget=[48]\nlimit=2\n[[grid]]\ntask="chain"\nbudget=96\n'
+    )
+    config = built(config=path)
+    assert [c.label for c in config.cells()] == [
+        "walk full",
+        "walk gkv(window=8) @48",
+        "chain full",
+        "chain gkv(window=8) @96",
+    ]
+    assert (config.limit_for("walk"), config.limit_for("chain")) == (2, None)
+
+
+def test_task_flag_selects_among_the_blocks_and_budget_flag_replaces() -> None:
+    config = built(suite="demo", task=["chain"], budget=["100"])
+    assert config.tasks == ("chain",)
+    assert config.budgets == (100,)
+    with pytest.raises(UserError, match="--task 'walk/orbit-100' is in no"):
+        built(suite="demo", task=["walk/orbit-100"])
+
+
+def test_every_shipped_suite_is_a_valid_run() -> None:
+    assert "demo" in suites()
+    for name in suites():
+        assert built(suite=name).cells()
+
+
+def test_demo_compares_the_full_cache_with_seven_methods_or_more_at_two_budgets() -> None:
+    config = built(suite="demo")
+    assert {"walk", "chain", "lookup"} <= set(config.tasks)
+    for task in config.tasks:
+        cells = [c for c in config.cells() if c.task == task]
+        assert len({c.method.name for c in cells if c.budget}) >= 7
+        assert len({c.budget for c in cells if c.budget}) == 2
+        assert any(c.budget is None for c in cells)
+
+
+# --- method options
+
+
+def test_an_option_goes_to_every_method_that_has_it_unless_it_is_named() -> None:
+    common = {"method": ["full,gkv,snapkv-decode,knorm"], "budget": ["64"], "task": ["walk"]}
+    everyone = built(**common, method_opt=["window=8"])
+    assert {m.name for m in everyone.methods if m.options == (("window", 8),)} == {"gkv", "snapkv-decode"}
+    one = built(**common, method_opt=["gkv.window=8"])
+    assert {m.name for m in one.methods if m.options} == {"gkv"}
+    with pytest.raises(UserError, match="--method-opt is for method 'tova', which is not in this run"):
+        built(**common, method_opt=["tova.window=8"])
+
+
+def test_a_default_given_by_hand_is_the_default() -> None:
+    common = {"method": ["gkv"], "budget": ["64"], "task": ["walk"]}
+    assert built(**common, method_opt=["window=16"]).hash() == built(**common).hash()

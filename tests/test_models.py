@@ -1,0 +1,110 @@
+"""Models are found and checked by their folders alone; what a run ran on is read without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvbench import __version__, env, models, tiny
+from kvbench.errors import SetupError, UserError
+
+
+def weights(path: Path, values: int = 10, cut: int = 0, fill: bytes = b"\0") -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [values], "data_offsets": [0, 4 * values]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + fill * (4 * values - cut))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 4096}))
+    weights(tmp_path / "model.safetensors")
+    return tmp_path
+
+
+def test_the_built_in_model() -> None:
+    info = models.describe("tiny")
+    assert (info.folder, info.model_type) == (tiny.path(), "qwen3")
+    assert info.context == 32768
+    assert re.fullmatch("[0-9a-f]{16}", models.revision(info) or "")
+
+
+def test_a_folder(folder: Path) -> None:
+    info = models.describe(str(folder))
+    assert (info.model_type, info.context, info.has_chat_template) == ("llama", 4096, None)
+    (folder / "tokenizer_config.json").write_text("{}")
+    assert info.has_chat_template is False
+    (folder / "chat_template.jinja").write_text("x")
+    assert info.has_chat_template is True
+
+
+def test_context_of_a_model_with_several_parts(folder: Path) -> None:
+    (folder / "config.json").write_text(json.dumps({"text_config": {"max_position_embeddings": 8192}}))
+    assert models.describe(str(folder)).context == 8192
+
+
+def test_damage_is_found_before_loading(folder: Path) -> None:
+    weights(folder / "model.safetensors", cut=1)
+    with pytest.raises(SetupError, match=r"model\.safetensors is damaged \(header says"):
+        models.describe(str(folder))
+    (folder / "model.safetensors").write_bytes(b"<html>not weights</html>")
+    with pytest.raises(SetupError, match="its header cannot be read"):
+        models.describe(str(folder))
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(SetupError, match="has no weights"):
+        models.describe(str(folder))
+    (folder / "config.json").write_text("[]")
+    weights(folder / "model.safetensors")
+    with pytest.raises(SetupError, match="holds no JSON object"):
+        models.describe(str(folder))
+
+
+def test_what_looks_like_a_path_is_never_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("./org/x", "/org/x", "~/x", "..\\x"):
+        assert models.is_path(name)
+    assert not models.is_path("org/x")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "org/x").mkdir(parents=True)
+    assert models.is_path("org/x")
+    with pytest.raises(SetupError, match=r"'org/x' has no config\.json"):
+        models.describe("org/x")
+    with pytest.raises(UserError, match="is neither a folder nor a hub name"):
+        models.describe("https://example.com/x")
+
+
+def test_a_hub_model_that_is_not_here_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    info = models.describe("some-org/some-model-that-is-not-cached")
+    assert (info.folder, info.context, info.has_chat_template, models.revision(info)) == (None, None, None, None)
+
+
+def test_revision_follows_the_weights_and_the_configuration(folder: Path) -> None:
+    info = models.describe(str(folder))
+    seen = {models.revision(info)}
+    assert {models.revision(info)} == seen
+    weights(folder / "model.safetensors", fill=b"\1")
+    seen.add(models.revision(info))
+    (folder / "config.json").write_text("{}")
+    seen.add(models.revision(info))
+    assert len(seen) == 3
+
+
+def test_revision_of_a_cached_hub_model_is_its_commit(tmp_path: Path) -> None:
+    commit = tmp_path / "snapshots" / "abc123"
+    commit.mkdir(parents=True)
+    assert models.revision(models.ModelInfo(name="o/m", folder=commit)) == "abc123"
+
+
+def test_versions_and_machine() -> None:
+    versions = env.versions()
+    assert versions["kvbench"] == __version__
+    assert versions["python"] == ".".join(map(str, sys.version_info[:3]))
+    assert {"torch", "transformers", "numpy"} <= set(versions)
+    assert env.version("no-such-package-here") is None
+    assert env.machine()["cores"] >= 1
+    assert (env.memory_bytes() or 0) > 2**28
+    assert re.fullmatch(r"[0-9a-f]{12}(\+changes)?", env.git_commit() or "0" * 12)

@@ -1,0 +1,73 @@
+"""Progress: on stderr only, silent when asked, and right about speed and time left."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+
+from kvbench.progress import Progress, size
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def test_a_plain_line_every_ten_seconds_where_there_is_no_terminal(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.delenv("KVBENCH_NO_PROGRESS", raising=False)
+    stream = io.StringIO()
+    progress = Progress(stream=stream, clock=clock)
+    progress.begin(total=100, done=20)
+    progress.cell("walk gkv @48")
+    for step in range(1, 31):
+        clock.now = float(step)
+        progress.update(20 + step, 1000 * step, 2048, 4096, 0.5, 0.1)
+    progress.end()
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert (
+        lines[0] == "30/100 rows  walk gkv @48  1,000 tok/s  KV 2 KiB now, 4 KiB peak  score 0.500 +- 0.100  1:10 left"
+    )
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("way", ["quiet", "variable"])
+def test_silence(clock: Clock, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setenv("KVBENCH_NO_PROGRESS", "1" if way == "variable" else "")
+    stream = io.StringIO()
+    progress = Progress(stream=stream, clock=clock, quiet=way == "quiet")
+    progress.begin(10, 0)
+    clock.now = 60.0
+    progress.update(1, 1, 1, 1)
+    progress.end()
+    assert stream.getvalue() == ""
+
+
+def test_a_terminal_gets_a_block_that_goes_away(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.delenv("KVBENCH_NO_PROGRESS", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    progress = Progress(stream=stream, clock=clock)
+    progress.begin(10, 0)
+    progress.cell("walk \x1b[2Jgkv")
+    progress.end()
+    assert "\x1b[2J" not in stream.getvalue()
+    assert stream.getvalue().endswith(("\r", "\x1b[2K", "\x1b[?25h", "\x1b[1A\x1b[2K"))
+
+
+def test_sizes() -> None:
+    assert [size(n) for n in (0, 512, 1536, 3 * 2**30, 2**41)] == ["0 B", "512 B", "1.5 KiB", "3 GiB", "2 TiB"]
