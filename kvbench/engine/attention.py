@@ -7,9 +7,9 @@ only, because the model runs without a cache of its own.
 Attention never repeats KV heads: the g query heads of a group become g rows of one query block ("group as query").
 
 Bit equality on CPU (measured): linear layers give a row the same bits wherever it stands and whatever the other rows
-hold, with any number of threads. `scaled_dot_product_attention` does so with one thread only; two matrix products do
-so for a fixed shape. The number of rows read changes last bits, so it may depend on a sequence itself but never on
-its neighbours.
+hold, with any number of threads. Batched matrix products do so for a fixed shape; `scaled_dot_product_attention` only
+with one thread. The number of rows read changes last bits, so it may depend on a sequence itself but never on its
+neighbours.
 """
 
 from __future__ import annotations
@@ -133,9 +133,9 @@ def grouped_attention(
     if bias is not None and t > 1:  # rows of q run over (query head in group, token)
         bias = bias.expand(*bias.shape[:-2], t, bias.shape[-1]).repeat(1, 1, g, 1)
     plain = softcap is None and sinks is None
-    if plain and (query.is_cuda or (query.dtype == torch.float32 and (t > 1 or torch.get_num_threads() == 1))):
+    if plain and (query.is_cuda or (query.dtype == torch.float32 and t > 1)):
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scaling)
-    else:  # also bfloat16 on CPU, where two matrix products beat SDPA several times over
+    else:  # for few queries on a CPU also faster than SDPA, in bfloat16 several times
         out = _matmul_attention(q, keys, values, bias, scaling, softcap, _per_row(sinks, hk, g, t))
     return out.view(b, hk, g, t, -1).permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
 
@@ -153,11 +153,12 @@ def _matmul_attention(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    logits = (q @ keys.transpose(-1, -2)).float() * scaling
+    logits = q @ keys.transpose(-1, -2)
+    logits = logits.float().mul_(scaling)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     if bias is not None:
-        logits = logits + bias
+        logits += bias
     if sinks is not None:  # one more logit in the denominator
         logits = torch.cat([logits, sinks.float().expand(*logits.shape[:-1], 1)], dim=-1)
     weights = torch.softmax(logits, dim=-1)[..., : keys.shape[2]]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -36,10 +37,36 @@ def one_thread(device: torch.device) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
+@dataclass(slots=True)
+class _Group:
+    """Slots that hold equally many entries and are served together; what is the same for all layers is made once."""
+
+    slots: list[int]
+    length: int
+    index: torch.Tensor  # [b] slots
+    everyone: bool  # all slots of the cache in order: narrowed tensors serve without a copy
+    seen: torch.Tensor  # [b]
+    prompt_len: torch.Tensor
+    evictions: torch.Tensor
+    noise_key: torch.Tensor
+
+    def pick(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The group's live rows of a cache tensor [S, Hk, P, ...]."""
+        return tensor[:, :, : self.length] if self.everyone else tensor[self.index, :, : self.length]
+
+    def put(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
+        """Write the group's live rows."""
+        if self.everyone:
+            tensor[:, :, : self.length] = values
+        else:
+            tensor[self.index, :, : self.length] = values
+
+
 class Evictor:
     """Applies one method at one budget to a cache.
 
     Args:
+        trigger: says which slots are full.
         cache: whose slots are evicted.
         log: called with what every eviction kept (the dense oracle of the tests replays it); None costs nothing.
 
@@ -54,13 +81,14 @@ class Evictor:
             raise UserError(
                 f"{type(method).__name__} spreads its budget unevenly over heads or layers and needs the paged layout."
             )
-        self.method, self.budget, self.cache, self.log = method, budget, cache, log
-        self.needs, self.trigger = method.needs(), trigger
+        self.method, self.budget, self.trigger, self.cache, self.log = method, budget, trigger, cache, log
+        self.needs = method.needs()
         slots = cache.slots
         self.prompt_len = [0] * slots
         self.evictions = [0] * slots
         self.noise_key = [0] * slots
         self._known = [0] * slots  # rows whose positions and columns are written
+        self._stores = [store for store in cache.layers if store.geometry.evicts]
 
     def start(self, slot: int, prompt_len: int, noise_key: int, evictions: int = 0) -> None:
         """A new sequence occupies `slot`; its rows so far carry positions and columns."""
@@ -70,24 +98,22 @@ class Evictor:
 
     def observe_block(self, layer: int, queries: torch.Tensor, start: int, rows: int) -> None:
         """Hand a block of prompt queries [b, Hq, t, D] at positions start.. to the method (needs "since_last")."""
-        store = self.cache.layers[layer]
-        slots = list(range(self.cache.slots))
-        positions = torch.arange(start, start + queries.shape[2], device=queries.device).expand(len(slots), -1)
-        view = self._view(store, slots, rows, queries, positions, seen=rows)
-        for name, column in self.method.observe(view).items():
-            store.columns[name][:, :, :rows] = column
+        group = self._group(list(range(self.cache.slots)), rows)
+        group.seen = torch.full_like(group.seen, rows)
+        positions = torch.arange(start, start + queries.shape[2], device=queries.device).expand(len(group.slots), -1)
+        self._observe(self.cache.layers[layer], group, queries, positions)
 
     def tick(self, slots: Sequence[int]) -> list[int]:
         """An interval of these slots has ended: observe, and evict where more than the budget is held.
 
-        Returns those slots.
+        Returns the slots that were reduced.
         """
         if self.needs.queries == "since_last":
-            for group, length in self._by_length(slots):
-                for store in self._stores():
-                    self._complete(store, group, length)
-                    self._observe(store, group, length)
-                self._mark(group, length)
+            for group in self._by_length(slots):
+                for store in self._stores:
+                    self._complete(store, group)
+                    self._observe(store, group, *self._stored_queries(store, group))
+                self._mark(group, group.length)
         return self.evict(slots)
 
     def evict(self, slots: Sequence[int]) -> list[int]:
@@ -96,10 +122,10 @@ class Evictor:
         Returns the slots that were reduced.
         """
         due = [s for s in slots if self.trigger.full(self.cache.lengths[s], self.budget)]
-        for group, length in self._by_length(due):
-            for store in self._stores():
-                self._complete(store, group, length)
-                self._reduce(store, group, length)
+        for group in self._by_length(due):
+            for store in self._stores:
+                self._complete(store, group)
+                self._reduce(store, group)
             self._mark(group, self.budget)
         reduced = [s for s in due if self.cache.lengths[s] > self.budget]
         for s in due:
@@ -107,95 +133,91 @@ class Evictor:
             self.evictions[s] += 1
         return reduced
 
-    def _stores(self) -> list[LayerStore]:
-        return [store for store in self.cache.layers if store.geometry.evicts]
-
-    def _by_length(self, slots: Sequence[int]) -> list[tuple[list[int], int]]:
-        """Slots that hold equally many entries are served together; in a steady state that is all of them."""
+    def _by_length(self, slots: Sequence[int]) -> list[_Group]:
+        """In a steady state all sequences hold equally many entries, so there is one group."""
         lengths = self.cache.lengths
-        return [([s for s in slots if lengths[s] == n], n) for n in sorted({lengths[s] for s in slots})]
+        return [self._group([s for s in slots if lengths[s] == n], n) for n in sorted({lengths[s] for s in slots})]
 
-    def _mark(self, slots: Sequence[int], known: int) -> None:
-        for s in slots:
+    def _group(self, slots: list[int], length: int) -> _Group:
+        def per_slot(values: Sequence[int]) -> torch.Tensor:
+            return torch.tensor([values[s] for s in slots], device=self.cache.device)
+
+        return _Group(
+            slots=slots,
+            length=length,
+            index=torch.tensor(slots, device=self.cache.device),
+            everyone=slots == list(range(self.cache.slots)),
+            seen=per_slot(self.cache.seen),
+            prompt_len=per_slot(self.prompt_len),
+            evictions=per_slot(self.evictions),
+            noise_key=per_slot(self.noise_key),
+        )
+
+    def _mark(self, group: _Group, known: int) -> None:
+        for s in group.slots:
             self._known[s] = known
 
-    def _observe(self, store: LayerStore, slots: list[int], length: int) -> None:
-        view = self._view(store, slots, length, *self._stored_queries(store, slots))
-        index = torch.tensor(slots, device=self.cache.device)
+    def _observe(self, store: LayerStore, group: _Group, queries: torch.Tensor, query_positions: torch.Tensor) -> None:
+        view = self._view(store, group, queries, query_positions)
         for name, column in self.method.observe(view).items():
-            store.columns[name][index, :, :length] = column
+            group.put(store.columns[name], column)
 
-    def _reduce(self, store: LayerStore, slots: list[int], length: int) -> None:
-        view = self._view(store, slots, length, *self._stored_queries(store, slots))
-        index = torch.tensor(slots, device=self.cache.device)
+    def _reduce(self, store: LayerStore, group: _Group) -> None:
+        view = self._view(store, group, *self._stored_queries(store, group))
         keep, columns = select.decide(self.method, view)
         for name, column in columns.items():
-            store.columns[name][index, :, :length] = column
+            group.put(store.columns[name], column)
         if self.log is not None:
-            for i, s in enumerate(slots):
+            for i, s in enumerate(group.slots):
                 kept = view.positions[i][keep[i]].view(keep.shape[1], -1)
                 self.log(self.noise_key[s], self.cache.seen[s], store.geometry.index, kept)
-        self._compact(store, index, keep)
+        self._compact(store, group.index, keep)
 
-    def _complete(self, store: LayerStore, slots: list[int], length: int) -> None:
+    def _complete(self, store: LayerStore, group: _Group) -> None:
         """Write positions and initial columns of the rows appended since the last tick."""
         assert store.positions is not None
-        for known in sorted({self._known[s] for s in slots}):
-            group = [s for s in slots if self._known[s] == known]
-            index = torch.tensor(group, device=self.cache.device)
-            seen = torch.tensor([self.cache.seen[s] for s in group], device=self.cache.device, dtype=torch.int32)
-            ages = torch.arange(length - known, 0, -1, device=self.cache.device, dtype=torch.int32)
-            store.positions[index, :, known:length] = (seen[:, None] - ages[None])[:, None, :]
+        for known in sorted({self._known[s] for s in group.slots}):
+            some = [i for i, s in enumerate(group.slots) if self._known[s] == known]
+            whole = len(some) == len(group.slots)
+            seen = group.seen if whole else group.seen[some]
+            at: torch.Tensor | slice = group.index[some]
+            if whole:
+                at = slice(None) if group.everyone else group.index
+            ages = torch.arange(group.length - known, 0, -1, device=seen.device)
+            store.positions[at, :, known : group.length] = (seen[:, None] - ages).int()[:, None, :]
             for spec in self.cache.column_specs:
-                store.columns[spec.name][index, :, known:length] = spec.init
+                store.columns[spec.name][at, :, known : group.length] = spec.init
 
-    def _stored_queries(self, store: LayerStore, slots: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _stored_queries(self, store: LayerStore, group: _Group) -> tuple[torch.Tensor, torch.Tensor]:
         """The newest queries [b, Hq, w, D] oldest first, and their positions [b, w]."""
-        device, width = self.cache.device, self.cache.query_rows
-        seen = torch.tensor([self.cache.seen[s] for s in slots], device=device)
+        width, heads, dim = self.cache.query_rows, store.geometry.query_heads, store.geometry.head_dim
+        b = len(group.slots)
         if store.queries is None:
-            empty = store.keys.new_zeros(len(slots), store.geometry.query_heads, 0, store.geometry.head_dim)
-            return empty, seen.new_zeros(len(slots), 0)
-        positions = seen[:, None] - width + torch.arange(width, device=device)[None]
-        index = torch.tensor(slots, device=device)
-        rows = (positions % width)[:, None, :, None].expand(-1, store.geometry.query_heads, -1, store.geometry.head_dim)
-        return store.queries[index].gather(2, rows), positions
+            return store.keys.new_zeros(b, heads, 0, dim), group.seen.new_zeros(b, 0)
+        positions = group.seen[:, None] - width + torch.arange(width, device=group.seen.device)
+        base = (group.index[:, None] * heads + torch.arange(heads, device=group.index.device)) * width  # [b, Hq]
+        rows = base[:, :, None] + (positions % width)[:, None, :]
+        return store.queries.view(-1, dim).index_select(0, rows.view(-1)).view(b, heads, width, dim), positions
 
     def _view(
-        self,
-        store: LayerStore,
-        slots: list[int],
-        length: int,
-        queries: torch.Tensor,
-        query_positions: torch.Tensor,
-        seen: int | None = None,
+        self, store: LayerStore, group: _Group, queries: torch.Tensor, query_positions: torch.Tensor
     ) -> LayerView:
-        device = self.cache.device
-        everyone = slots == list(range(self.cache.slots))  # then a narrowed tensor serves without a copy
-        index: torch.Tensor | slice = slice(None) if everyone else torch.tensor(slots, device=device)
-
-        def pick(tensor: torch.Tensor) -> torch.Tensor:
-            return tensor[index, :, :length]
-
-        def per_slot(values: list[int]) -> torch.Tensor:
-            return torch.tensor([values[s] for s in slots], device=device)
-
         g = store.geometry
         assert store.positions is not None
-        positions = pick(store.positions).long()
+        positions = group.pick(store.positions).long()
         return LayerView(
             layer=g.index,
-            keys=pick(store.keys),
-            values=pick(store.values),
+            keys=group.pick(store.keys),
+            values=group.pick(store.values) if self.needs.values else None,
             positions=positions,
             valid=torch.ones_like(positions, dtype=torch.bool),
             queries=queries,
             query_positions=query_positions,
-            columns={name: pick(column) for name, column in store.columns.items()},
-            seen=per_slot(self.cache.seen) if seen is None else torch.full((len(slots),), seen, device=device),
-            prompt_len=per_slot(self.prompt_len),
-            eviction_index=per_slot(self.evictions),
-            noise_key=per_slot(self.noise_key),
+            columns={name: group.pick(column) for name, column in store.columns.items()},
+            seen=group.seen,
+            prompt_len=group.prompt_len,
+            eviction_index=group.evictions,
+            noise_key=group.noise_key,
             budget=self.budget,
             scaling=g.scaling,
             softcap=g.softcap,

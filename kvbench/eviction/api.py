@@ -38,6 +38,7 @@ class Needs:
 
     queries: Literal["none", "last", "window", "since_last"] = "none"
     window: int = 0
+    values: bool = False  # whether `score` or `observe` reads `view.values`
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,10 +92,14 @@ def keep_mask(
         [b, Hk, N] bool with min(count, valid entries) set per head, or min(count * Hk, valid entries) over the heads.
     """
     selector = selector or TopK()
-    key = order_key(torch.where(valid, score, 0.0), positions)  # whatever lies in unused storage must not even be NaN
+    padded = not bool(valid.all())
+    if padded:
+        score = torch.where(valid, score, 0.0)  # whatever lies in unused storage must not even be NaN
+    key = order_key(score, positions)
     if must is not None:
-        key = torch.where(must, torch.iinfo(torch.int64).max, key)
-    key = torch.where(valid, key, torch.iinfo(torch.int64).min)
+        key = key.masked_fill_(must, torch.iinfo(torch.int64).max)
+    if padded:
+        key = key.masked_fill_(~valid, torch.iinfo(torch.int64).min)
     if scope == "head":
         return selector.choose(key, count, distinct=True) & valid
     # Two heads can tie in score and position.
