@@ -32,6 +32,9 @@ def bench(
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
     repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Timed rounds; medians are shown.")] = "5",
+    warm: Annotated[
+        bool, typer.Option("--warm", help="Time the second of two runs in each process; see docs/speed.md.", metavar="")
+    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
     """Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit."""
@@ -52,7 +55,7 @@ def bench(
     from kvbench.bench import bench as measure
 
     say = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else (lambda text: None)
-    made = Setting(**setting)
+    made = Setting(**setting, warm=warm)
     results = measure(made, say)
     _print(results, made.method)
     if json:
@@ -91,3 +94,4 @@ def _print(results: list[Any], method: str) -> None:
         speed = f"{r.kvbench:,.0f} ({low:,.0f} to {high:,.0f})"
         table.add_row(str(r.sequences), speed, baseline, ratio, f"{r.evict_share:.1%}", f"{r.roofline_share:.0%}")
     terminal.console().print(table)
+    print("Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.")

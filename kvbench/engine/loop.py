@@ -19,6 +19,7 @@ from kvbench.engine.cache import SlotCache
 from kvbench.engine.evict import Evictor, KeptLog, one_thread
 from kvbench.engine.forward import StepWriter
 from kvbench.engine.model import LoadedModel
+from kvbench.engine.packing import packed_linears
 from kvbench.engine.prefill import PromptReader, PromptState, stored_queries
 from kvbench.engine.sampler import draw
 from kvbench.engine.sequence import Sequence
@@ -100,7 +101,8 @@ class Engine:
             self._sampling = queue[0].sampling
         prompt: PromptState | None = None
         waiting: deque[tuple[Request, int]] = deque()  # samples of `prompt` without a slot yet
-        with route(self.loaded.model, lambda call: self._handler(call)):
+        model, slots = self.loaded.model, self.cache.slots
+        with route(model, lambda call: self._handler(call)), packed_linears(model, slots):
             while queue or waiting or any(self.live):
                 while (queue or waiting) and None in self.live:
                     if not waiting:
