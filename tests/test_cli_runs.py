@@ -17,7 +17,7 @@ import pytest
 
 from kvbench import tiny
 from kvbench.report.load import load
-from kvbench.store import read_rows
+from kvbench.store import RunLock, read_rows
 
 SMALL = "--task walk/orbit-100 --limit 2 --interval 8 --max-new-tokens 24 --seed 0"
 # One interpreter runs these one after the other: importing torch takes longer than the runs.
@@ -171,3 +171,24 @@ def test_an_interrupted_run_says_how_to_continue_and_does(
     assert resumed.code == 0, resumed.err
     assert not load([tmp_path / "results/r1"]).unfinished
     assert len(read_rows(tmp_path / "results/r1")) == 24
+
+
+def test_a_run_in_use_is_left_alone_and_a_dead_holder_is_replaced(
+    session: dict, kvbench: Callable, folder: Path
+) -> None:
+    """B083 and B084: this process holds the lock; afterwards it names a process that has ended."""
+    lock = RunLock(folder / "results" / "r1" / "lock", "r1")
+    lock.acquire()
+    try:
+        second = kvbench("run", "--resume", "r1", cwd=folder)
+        assert second.code == 6
+        assert f"run 'r1' is in use by process {os.getpid()}" in second.err
+        holder = (folder / "results" / "r1" / "lock").read_text()
+    finally:
+        lock.release()
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    (folder / "results" / "r1" / "lock").write_text(holder.replace(f'"pid": {os.getpid()}', f'"pid": {gone.pid}'))
+    taken = kvbench("run", "--resume", "r1", "-q", cwd=folder)
+    assert taken.code == 0
+    assert "taking over run 'r1'" in taken.err

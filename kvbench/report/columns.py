@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvbench.progress import size
-from kvbench.report.tables import SCORES, CellRow, TaskTable
+from kvbench.report.tables import PASS_AT, SCORES, CellRow, TaskTable
 
 Show = Callable[[CellRow], str]
 Columns = list[tuple[str, Show]]
@@ -65,8 +65,10 @@ def samples(table: TaskTable) -> Columns:
         ("truncated", lambda c: _percent(c.truncated)),
         ("no answer", lambda c: _percent(c.no_answer)),
         ("failed", lambda c: str(c.failed) if c.failed else NOTHING),
+        *((f"pass@{k}", lambda c, k=k: _number(c.pass_at.get(k, math.nan))) for k in PASS_AT if k > 1),
+        ("maj@n", lambda c: _number(c.maj)),
     ]
-    whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed for c in table.cells)
+    whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.pass_at for c in table.cells)
     return [] if whole and equal else _filled(table, columns)
 
 
@@ -103,6 +105,8 @@ def flat(table: TaskTable, cell: CellRow) -> dict[str, Any]:
         "interval_rule": cell.score.rule,
         **cell.others,
         "floor": cell.floor,
+        **{f"pass_at_{k}": cell.pass_at.get(k) for k in PASS_AT},
+        "maj_at_n": cell.maj,
         "questions": cell.score.questions,
         "samples": cell.samples,
         "failed": cell.failed,

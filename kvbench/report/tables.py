@@ -19,12 +19,14 @@ from kvbench import registry, stats
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.registry import did_you_mean
 from kvbench.report.load import RUN, Group, Loaded
+from kvbench.scoring.math import normalise_answer
 from kvbench.task import get_task
 
 if TYPE_CHECKING:
     import pandas as pd
 
 ALPHA = 0.05
+PASS_AT = (1, 2, 4, 8, 16, 32)
 NO_BUDGET = -1  # sorts the full cache first
 SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"}
 
@@ -54,6 +56,8 @@ class CellRow:
     score: stats.Estimate
     others: dict[str, float]  # means of the other score columns
     floor: float
+    pass_at: dict[int, float]  # pass@k for the k that every question has samples for; empty with one sample
+    maj: float  # score of each question's most frequent answer; NaN with one sample or without extracted answers
     samples: int
     failed: int
     truncated: float
@@ -157,6 +161,8 @@ def _cell(
         score=stats.estimate(list(by_question.values()), clusters=[clusters[q] for q in by_question]),
         others={column: _mean(ok[column]) for column in SCORES},
         floor=_mean(ok["floor"]),
+        pass_at=_pass_at(ok),
+        maj=_majority(ok),
         samples=len(ok),
         failed=len(rows) - len(ok),
         truncated=rates["truncated"],
@@ -171,6 +177,27 @@ def _cell(
         evict_share=float(ok["evict_seconds"].sum() / busy) if busy > 0 else math.nan,
         progress=", ".join(unfinished[run] for run in runs),
     )
+
+
+def _pass_at(ok: pd.DataFrame) -> dict[int, float]:
+    """pass@k on the exact score, for k = 1, 2, 4, ... up to the fewest samples that a question has."""
+    scores = list(stats.by_question(ok.to_dict("records")).values())
+    fewest = min(map(len, scores), default=0)
+    if fewest < 2:
+        return {}
+    return {k: stats.mean_pass_at_k(scores, k) for k in PASS_AT if k <= fewest}
+
+
+def _majority(ok: pd.DataFrame) -> float:
+    """maj@n on the exact score, with the answers that the task extracted."""
+    import pandas as pd
+
+    scored = ok[ok["score"].notna()]
+    groups = [group for _, group in scored.groupby("doc_id", sort=False)]
+    if not groups or max(map(len, groups)) < 2 or scored["extracted"].isna().all():
+        return math.nan
+    answers = [[None if pd.isna(a) else str(a) for a in group["extracted"]] for group in groups]
+    return stats.maj_at_n(answers, [list(group["score"]) for group in groups], same=normalise_answer)
 
 
 def _compare(

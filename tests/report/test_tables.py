@@ -211,3 +211,25 @@ def test_finding_runs(make_run: Callable, rows: Callable, tmp_path: Path) -> Non
 def test_a_table_file_alone_makes_a_report(make_run: Callable, rows: Callable) -> None:
     run = make_run("r1", rows("gkv", 48, GOOD))
     assert one(run / "rows.parquet").cells == one(run).cells
+
+
+def test_pass_at_k_and_majority_over_samples(tmp_path):
+    """Three questions of four samples: 1, 2 and 0 right; the majority is right on the second only."""
+    rows = []
+    answers = {"q1": ("7", "8", "8", "9"), "q2": ("5", "5", "6", "4"), "q3": (None, "1", "2", "3")}
+    right = {"q1": (1, 0, 0, 0), "q2": (1, 1, 0, 0), "q3": (0, 0, 0, 0)}
+    for doc in answers:
+        for sample in range(4):
+            rows.append({"doc_id": doc, "score": float(right[doc][sample]), "extracted": answers[doc][sample]})
+    import pandas as pd
+
+    from kvbench.report.tables import _majority, _pass_at
+
+    frame = pd.DataFrame(rows)
+    at = _pass_at(frame)
+    assert list(at) == [1, 2, 4]
+    assert at[1] == pytest.approx((0.25 + 0.5 + 0) / 3)
+    assert at[2] == pytest.approx((0.5 + (1 - 1 / 6) + 0) / 3)
+    assert at[4] == pytest.approx(2 / 3)
+    assert _majority(frame) == pytest.approx(1 / 3)
+    assert _pass_at(frame[frame.doc_id.ne("q1") | frame.index.isin([0])]) == {}
