@@ -59,7 +59,7 @@ class Setting:
     """What is measured. Budget and interval as in a run; `sequences` are decoded side by side, one slot each."""
 
     shape: str = "A"
-    method: str = "snapkv-decode"
+    method: str = "tova"
     budget: int = 128
     interval: int = 32
     prompt: int = 64

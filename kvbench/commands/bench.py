@@ -21,7 +21,7 @@ EPILOG = """Examples:
 
 
 def bench(
-    method: Annotated[str, typer.Option("--method", metavar="NAME", help="Eviction method.")] = "snapkv-decode",
+    method: Annotated[str, typer.Option("--method", metavar="NAME", help="Eviction method.")] = "tova",
     baseline: Annotated[str, typer.Option("--baseline", metavar="NAME", help="transformers or none.")] = "transformers",
     sequences: Annotated[str, typer.Option("--sequences", metavar="N,N", help="Decoded side by side.")] = "1,8,32",
     new_tokens: Annotated[str, typer.Option("--new-tokens", metavar="N", help="Tokens of each sequence.")] = "1024",

@@ -50,6 +50,10 @@ class _Group:
     evictions: torch.Tensor
     noise_key: torch.Tensor
 
+    def valid(self, shape: torch.Size) -> torch.Tensor:
+        """All entries are valid: a dense group has no padding. One expanded element, no memory."""
+        return torch.ones(1, dtype=torch.bool, device=self.index.device).expand(shape)
+
     def pick(self, tensor: torch.Tensor) -> torch.Tensor:
         """The group's live rows of a cache tensor [S, Hk, P, ...]."""
         return tensor[:, :, : self.length] if self.everyone else tensor[self.index, :, : self.length]
@@ -210,7 +214,8 @@ class Evictor:
             keys=group.pick(store.keys),
             values=group.pick(store.values) if self.needs.values else None,
             positions=positions,
-            valid=torch.ones_like(positions, dtype=torch.bool),
+            valid=group.valid(positions.shape),
+            whole=True,
             queries=queries,
             query_positions=query_positions,
             columns={name: group.pick(column) for name, column in store.columns.items()},

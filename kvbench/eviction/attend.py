@@ -25,7 +25,7 @@ def window_attention(
     keys: torch.Tensor,
     query_positions: torch.Tensor,
     key_positions: torch.Tensor,
-    valid: torch.Tensor,
+    valid: torch.Tensor | None,
     *,
     scaling: float,
     softcap: float | None = None,
@@ -40,7 +40,7 @@ def window_attention(
         queries: [b, Hq, w, d] post-RoPE; query head h serves KV head h // (Hq // Hk).
         keys: [b, Hk, N, d] post-RoPE.
         query_positions: [b, w]; key_positions: [b, Hk, N]; absolute; a query sees keys at its position or before.
-        valid: [b, Hk, N] bool; other entries get weight 0.
+        valid: [b, Hk, N] bool; other entries get weight 0. None: all are valid.
         scaling, softcap: the model's own softmax scale and logit cap.
         domain: keys that the softmax runs over: "all", or "outside_window" (those older than the first query).
         order: "softmax_then_group" reduces probabilities over the group, "group_then_softmax" reduces logits.
@@ -53,11 +53,9 @@ def window_attention(
     n = keys.shape[2]
     visible = valid
     if domain == "outside_window":
-        visible = visible & (key_positions < query_positions.amin(dim=1)[:, None, None])
-    # A query that sees nothing pays nothing: zeros instead of the NaN of its softmax. Rare, and zeroing costs a pass.
-    oldest = torch.where(visible, key_positions, torch.iinfo(key_positions.dtype).max).amin(dim=-1)  # [b, Hk]
-    blind = oldest[:, :, None] > query_positions[:, None]  # [b, Hk, w]
-    some_blind = bool(blind.any())
+        older = key_positions < query_positions.amin(dim=1)[:, None, None]
+        visible = older if valid is None else valid & older
+    blind = _blind(visible, key_positions, query_positions)
     # Rows per block must not depend on b, or a sequence would be summed in other pieces alone than among others.
     rows = max(1, min(w, SCRATCH_FLOATS // max(1, hq * n)))
     block = CPU_BLOCK_FLOATS if keys.device.type == "cpu" else SCRATCH_FLOATS
@@ -68,18 +66,33 @@ def window_attention(
         sums: list[torch.Tensor] = []
         for start in range(0, max(w, 1), rows):  # no query at all sums to zeros
             r = slice(start, start + rows)
-            hidden = ~visible[s, :, None]  # [b, Hk, 1, N]
+            hidden = None if visible is None else ~visible[s, :, None]  # [b, Hk, 1, N]
             if domain == "all":  # what is older than the window is no query's future
-                hidden = (key_positions[s, :, None] > query_positions[s, None, r, None]).logical_or_(hidden)
+                future = key_positions[s, :, None] > query_positions[s, None, r, None]
+                hidden = future if hidden is None else future.logical_or_(hidden)
+            assert hidden is not None
             logits = _logits(queries[s, :, r], keys[s], scaling, softcap)
             reduced = _reduce_group(logits, hidden, order, reduce_g)
-            if some_blind:
+            if blind is not None:
                 gap = blind[s, :, r, None] if reduce_g else blind[s, :, None, r, None]
                 reduced = reduced.masked_fill(gap, 0.0)
             sums.append(reduced)
         parts.append(_join(sums, reduce_q))
     out = parts[0] if len(parts) == 1 else torch.cat(parts)
     return out / w if reduce_q == "mean" else out
+
+
+def _blind(
+    visible: torch.Tensor | None, key_positions: torch.Tensor, query_positions: torch.Tensor
+) -> torch.Tensor | None:
+    """[b, Hk, w] bool: queries that see no key at all, or None when there is none (the rule).
+
+    Such a query pays nothing: zeros instead of the NaN of its softmax.
+    """
+    if visible is not None:
+        key_positions = key_positions.masked_fill(~visible, torch.iinfo(key_positions.dtype).max)
+    blind = key_positions.amin(dim=-1)[:, :, None] > query_positions[:, None]
+    return blind if bool(blind.any()) else None
 
 
 def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:

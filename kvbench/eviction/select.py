@@ -26,9 +26,10 @@ def decide(
     out = method.score(view)
     if not isinstance(out, ScoreOut):
         out = ScoreOut(out)
-    must = protected(method.protect(view.budget), view.positions, view.seen, view.prompt_len, view.valid)
+    valid = None if view.whole else view.valid
+    must = protected(method.protect(view.budget), view.positions, view.seen, view.prompt_len, valid)
     count = view.budget if quotas is None else quotas
-    keep = keep_mask(out.score.float(), view.positions, view.valid, must, count, method.scope, method.selector())
+    keep = keep_mask(out.score.float(), view.positions, valid, must, count, method.scope, method.selector())
     check(keep, must, count)
     return keep, out.columns
 
@@ -72,7 +73,7 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 def keep_mask(
     score: torch.Tensor,
     positions: torch.Tensor,
-    valid: torch.Tensor,
+    valid: torch.Tensor | None,
     must: torch.Tensor | None,
     count: int | torch.Tensor,
     scope: str = "head",
@@ -81,7 +82,8 @@ def keep_mask(
     """Choose the entries that stay.
 
     Args:
-        score: [b, Hk, N] float32 (for scope "model": layers and heads joined in axis 1); positions, valid: same shape.
+        score: [b, Hk, N] float32 (for scope "model": layers and heads joined in axis 1); positions: same shape.
+        valid: same shape, or None when all are.
         must: [b, Hk, N] bool or None; these stay whatever their score.
         count: entries to keep per head (scope "head"; as a tensor, quotas [b, Hk]), or the mean per head (scopes
             "layer" and "model").
@@ -92,19 +94,18 @@ def keep_mask(
         [b, Hk, N] bool with min(count, valid entries) set per head, or min(count * Hk, valid entries) over the heads.
     """
     selector = selector or TopK()
-    padded = not bool(valid.all())
-    if padded:
+    if valid is not None:
         score = torch.where(valid, score, 0.0)  # whatever lies in unused storage must not even be NaN
     key = order_key(score, positions)
     if must is not None:
         key = key.masked_fill_(must, torch.iinfo(torch.int64).max)
-    if padded:
+    if valid is not None:
         key = key.masked_fill_(~valid, torch.iinfo(torch.int64).min)
     if scope == "head":
-        return selector.choose(key, count, distinct=True) & valid
-    # Two heads can tie in score and position.
-    keep = selector.choose(key.flatten(1), count * key.shape[1], distinct=False)
-    return keep.view(key.shape) & valid
+        keep = selector.choose(key, count, distinct=True)
+    else:  # two heads can tie in score and position
+        keep = selector.choose(key.flatten(1), count * key.shape[1], distinct=False).view(key.shape)
+    return keep if valid is None else keep & valid
 
 
 def check(keep: torch.Tensor, must: torch.Tensor | None, count: int | torch.Tensor, min_entries: int = 1) -> None:

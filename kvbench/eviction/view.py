@@ -24,6 +24,7 @@ class LayerView:
     values: torch.Tensor | None  # [b, Hk, N, dv]; None unless the method needs them
     positions: torch.Tensor  # [b, Hk, N] int64, absolute
     valid: torch.Tensor  # [b, Hk, N] bool; scores of other entries are ignored
+    whole: bool = False  # known to be all valid, so that helpers may leave the mask out
     queries: torch.Tensor  # [b, Hq, w, d] post-RoPE, oldest first
     query_positions: torch.Tensor  # [b, w] int64
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, Hk, N] float32
@@ -49,7 +50,7 @@ class LayerView:
             self.keys,
             self.query_positions,
             self.positions,
-            self.valid,
+            None if self.whole else self.valid,
             scaling=self.scaling,
             softcap=self.softcap,
             domain=domain,
@@ -64,7 +65,8 @@ class LayerView:
 
     def older(self, count: int) -> torch.Tensor:
         """[b, Hk, N] bool: valid entries that are not among the newest `count` tokens, the ones that compete."""
-        return self.valid & ~self.recent(count)
+        older = self.positions < (self.seen - count)[:, None, None]
+        return older if self.whole else self.valid & older
 
     def noise(self) -> torch.Tensor:
         """[b, Hk, N] float32 uniform noise: a hash of (sample, eviction, layer, head, position) and of nothing else."""
@@ -76,8 +78,9 @@ class LayerView:
 
     def text_order(self) -> torch.Tensor:
         """[b, Hk, N] int64 indices that list the valid entries in text order; all others come behind them."""
-        last = torch.iinfo(torch.int32).max
-        key = torch.where(self.valid, self.positions, last).int()
+        key = self.positions.int()
+        if not self.whole:
+            key = key.masked_fill(~self.valid, torch.iinfo(torch.int32).max)
         if key.device.type == "cpu":  # numpy sorts short rows more than twice as fast, and this runs at every eviction
             return torch.from_numpy(key.numpy().argsort(axis=-1))
         return key.argsort(dim=-1)
