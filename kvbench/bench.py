@@ -8,10 +8,10 @@ of process CPU time, which other processes disturb less than wall time; on a GPU
 transfer between machines, absolute numbers do not. It measures speed only: with random weights there is no quality to
 compare.
 
-On a CPU every repetition runs in a fresh copy of the process, as a job that generates once would. It matters to the
-baseline: a growing cache asks for new memory at every step, and in a fresh process glibc hands those pages back to the
-system each time. After a first long generation it keeps them, and transformers becomes up to twice as fast. `warm`
-measures that second state for both systems; neither is the true one, so docs/speed.md keeps both.
+On a CPU every repetition runs in a fresh copy of the process and is timed twice there. It matters to the baseline: a
+growing cache asks for new memory at every step, and in a fresh process glibc hands those pages back to the system each
+time. After a first long generation it keeps them, and transformers becomes up to twice as fast. "fresh" is a job that
+generates once, "warm" one that goes on generating; neither is the true one, so both are shown.
 """
 
 from __future__ import annotations
@@ -67,22 +67,29 @@ class Setting:
     sequences: tuple[int, ...] = (1, 8, 32)
     repeats: int = 5
     threads: int = 1
-    warm: bool = False  # time the second of two equal runs in each process
     baseline: str = "transformers"  # or "none"
     device: str = "auto"
     dtype: str = "auto"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
-    """Medians for one number of sequences; rates in tokens per second of CPU time (on CUDA: of wall time)."""
+class State:
+    """Medians of one state of the process, "fresh" or "warm"; rates in tokens per clock second."""
 
-    sequences: int
     kvbench: float
     kvbench_spread: tuple[float, float]  # smallest and largest
     baseline: float | None
     baseline_spread: tuple[float, float] | None
     ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One number of sequences. The clock counts process CPU time, on CUDA wall time."""
+
+    sequences: int
+    fresh: State
+    warm: State
     evict_share: float  # of decode + evict time
     roofline_share: float  # of the tokens per second of wall time that this machine allows
 
@@ -135,36 +142,42 @@ def _measure(
     generator = torch.Generator().manual_seed(1)
     vocabulary = shape_vocabulary(setting.shape)
     ids = torch.randint(5, vocabulary - 5, (sequences, setting.prompt), generator=generator)
-    ours: list[tuple[float, float, float]] = []
-    theirs: list[float] = []
+    ours: list[tuple[_Run, _Run]] = []
+    theirs: list[tuple[float, float]] = []
     for repeat in range(setting.repeats):
         note(f"{sequences} sequences, round {repeat + 1} of {setting.repeats}")
         ours.append(_apart(setting, loaded, lambda n: _run_engine(setting, method, loaded, ids, n)))
         if setting.baseline == "transformers":
             theirs.append(_apart(setting, loaded, lambda n: _run_generate(loaded, ids, n)))
-    rates = [rate for rate, _, _ in ours]
-    limit = roofline(shape, machine, sequences, setting.budget + setting.interval / 2, loaded.dtype)
+    held = setting.budget + setting.interval / 2 if method.evicts else setting.prompt + setting.new_tokens / 2
+    limit = roofline(shape, machine, sequences, held, loaded.dtype)
+    runs = [run for pair in ours for run in pair]
     return Measured(
         sequences=sequences,
-        kvbench=statistics.median(rates),
-        kvbench_spread=(min(rates), max(rates)),
+        fresh=_state([first.rate for first, _ in ours], [first for first, _ in theirs]),
+        warm=_state([second.rate for _, second in ours], [second for _, second in theirs]),
+        evict_share=statistics.median(run.evict_share for run in runs),
+        roofline_share=statistics.median(run.wall_rate for run in runs) / limit,
+    )
+
+
+def _state(ours: list[float], theirs: list[float]) -> State:
+    return State(
+        kvbench=statistics.median(ours),
+        kvbench_spread=(min(ours), max(ours)),
         baseline=statistics.median(theirs) if theirs else None,
         baseline_spread=(min(theirs), max(theirs)) if theirs else None,
-        ratio=statistics.median(rates) / statistics.median(theirs) if theirs else None,
-        evict_share=statistics.median(share for _, share, _ in ours),
-        roofline_share=statistics.median(wall for _, _, wall in ours) / limit,
+        ratio=statistics.median(ours) / statistics.median(theirs) if theirs else None,
     )
 
 
 def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> Any:
-    """Warm up with a few tokens, then measure: in a forked copy of this process, on CUDA (which cannot fork) here."""
+    """Warm up with a few tokens, then run twice: in a forked copy of this process, on CUDA (which cannot fork) here."""
 
     def work() -> Any:
         torch.set_num_threads(setting.threads)
         run(min(WARM_UP, setting.new_tokens))
-        if setting.warm:
-            run(setting.new_tokens)
-        return run(setting.new_tokens)
+        return run(setting.new_tokens), run(setting.new_tokens)
 
     if loaded.device.type == "cuda":
         return work()
@@ -193,10 +206,14 @@ def _clock(device: torch.device) -> float:
     return time.process_time()
 
 
-def _run_engine(
-    setting: Setting, method: Method, loaded: LoadedModel, ids: torch.Tensor, tokens: int
-) -> tuple[float, float, float]:
-    """(tokens per clock second, evicting share of the loop's time, tokens per wall second). Prompts are read inside."""
+@dataclass(frozen=True, slots=True)
+class _Run:
+    rate: float  # tokens per clock second, reading the prompts included
+    evict_share: float
+    wall_rate: float  # tokens per second of wall time
+
+
+def _run_engine(setting: Setting, method: Method, loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> _Run:
     engine = Engine(
         loaded,
         method,
@@ -216,8 +233,8 @@ def _run_engine(
     if made != len(ids) * tokens:
         raise BudgetViolation(f"bench made {made} tokens instead of {len(ids) * tokens}.")
     used = [d.usage for d in done if d.usage]
-    evict = sum(u.evict_seconds for u in used)
-    return made / spent, evict / (evict + sum(u.decode_seconds for u in used)), made / wall
+    evict, decode = sum(u.evict_seconds for u in used), sum(u.decode_seconds for u in used)
+    return _Run(made / spent, evict / max(evict + decode, 1e-9), made / wall)
 
 
 def _run_generate(loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> float:

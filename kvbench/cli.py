@@ -61,7 +61,7 @@ app.command("bench", epilog=bench.EPILOG)(bench.bench)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 
 
-@app.command("audit", epilog="Example:\n  kvbench audit --parity tests/parity")
+@app.command("audit", epilog="Example:\n  kvbench audit --parity tests/data/parity")
 def _audit(
     parity: Annotated[
         str, typer.Option("--parity", metavar="DIR", help="Folder with recorded decisions.", show_default=False)

@@ -19,10 +19,19 @@ from typing import Any, Literal
 
 from kvbench import registry
 from kvbench.errors import UserError, show
-from kvbench.values import budget, choice, flag, number, parse, setting, text, unknown_key, whole
+from kvbench.values import BadValue, budget, choice, flag, got, number, parse, setting, text, unknown_key, whole
 
 Value = bool | int | float | str | None
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+MOST = 1_000_000  # questions of a task, samples of a question
+
+
+def count(raw: object) -> int:
+    """How many questions or samples."""
+    value = int(whole(1)(raw))
+    if value > MOST:
+        raise BadValue(f"{MOST:,} or less", got(raw))
+    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,8 +99,8 @@ class RunConfig:
     dtype: str = setting("auto", choice(*DTYPES))
     interval: int = setting(128, whole(1))  # generated tokens between evictions
     seed: int = setting(0, whole(0, 2**64 - 1))
-    limit: int | None = setting(None, whole(1))  # questions of each task
-    samples: int | None = setting(None, whole(1))
+    limit: int | None = setting(None, count)  # questions of each task
+    samples: int | None = setting(None, count)
     temperature: float | None = setting(None, number("a finite number >= 0", lambda x: x >= 0))
     top_p: float | None = setting(None, number("in (0, 1]", lambda x: 0 < x <= 1))
     top_k: int | None = setting(None, whole(0))

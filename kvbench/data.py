@@ -52,7 +52,7 @@ class Data:
 
     Args:
         path: ``--data``, a folder laid out like the manifests' paths, or the file of the only task.
-        revision: overrides the pinned hub revision (``--data-revision``).
+        revision: overrides the pinned hub revision.
         allow_mismatch: record a different row count or other ids instead of raising.
     """
 
@@ -85,7 +85,7 @@ class Data:
             where = f"{show(location)} ({source}{f', revision {revision}' if revision else ''})"
             raise SetupError(
                 f"data of task {show(task)} in {where} are not the expected ones: {mismatch}. "
-                "Use --allow-data-mismatch if that is what you want."
+                "Point --data or KVBENCH_DATA to the right file."
             )
         self.used[task] = DataUsed(
             task=task,

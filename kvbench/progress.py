@@ -34,7 +34,7 @@ class Progress:
         self._clock = clock
         self._live: Live | None = None
         self._cell, self._speed, self._memory, self._score = "", "", "", ""
-        self._total = self._done = self._already = self._prefilled = 0
+        self._total = self._done = self._already = 0
         self._started = self._next_plain = 0.0
         self._tokens, self._tokens_at = 0, 0.0
         self._rate = 0.0
@@ -53,12 +53,7 @@ class Progress:
 
     def cell(self, text: str) -> None:
         """A new cell of the grid has begun."""
-        self._cell, self._speed, self._score, self._prefilled = show(text)[1:-1], "", "", 0
-        self._draw()
-
-    def prefilled(self, tokens: int) -> None:
-        """`tokens` more of the cell's prompts have been read."""
-        self._prefilled += tokens
+        self._cell, self._speed, self._score = show(text)[1:-1], "", ""
         self._draw()
 
     def update(
@@ -91,8 +86,7 @@ class Progress:
 
     def line(self) -> str:
         """The state in one line, as printed where there is no terminal."""
-        prompt = f"{self._prefilled:,} prompt tokens read" if self._prefilled and not self._speed else ""
-        parts = [f"{self._done}/{self._total} rows", self._cell, prompt, self._speed, self._memory, self._score]
+        parts = [f"{self._done}/{self._total} rows", self._cell, self._speed, self._memory, self._score]
         return "  ".join(part for part in [*parts, self._left()] if part)
 
     def _left(self) -> str:

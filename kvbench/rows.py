@@ -62,10 +62,11 @@ def make_row(
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:
     """Measured use.
 
-    A sample's seconds are shares of the engine's time, so tokens / seconds is the engine's own rate.
+    A sample's seconds are shares of the engine's time, so tokens / seconds is the engine's own rate. The first token
+    comes with the prompt and is not counted.
     """
     busy = usage.decode_seconds + usage.evict_seconds
-    rate = usage.output_tokens / busy if busy > 0 else None
+    rate = (usage.output_tokens - 1) / busy if busy > 0 and usage.output_tokens > 1 else None
     return {
         "entries_after_evict": usage.entries_after_evict,
         "entries_peak": usage.entries_peak,

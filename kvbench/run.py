@@ -28,7 +28,7 @@ from kvbench.data import Data
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel, load, pick_device, pick_dtype
 from kvbench.engine.plan import Machine, ModelShape, Plan, measure, plan_cell, read_shape, use_threads
-from kvbench.errors import Interrupted, SetupError, show
+from kvbench.errors import Interrupted, SetupError, UserError, show
 from kvbench.records import Generation
 from kvbench.rows import make_row
 from kvbench.scoring.pool import ScorePool
@@ -37,6 +37,7 @@ from kvbench.task import Output, Score
 from kvbench.work import PlannedRow, TaskWork, make_method
 
 Notice = Callable[[str], None]
+AFTER_SIGNAL = 3.0  # seconds that rows being scored get to finish after a signal
 
 
 class Progress(Protocol):
@@ -118,7 +119,8 @@ def execute(
     machine = measure(device, dtype)
     identity = {"model": config.model, "model_revision": models.revision(info) or config.revision}
     plans = tuple(
-        _plan(cell, works[cell.task], config, shape, machine, identity, device, dtype) for cell in config.cells()
+        _plan(cell, works[cell.task], config, shape, machine, identity, context, device, dtype)
+        for cell in config.cells()
     )
     total = sum(len(p.rows) for p in plans)
     if dry_run:
@@ -146,6 +148,7 @@ def execute(
     with opener(
         out, name, environment=environment, take_over=take_over, allow_version_change=allow_version_change, **extra
     ) as folder:
+        _check_data(name, folder.info["environment"]["tasks"], environment["tasks"])
         done = folder.done_keys()
         for text in folder.notices:
             say(text)
@@ -156,6 +159,23 @@ def execute(
                 runner.run(load(where, revision=config.revision, device=str(device), dtype=config.dtype), done)
         folder.seal()
         return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=runner.failed)
+
+
+def _check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """A continued run must find the documents it began with: rows of two versions would be averaged as one."""
+    for task, found in now.items():
+        known = before.get(task, found)
+        for what in ("sha256", "revision"):
+            if known["data"].get(what) != found["data"].get(what):
+                raise UserError(
+                    f"the data of task {show(task)} changed since run {show(run)} began "
+                    f"({what} {known['data'].get(what)}, now {found['data'].get(what)}). Give another --run-name."
+                )
+        if known["version"] != found["version"]:
+            raise UserError(
+                f"task {show(task)} is at version {found['version']}; run {show(run)} began with {known['version']}. "
+                "Give another --run-name."
+            )
 
 
 def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
@@ -178,11 +198,13 @@ def _plan(
     shape: ModelShape,
     machine: Machine,
     identity: Mapping[str, Any],
+    context: int,
     device: Any,
     dtype: Any,
 ) -> CellPlan:
     rows = work.rows(cell, config, identity, str(dtype).removeprefix("torch."))
-    most = max((len(p.ids) + p.max_new_tokens for p in work.prompts), default=1)
+    lengths = [len(p.ids) + p.max_new_tokens for p in work.prompts]
+    most = max((n for n in lengths if n <= context), default=1)  # longer prompts become rows without a sequence
     method = make_method(cell)
     plan = plan_cell(
         shape,
@@ -277,22 +299,26 @@ class _Runner:
                 )
                 ok = generation.status == "ok"
                 scoring.append((pool.submit(work.task, row.prompt.doc, output) if ok else None, row, generation))
-                while scoring and (scoring[0][0] is None or scoring[0][0].done()):
-                    self._keep(*scoring.pop(0), cell_plan, journal)
-        for waiting in scoring:
-            self._keep(*waiting, cell_plan, journal)
+                scoring = [item for item in scoring if not self._kept(*item, cell_plan, journal)]
+        patience = AFTER_SIGNAL
+        while scoring and patience > 0:  # after a signal the slow ones are left: their rows are missing and run again
+            scoring = [item for item in scoring if not self._kept(*item, cell_plan, journal)]
+            time.sleep(0.01 if scoring else 0)
+            patience -= 0.01 if self.stop is not None else 0
         self.done += len(journal.flush())
         self._show(now=True)
 
-    def _keep(
+    def _kept(
         self,
         future: Future[Score] | None,
         planned: PlannedRow,
         generation: Generation,
         cell_plan: CellPlan,
         journal: Journal,
-    ) -> None:
-        """Write one row. A failed row keeps its text and has no score."""
+    ) -> bool:
+        """Write one row if it has been scored. A failed row keeps its text and has no score."""
+        if future is not None and not future.done():
+            return False
         score = future.result() if future is not None else None
         row = make_row(planned, generation, score, self.works[cell_plan.cell.task].task, cell_plan, self.host)
         if row["status"] != "ok":
@@ -300,6 +326,7 @@ class _Runner:
         elif score is not None and (headline := row[self.works[cell_plan.cell.task].task.headline]) is not None:
             self.scores.append(headline)
         self.done += len(journal.append(row, prompt=planned.prompt.text, output=generation.text))
+        return True
 
     def _show(self, *, now: bool = False) -> None:
         if self.progress is None or (not now and time.monotonic() - self._shown < 0.25):

@@ -33,6 +33,7 @@ Scores = Sequence[Sequence[float]]  # one inner sequence per question
 
 FEW_QUESTIONS = 40  # up to here, and near 0 or 1, the normal interval is too narrow or leaves [0, 1]
 NEAR_EDGE = 0.1
+ROUNDING = 1e-12  # standard errors and differences below this share of the scores are zero
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +213,8 @@ def paired(
 ) -> Paired:
     """Compare A and B question by question. The alarm is the paired t test; sign flips stand beside it.
 
-    Question i of `a` and of `b` must be the same question. Identical tables give p = 1.
+    Question i of `a` and of `b` must be the same question. Identical tables give p = 1. Where all differences are
+    equal, t says nothing; `p` and `p_drop` are then the exact ones of the sign flips.
     """
     from scipy.stats import t as student
 
@@ -223,11 +225,15 @@ def paired(
     diff = float(diffs.mean()) if len(diffs) else math.nan
     groups, se = _clustered_se(diffs, clusters)
     df = max(groups - 1, 0)
+    tiny = ROUNDING * max((abs(float(x)) for x in (*means_a, *means_b)), default=0.0)
+    if groups >= 2 and se <= tiny:
+        se, diff = 0.0, 0.0 if abs(diff) <= tiny else diff
     if groups < 2:
         t, p, p_drop, low, high = math.nan, 1.0, 1.0, math.nan, math.nan
     elif se == 0:
         t = math.copysign(math.inf, diff) if diff else 0.0
-        p, p_drop, low, high = (0.0, float(diff < 0), diff, diff) if diff else (1.0, 1.0, diff, diff)
+        p, p_drop = (2.0 ** (1 - groups), 2.0**-groups if diff > 0 else 1.0) if diff else (1.0, 1.0)
+        low = high = diff
     else:
         t = diff / se
         p, p_drop = float(2 * student.sf(abs(t), df)), float(student.sf(t, df))
@@ -271,22 +277,13 @@ def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, se
     return (hits + 1) / (permutations + 1)
 
 
-def mcnemar(a: Sequence[float], b: Sequence[float]) -> float:
-    """Exact two-sided McNemar test for one 0/1 sample a question."""
-    from scipy.stats import binomtest
-
-    only_a = sum(x > y for x, y in zip(a, b, strict=True))
-    only_b = sum(x < y for x, y in zip(a, b, strict=True))
-    return float(binomtest(only_a, only_a + only_b).pvalue) if only_a + only_b else 1.0
-
-
 def smallest_drop(se: float, df: int, *, power: float = 0.8, alpha: float = 0.05, sides: int = 1) -> float:
-    """The true drop that a t test with this standard error finds with the given power."""
+    """The true drop that a t test with this standard error finds with the given power. NaN without spread."""
     from scipy.optimize import brentq
     from scipy.stats import nct
     from scipy.stats import t as student
 
-    if df < 1 or not se >= 0:
+    if df < 1 or not se > 0:
         return math.nan
     critical = float(student.ppf(1 - alpha / sides, df))
     return float(brentq(lambda shift: nct.sf(critical, df, shift) - power, 0.0, 10 * critical + 10)) * se
@@ -302,14 +299,6 @@ def holm(ps: Sequence[float]) -> list[float]:
         largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))
         adjusted[index] = largest
     return adjusted
-
-
-def suite(parts: Sequence[Estimate], weights: Sequence[float] | None = None) -> tuple[float, float]:
-    """Weighted mean of independent tasks and its standard error, sqrt(sum of w^2 SE^2). Weights are scaled to sum 1."""
-    raw = list(weights) if weights is not None else [1.0] * len(parts)
-    shares = [w / sum(raw) for w in raw]
-    mean = sum(w * part.mean for w, part in zip(shares, parts, strict=True))
-    return mean, math.sqrt(sum((w * part.se) ** 2 for w, part in zip(shares, parts, strict=True)))
 
 
 def by_question(rows: Sequence[Mapping[str, Any]], column: str = "score") -> dict[str, list[float]]:

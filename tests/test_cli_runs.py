@@ -33,12 +33,17 @@ REFUSED = {
     "B082 seed": ("--resume r1 --seed 2", 2, "--seed 2 differs from the run's 0. A resumed run keeps its settings."),
     "B082 budget": ("--resume r1 --budget 16", 2, "--budget 16 differs from the run's 32."),
     "B082 method": ("--resume r1 --method h2o", 2, "--method h2o differs from the run's full,knorm."),
+    "resume variable": ("--resume r1", 2, "environment variable KVBENCH_SEED=7 differs from the run's 0. A resumed"),
+    "resume grid": ("--resume r1", 2, "environment variable KVBENCH_BUDGET=16 differs from the run's 32."),
+    "resume config": ("--resume r1 --config c.toml", 2, "--suite and --config cannot be given with --resume."),
+    "resume option": ("--resume r1 --method-opt window=8", 2, "--method-opt cannot be given with --resume."),
     "B081": ("--resume r9", 2, "no run 'r9' in results. Runs there: r1, r2."),
     "two names": ("--resume r1 --run-name r2", 2, "--resume 'r1' and --run-name 'r2' name two runs"),
     "B079": (f"--method full {SMALL} --out /proc/nowhere", 3, "cannot write in '/proc/nowhere'"),
     "B078": (f"--method full {SMALL} --out results/r1/run.json", 2, "is a file; give a folder."),
     "B085": (f"--method full {SMALL} --out link", 2, "leads through a link to nothing"),
 }
+VARIABLES = {"resume variable": {"KVBENCH_SEED": "7"}, "resume grid": {"KVBENCH_BUDGET": "16"}}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +59,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def session(calls: Callable, folder: Path) -> dict:
     refused = {name: f"run {line}" for name, (line, _, _) in REFUSED.items()}
     lines = SESSION | refused
-    return dict(zip(lines, calls(folder, [(line.split(), {}) for line in lines.values()])))
+    return dict(zip(lines, calls(folder, [(line.split(), VARIABLES.get(name, {})) for name, line in lines.items()])))
 
 
 def test_a_run_prints_tables_and_ends_with_one_json_document(session: dict, folder: Path) -> None:

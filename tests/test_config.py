@@ -97,6 +97,8 @@ def test_differences_name_the_settings() -> None:
         ("interval", 0, "'interval' must be 1 or more; got 0."),
         ("temperature", float("nan"), "must be a finite number >= 0; got 'nan'."),
         ("limit", True, "must be a whole number, 1 or more; got 'True'."),
+        ("limit", 3_000_000_000, "must be 1,000,000 or less; got 3000000000."),
+        ("samples", "1000001", "must be 1,000,000 or less; got 1000001."),
         ("slots", "many", "or 'auto'; got 'many'."),
         ("dtype", "float8", "'float8': choose auto, float32"),
     ],

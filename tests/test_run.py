@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -164,3 +165,36 @@ def test_real_problems_on_every_architecture(architecture, tmp_path):
     assert (rows.entries_after_evict <= 128).all()
     assert (rows.entries_peak <= 160).all()
     assert (rows.prompt_tokens > 128).all()
+
+
+def question_file(path: Path, answers: tuple[str, ...]) -> str:
+    rows = [{"id": f"q{i}", "question": f"{i} + 1 = ?", "answer": a} for i, a in enumerate(answers)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def test_changed_data_do_not_mix_with_saved_rows(model, tmp_path):
+    grid = Grid(methods=(MethodChoice(name="full"),), tasks=("file/q",))
+    config = RunConfig(
+        grids=(grid,), model=str(model), max_new_tokens=8, task_file=question_file(tmp_path / "q.jsonl", ("1", "2"))
+    )
+    execute(config, out=tmp_path / "out", run_name="r")
+    question_file(tmp_path / "q.jsonl", ("1", "3"))
+    with pytest.raises(UserError, match="changed since run 'r' began"):
+        execute(config, out=tmp_path / "out", run_name="r")
+
+
+def test_a_prompt_beyond_the_context_is_a_row_and_sizes_nothing(model, tmp_path):
+    path = tmp_path / "q.jsonl"
+    rows = [
+        {"id": "long", "question": "x" * 40_000, "answer": "1"},
+        {"id": "short", "question": "2 + 2 = ?", "answer": "4"},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    grid = Grid(methods=(MethodChoice(name="full"),), tasks=("file/q",))
+    config = RunConfig(grids=(grid,), model=str(model), max_new_tokens=8, task_file=str(path))
+    result = execute(config, out=tmp_path / "out", run_name="r")
+    assert result.plans[0].max_tokens < 200
+    assert dict(result.failed) == {"prompt_too_long": 1}
+    rows = read_run(result.run_dir).rows
+    assert rows.set_index("doc_id").loc["long", "score"] != rows.set_index("doc_id").loc["long", "score"]  # null

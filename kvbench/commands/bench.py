@@ -32,9 +32,6 @@ def bench(
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
     repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Timed rounds; medians are shown.")] = "5",
-    warm: Annotated[
-        bool, typer.Option("--warm", help="Time the second of two runs in each process; see docs/speed.md.", metavar="")
-    ] = False,
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
     """Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit."""
@@ -55,7 +52,7 @@ def bench(
     from kvbench.bench import bench as measure
 
     say = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else (lambda text: None)
-    made = Setting(**setting, warm=warm)
+    made = Setting(**setting)
     results = measure(made, say)
     _print(results, made.method)
     if json:
@@ -85,13 +82,19 @@ def _setting(numbers: dict[str, str], sequences: str, method: str, names: dict[s
 
 
 def _print(results: list[Any], method: str) -> None:
-    numbers = ("sequences", f"{method} tok/s", "baseline tok/s", "ratio", "evicting", "of the limit")
+    numbers = ("sequences", "process", f"{method} tok/s", "baseline tok/s", "ratio", "evicting", "of the limit")
     table = terminal.grid(*numbers, right=numbers)
     for r in results:
-        low, high = r.kvbench_spread
-        baseline = "-" if r.baseline is None else f"{r.baseline:,.0f}"
-        ratio = "-" if r.ratio is None else f"{r.ratio:.2f}x"
-        speed = f"{r.kvbench:,.0f} ({low:,.0f} to {high:,.0f})"
-        table.add_row(str(r.sequences), speed, baseline, ratio, f"{r.evict_share:.1%}", f"{r.roofline_share:.0%}")
+        shares = f"{r.evict_share:.1%}", f"{r.roofline_share:.0%}"
+        for name, state in (("fresh", r.fresh), ("warm", r.warm)):
+            low, high = state.kvbench_spread
+            baseline = "-" if state.baseline is None else f"{state.baseline:,.0f}"
+            ratio = "-" if state.ratio is None else f"{state.ratio:.2f}x"
+            speed = f"{state.kvbench:,.0f} ({low:,.0f} to {high:,.0f})"
+            first = name == "fresh"
+            table.add_row(
+                str(r.sequences) if first else "", name, speed, baseline, ratio, *(shares if first else ("", ""))
+            )
     terminal.console().print(table)
     print("Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.")
+    print("fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.")

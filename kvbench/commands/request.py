@@ -36,7 +36,11 @@ def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
 
 
 def resumed(out: Path, name: str, gathered: Gathered, problems: Problems) -> RunConfig:
-    """The settings of an existing run. What was typed must not differ from them."""
+    """The settings of an existing run. Flags and environment variables must not differ from them."""
+    if gathered.files:
+        raise UserError(f"--suite and --config cannot be given with --resume. {KEEPS}")
+    if (options := gathered.typed("method_opt")) is not None:
+        raise UserError(f"{options.source} cannot be given with --resume. {KEEPS}")
     folder = out / name
     if not (folder / manifest.NAME).is_file():
         there = ", ".join(list_runs(out))
@@ -47,20 +51,25 @@ def resumed(out: Path, name: str, gathered: Gathered, problems: Problems) -> Run
     home = {k: os.path.expanduser(v) for k, v in stored.items() if isinstance(v, str)}
     config = RunConfig.from_dict(stored | home)
     for key in PARSERS:
-        if given := gathered.flags.get(key):
+        if given := gathered.typed(key):
             value, kept = parse(given.source, PARSERS[key], given.value), getattr(config, key)
             if key in OPERATIONAL:
                 config = dataclasses.replace(config, **{key: value})
             elif value != kept:
-                raise UserError(f"{given.source} {value} differs from the run's {kept}. {KEEPS}")
+                raise UserError(f"{_said(given, value)} differs from the run's {kept}. {KEEPS}")
     typed = _Builder(gathered, problems)
     for key, kept in (("method", [m.name for m in config.methods]), ("budget", config.budgets), ("task", config.tasks)):
-        if key in gathered.flags:
+        if given := gathered.typed(key):
             members = [m[0] if isinstance(m, tuple) else m for m in typed.axis({}, key)]
             if members and set(members) != set(kept):
                 asked, were = ",".join(map(str, members)), ",".join(map(str, kept))
-                raise UserError(f"--{key} {asked} differs from the run's {were}. {KEEPS}")
+                raise UserError(f"{_said(given, asked)} differs from the run's {were}. {KEEPS}")
     return config
+
+
+def _said(given: Given, value: Any) -> str:
+    """``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
+    return f"{given.source}{' ' if given.source.startswith('--') else '='}{value}"
 
 
 class _Builder:

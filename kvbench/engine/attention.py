@@ -27,8 +27,10 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kvbench.errors import UserError, show
 
 # Arguments that models pass along and that do not change what attention computes here.
-_HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_router_logits", "is_causal", "cache_position"})
+_HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_router_logits", "cache_position"})
 _names = itertools.count()
+_replaced: dict[str, str] = {}  # name of a routing -> the implementation that it replaced
+_open: set[str] = set()  # routings in use; they may end in any order
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +53,23 @@ Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
 @contextlib.contextmanager
 def route(model: Any, handler: Handler) -> Iterator[None]:
     """Send the model's attention to `handler` inside the block; afterwards the model is as before."""
-    before = model.config._attn_implementation
     name = f"kvbench_{next(_names)}"
+    _replaced[name] = model.config._attn_implementation
+    _open.add(name)
     ALL_ATTENTION_FUNCTIONS.register(name, _adapter(handler))
     try:
         set_implementation(model, name)
         yield
     finally:
-        set_implementation(model, before)
+        _open.remove(name)
+        if model.config._attn_implementation == name:  # else a later routing has taken over
+            before = name
+            while before in _replaced and before not in _open:  # what is still open, or the model's own
+                before = _replaced[before]
+            set_implementation(model, before)
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
+        if not _open:
+            _replaced.clear()
 
 
 def set_implementation(model: Any, name: str) -> None:
@@ -83,6 +93,7 @@ def _adapter(handler: Handler) -> Callable[..., tuple[torch.Tensor, None]]:
         sliding_window: int | None = None,
         softcap: float | None = None,
         s_aux: torch.Tensor | None = None,
+        is_causal: bool | None = None,
         **extra: Any,
     ) -> tuple[torch.Tensor, None]:
         for name, given in extra.items():
@@ -90,6 +101,8 @@ def _adapter(handler: Handler) -> Callable[..., tuple[torch.Tensor, None]]:
                 owner = show(type(module).__name__)
                 raise UserError(f"{owner} passes {show(name)} to attention, which kvbench does not apply.")
         layer: Any = module
+        if is_causal is False or getattr(layer, "is_causal", True) is False:
+            raise UserError(f"{show(type(module).__name__)} attends in both directions; kvbench serves causal models.")
         call = AttentionCall(
             layer=int(layer.layer_idx),
             query=query,

@@ -7,7 +7,8 @@ tensors.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -87,6 +88,21 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
     return tuple(layers[i] for i in sorted(layers))
 
 
+def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:
+    """The geometry as sequences of at most `longest` tokens meet it: a window that none outgrows is no window."""
+    return tuple(replace(g, window=None) if g.window is not None and g.window >= longest else g for g in geometry)
+
+
+def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
+    """Raises UserError when there is no layer that an eviction method could act on."""
+    if not any(g.evicts for g in geometry):
+        window = max(g.window or 0 for g in geometry)
+        raise UserError(
+            f"every layer of the model has a sliding window (at most {window} tokens, sequences up to {longest}), so "
+            "there is nothing to evict. Use --method full, or fewer --max-new-tokens."
+        )
+
+
 def refuse_unsupported(config: Any) -> None:
     """Refuse by name what would be served wrongly. Raises UserError."""
     text = config.get_text_config()
@@ -98,8 +114,9 @@ def refuse_unsupported(config: Any) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise UserError(f"model type {name} is an encoder-decoder; kvbench serves decoder-only models.")
     rope = getattr(text, "rope_parameters", None) or {}
-    kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or text.max_position_embeddings
-    if kind in ("dynamic", "longrope") and text.max_position_embeddings > before:
+    longest = getattr(text, "max_position_embeddings", 0) or 0
+    kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or longest
+    if kind in ("dynamic", "longrope") and longest > before:
         raise UserError(
             f"model type {name} uses {kind} RoPE, whose frequencies follow the longest sequence of a batch, so that a "
             f"sequence would depend on its neighbours. Set max_position_embeddings to {before} in its config.json."

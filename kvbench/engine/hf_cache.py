@@ -12,6 +12,8 @@ own attention back. Greedy tokens equal the engine's. One cache serves one `gene
 from __future__ import annotations
 
 import contextlib
+import weakref
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
@@ -23,7 +25,7 @@ from kvbench.engine.attention import AttentionCall, route
 from kvbench.engine.cache import SlotCache
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.forward import BlockWriter, StepWriter
-from kvbench.engine.geometry import read_geometry
+from kvbench.engine.geometry import check_evicts, for_lengths, read_geometry
 from kvbench.engine.loop import capacity
 from kvbench.engine.prefill import stored_queries
 from kvbench.errors import UserError
@@ -65,16 +67,21 @@ class EvictionCache(Cache):
             raise UserError(f"the method needs a budget of at least {self.method.min_budget()}; got {budget}.")
         self.budget = budget if self.method.evicts else None
         self.interval, self.trigger, self.seed = interval, self.method.trigger(interval), seed
-        self.model, self.geometry = model, read_geometry(model)
         self.max_tokens = max_tokens or int(model.config.get_text_config().max_position_embeddings)
+        self.geometry = for_lengths(read_geometry(model), self.max_tokens)
+        if self.budget is not None:
+            check_evicts(self.geometry, self.max_tokens)
         self.slots: SlotCache | None = None
         self._evictor: Evictor | None = None
         self._writer: BlockWriter | StepWriter | None = None
         self._seen = self._clock = 0
         self._last = self.geometry[-1].index
-        self._stack = contextlib.ExitStack()
-        self._stack.enter_context(route(model, self._attend))
-        self._stack.callback(model.register_forward_pre_hook(_refuse_padding, with_kwargs=True).remove)
+        # The routing knows this cache weakly: when nobody holds the cache any more, the model gets its attention back.
+        myself = weakref.WeakMethod(self._attend)
+        stack = contextlib.ExitStack()
+        stack.enter_context(route(model, lambda call: _alive(myself)(call)))
+        stack.callback(model.register_forward_pre_hook(_refuse_padding, with_kwargs=True).remove)
+        self._close = weakref.finalize(self, stack.close)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -94,13 +101,25 @@ class EvictionCache(Cache):
 
     get_max_length = get_max_cache_shape
 
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        raise UserError("EvictionCache does not serve beam search.")
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        raise UserError("EvictionCache cannot take tokens back (assisted decoding).")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise UserError("EvictionCache does not repeat rows of its batch; repeat the prompt instead.")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        raise UserError("EvictionCache does not select rows of its batch.")
+
     def entries(self) -> list[int]:
         """Live entries per layer and KV head of each row of the batch."""
         return list(self.slots.lengths) if self.slots else []
 
     def close(self) -> None:
         """Give the model its own attention back."""
-        self._stack.close()
+        self._close()
 
     def __enter__(self) -> EvictionCache:
         return self
@@ -121,6 +140,8 @@ class EvictionCache(Cache):
         return out
 
     def _begin(self, call: AttentionCall, tokens: int) -> None:
+        if self._seen + tokens > self.max_tokens:
+            raise UserError(f"the sequence outgrows this cache's max_tokens={self.max_tokens}; give a larger one.")
         if tokens > 1 and self._seen:
             raise UserError("EvictionCache reads the prompt in one forward pass; later passes bring one token a row.")
         if tokens > 1 or not self._seen:
@@ -148,7 +169,7 @@ class EvictionCache(Cache):
             slots=rows,
             capacity=size,
             columns=self.method.columns() if self.budget is not None else (),
-            queries=stored_queries(self.method.needs(), self.interval),
+            queries=stored_queries(self.method.needs(), self.interval, self.max_tokens),
             longest=longest,
             bounded=self.budget is not None,
             device=call.query.device,
@@ -204,6 +225,12 @@ class EvictionCache(Cache):
             self._enter_rows(self._evictor, rows, tokens, evicted, sample=0)
         self._writer = StepWriter(self.slots)
         del self._scratch
+
+
+def _alive(method: Any) -> Callable[[AttentionCall], torch.Tensor]:
+    found: Callable[[AttentionCall], torch.Tensor] | None = method()
+    assert found is not None  # a dead cache's routing is closed by its finaliser
+    return found
 
 
 def _refuse_padding(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

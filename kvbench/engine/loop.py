@@ -18,6 +18,7 @@ from kvbench.engine.attention import AttentionCall, route
 from kvbench.engine.cache import SlotCache
 from kvbench.engine.evict import Evictor, KeptLog, one_thread
 from kvbench.engine.forward import StepWriter
+from kvbench.engine.geometry import check_evicts, for_lengths
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.packing import packed_linears
 from kvbench.engine.prefill import PromptReader, PromptState, stored_queries
@@ -58,14 +59,17 @@ class Engine:
     ) -> None:
         self.loaded, self.method, self.budget, self.on_step = loaded, method, budget, on_step
         self.trigger = method.trigger(interval)
-        self.interval = interval
+        self.interval, self.max_tokens = interval, max_tokens
+        geometry = for_lengths(loaded.geometry, max_tokens)
+        if budget is not None:
+            check_evicts(geometry, max_tokens)
         columns = method.columns() if budget is not None else ()
         self.cache = SlotCache(
-            loaded.geometry,
+            geometry,
             slots=slots,
             capacity=capacity(method, budget, interval, max_tokens),
             columns=columns,
-            queries=stored_queries(method.needs(), interval),
+            queries=stored_queries(method.needs(), interval, max_tokens),
             bounded=budget is not None and method.decode_bounded,
             longest=max_tokens,
             device=loaded.device,
@@ -75,10 +79,11 @@ class Engine:
         self.evictor = Evictor(method, budget, self.trigger, self.cache, log) if budget is not None else None
         self.reader = PromptReader(
             loaded.model,
-            loaded.geometry,
+            geometry,
             method,
             budget=budget,
             interval=interval,
+            longest=max_tokens,
             chunk=prefill_chunk,
             device=loaded.device,
             dtype=loaded.dtype,
@@ -122,6 +127,8 @@ class Engine:
 
     def _read(self, request: Request) -> PromptState | None:
         longest = len(request.prompt_ids) + request.max_new_tokens
+        if self.max_tokens < longest <= self.loaded.context:
+            raise ValueError(f"a request of {longest} tokens in an engine made for max_tokens={self.max_tokens}")
         if not request.prompt_ids or longest > self.loaded.context:
             have, want = len(request.prompt_ids), request.max_new_tokens
             note = f"{have} prompt tokens + {want} new tokens in a context of {self.loaded.context}"
@@ -143,7 +150,7 @@ class Engine:
         self._handler = self.reader.handle
         state = self.reader.read(request.prompt_ids, request.noise_key(-1))
         self._handler = self.writer
-        state.seconds = self._now() - began
+        state.seconds = self._now() - began - state.evict_seconds
         return state
 
     def _admit(self, prompt: PromptState, waiting: deque[tuple[Request, int]]) -> None:
@@ -160,6 +167,9 @@ class Engine:
         placed: list[int] = []
         for slot, sequence, token, nan in zip(free, started, tokens.tolist(), bad):
             sequence.meter.prefill_seconds = prompt.seconds / len(sequence.request.samples)
+            sequence.meter.evict_seconds = prompt.evict_seconds / len(sequence.request.samples)
+            held = prompt.cache.lengths[0]
+            sequence.meter.held(held, held * self._entry_bytes + self.cache.fixed_bytes(prompt.tokens))
             sequence.meter.prefill_peak = prompt.tokens
             if prompt.evicted and self.budget is not None:
                 sequence.meter.evicted(prompt.cache.lengths[0], prompt.tokens)

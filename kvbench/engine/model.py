@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,9 +41,14 @@ def pick_device(name: str) -> torch.device:
     """ "auto", "cpu", "cuda" or "cuda:N". Raises SetupError when no such device is visible."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"--device {show(name)}: choose auto, cpu, cuda or cuda:N.")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise SetupError(f"no CUDA device is visible (torch {torch.__version__}). Use --device cpu.")
-    return torch.device(name)
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SetupError(f"--device {show(name)}: only {torch.cuda.device_count()} CUDA devices are visible.")
+    return device
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:

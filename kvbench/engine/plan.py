@@ -22,10 +22,10 @@ import torch
 import transformers
 
 from kvbench.engine.cache import plan_slot_bytes
-from kvbench.engine.geometry import LayerGeometry, read_geometry
+from kvbench.engine.geometry import LayerGeometry, check_evicts, for_lengths, read_geometry, refuse_unsupported
 from kvbench.engine.loop import capacity
 from kvbench.engine.prefill import stored_queries
-from kvbench.errors import SetupError
+from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction.api import Method
 
 MOST_SLOTS = {"cuda": 512, "cpu": 128}  # beyond these, matrix products are compute bound and latency only grows
@@ -71,8 +71,13 @@ class Plan:
 
 def read_shape(config: Any) -> ModelShape:
     """Shape of a model from its configuration, built on the meta device. Raises UserError when it is not supported."""
-    with torch.device("meta"):
-        model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    refuse_unsupported(config)
+    try:
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    except ValueError as error:
+        kind = show(getattr(config, "model_type", "?"))
+        raise UserError(f"model type {kind} is not supported: {str(error).splitlines()[0]}") from error
     total = sum(p.numel() for p in model.parameters())
     table = model.get_input_embeddings().weight
     head = model.get_output_embeddings()
@@ -98,24 +103,31 @@ def plan_cell(
     """Plan one cell of a run.
 
     Args:
-        sequences: samples of the whole cell, done or not; slots never outnumber them.
+        sequences: samples of the whole cell, done or not; slots chosen here never outnumber them.
         max_tokens: longest prompt plus output.
 
     Raises:
-        SetupError: not even one slot fits into memory.
+        SetupError: not even one slot, or not the wanted number, fits into memory.
+        UserError: the model has nothing to evict at this length.
     """
+    geometry = for_lengths(shape.geometry, max_tokens)
+    if budget is not None:
+        check_evicts(geometry, max_tokens)
     rows = capacity(method, budget, interval, max_tokens)
     columns = len(method.columns()) if budget is not None else 0
-    slot = plan_slot_bytes(shape.geometry, rows, max_tokens, columns, stored_queries(method.needs(), interval), dtype)
+    queries = stored_queries(method.needs(), interval, max_tokens)
+    slot = plan_slot_bytes(geometry, rows, max_tokens, columns, queries, dtype)
     usable = int(machine.memory * USABLE[device.type]) - shape.parameters * dtype.itemsize
     # The prompt being read is held once in full, with scratch of about the same size.
-    usable -= 2 * plan_slot_bytes(shape.geometry, max_tokens, max_tokens, columns, 0, dtype)
+    usable -= 2 * plan_slot_bytes(geometry, max_tokens, max_tokens, columns, 0, dtype)
     fitting = usable // slot
     if fitting < 1:
         raise SetupError(
             f"the model and one sequence of {max_tokens} tokens need more than this machine's memory "
             f"({machine.memory / 2**30:.0f} GiB). Lower --max-new-tokens or --budget, or use a smaller dtype."
         )
+    if slots != "auto" and int(slots) > fitting:
+        raise SetupError(f"--slots {slots} do not fit into memory; at most {fitting} do.")
     chosen = min(fitting, MOST_SLOTS[device.type], sequences) if slots == "auto" else int(slots)
     live = rows if budget is None else min(budget + interval / 2, rows)
     mean = max_tokens / 2 if budget is None else live

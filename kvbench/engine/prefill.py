@@ -7,6 +7,7 @@ first token's logits are those of the full cache.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,9 +22,10 @@ from kvbench.engine.geometry import LayerGeometry
 from kvbench.eviction.api import Method, Needs
 
 
-def stored_queries(needs: Needs, interval: int) -> int:
-    """How many of the newest queries a method makes the cache keep."""
-    return {"none": 0, "last": 1, "window": needs.window, "since_last": interval}[needs.queries]
+def stored_queries(needs: Needs, interval: int, longest: int) -> int:
+    """How many of the newest queries a method makes the cache keep; never more than a sequence has."""
+    wanted = {"none": 0, "last": 1, "window": needs.window, "since_last": interval}[needs.queries]
+    return min(wanted, longest)
 
 
 @dataclass(slots=True)
@@ -34,7 +36,8 @@ class PromptState:
     logits: torch.Tensor
     tokens: int
     evicted: bool
-    seconds: float = 0.0
+    seconds: float = 0.0  # reading
+    evict_seconds: float = 0.0
 
 
 class PromptReader:
@@ -54,6 +57,7 @@ class PromptReader:
         *,
         budget: int | None,
         interval: int,
+        longest: int,
         chunk: int,
         device: torch.device,
         dtype: torch.dtype,
@@ -63,7 +67,7 @@ class PromptReader:
         self.budget, self.chunk, self.device, self.dtype, self.log = budget, chunk, device, dtype, log
         self.needs = method.needs()
         self.trigger = method.trigger(interval)
-        self.queries = stored_queries(self.needs, interval)
+        self.queries = stored_queries(self.needs, interval, longest)
         self._writer: BlockWriter | None = None
 
     def handle(self, call: AttentionCall) -> torch.Tensor:
@@ -102,9 +106,11 @@ class PromptReader:
             )
         self._writer = None
         cache.lengths[0] = cache.seen[0] = n
-        evicted = False
+        evicted, began = False, time.perf_counter()
         if evictor is not None:
             evictor.start(0, n, noise_key)  # every row now has its position and columns
             with one_thread(self.device):
                 evicted = bool(evictor.evict([0]))
-        return PromptState(cache, out.logits[0, -1], n, evicted)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return PromptState(cache, out.logits[0, -1], n, evicted, evict_seconds=time.perf_counter() - began)

@@ -50,11 +50,9 @@ def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, 
         b, hq, t, _ = call.query.shape
         hk = call.key.shape[1]
         grid = torch.arange(length)
-        if call.window is None:
-            visible = history.visible(keys, call.layer, hk, length)
-        else:
-            age = grid[:, None] - grid[None]
-            visible = ((age >= 0) & (age < call.window)).expand(hk, t, t)
+        visible = history.visible(keys, call.layer, hk, length)  # causal where nothing was ever evicted
+        if call.window is not None:
+            visible = visible & (grid[:, None] - grid[None] < call.window)
         visible = visible.repeat_interleave(hq // hk, dim=0).to(device)
         k = call.key.repeat_interleave(hq // hk, dim=1)
         v = call.value.repeat_interleave(hq // hk, dim=1)

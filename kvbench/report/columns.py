@@ -128,6 +128,7 @@ def flat(table: TaskTable, cell: CellRow) -> dict[str, Any]:
         "diff_low": against.low if against else None,
         "diff_high": against.high if against else None,
         "p_holm": against.p if against else None,
+        "p_sign_flip": against.p_sign_flip if against else None,
         "verdict": against.verdict if against else None,
         "smallest_drop": against.smallest_drop if against else None,
         "progress": cell.progress or None,

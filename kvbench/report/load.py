@@ -4,7 +4,7 @@
     loaded.groups                                              # one for each task, more with --group-by
 
 Rows compare when model, sampling, prompt, interval, seed and versions of task and method are the same, and equal
-questions had equal prompts. A row that is in several runs counts once.
+questions had equal prompts. A row that is in several runs counts once, an ok one before a failed one.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
     rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     if rows.empty:
         raise UserError(f"there are no rows yet in {', '.join(show(r['run']) for r in runs)}.")
-    rows = rows.drop_duplicates("row_key")
+    ok_first = rows.sort_values("status", key=lambda status: status != "ok", kind="stable")
+    rows = ok_first.drop_duplicates("row_key").sort_index()
     groups = []
     for task, part in rows.groupby("task", observed=True, sort=False):
         columns = [column for column in SAME if _values(part, column)[1:]] if split else group_by

@@ -40,6 +40,7 @@ class Against:
     low: float
     high: float
     p: float
+    p_sign_flip: float  # not adjusted
     verdict: str
     smallest_drop: float
     questions: int
@@ -89,9 +90,11 @@ class TaskTable:
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     """One table for each task of each group. `baseline`: a method; by default the full cache where it was run."""
-    name = registry.methods.canonical(baseline) if baseline else "full"
     there = sorted({str(method) for group in loaded.groups for method in group.rows["method"].unique()})
-    if baseline and name not in there:
+    named = [group.rows[["method", "options"]].drop_duplicates() for group in loaded.groups]
+    labels = {method_label(*pair) for part in named for pair in zip(part["method"], part["options"])}
+    name = "full" if not baseline else baseline if baseline in labels else registry.methods.canonical(baseline)
+    if baseline and name not in there and name not in labels:
         raise UserError(f"--baseline {show(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}.")
     return [_table(group, name, loaded.unfinished) for group in loaded.groups]
 
@@ -172,7 +175,7 @@ def _cell(
         entries_mean=_mean(ok["entries_mean"]),
         kv_bytes_peak=_mean(ok["kv_bytes_peak"]),
         kv_bytes_mean=_mean(ok["kv_bytes_mean"]),
-        tokens_per_second=float(ok["output_tokens"].sum() / busy) if busy > 0 else math.nan,
+        tokens_per_second=float((ok["output_tokens"] - 1).clip(lower=0).sum() / busy) if busy > 0 else math.nan,
         roofline_share=_mean(ok["roofline_share"]),
         evict_share=float(ok["evict_seconds"].sum() / busy) if busy > 0 else math.nan,
         progress=", ".join(unfinished[run] for run in runs),
@@ -204,15 +207,16 @@ def _compare(
     cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
 ) -> list[CellRow]:
     """Each cell against the baseline at its own budget, or against the baseline that has none."""
-    places = {(cell.method.split("(")[0], cell.budget): i for i, cell in reversed(list(enumerate(cells)))}
+    label = _baseline_label([cell.method for cell in cells], baseline)
+    places = {cell.budget: i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     found: list[tuple[int, int, stats.Paired]] = []
     for i, cell in enumerate(cells):
-        base = places.get((baseline, None), places.get((baseline, cell.budget)))
+        base = places.get(None, places.get(cell.budget))
         shared = [q for q in scores[i] if base is not None and q in scores[base]]
         if base is None or base == i or not shared:
             continue
         a, b = [scores[i][q] for q in shared], [scores[base][q] for q in shared]
-        found.append((i, base, stats.paired(a, b, clusters=[clusters[q] for q in shared], permutations=1)))
+        found.append((i, base, stats.paired(a, b, clusters=[clusters[q] for q in shared])))
     adjusted = stats.holm([result.p for _, _, result in found])
     compared = list(cells)
     for (i, base, result), p in zip(found, adjusted):
@@ -225,12 +229,23 @@ def _compare(
                 low=result.low,
                 high=result.high,
                 p=p,
+                p_sign_flip=result.p_sign_flip,
                 verdict=verdict if result.df > 0 else "unknown",
                 smallest_drop=result.smallest_drop,
                 questions=result.questions,
             ),
         )
     return compared
+
+
+def _baseline_label(labels: Sequence[str], baseline: str) -> str:
+    """The baseline's label in a table: exactly what was asked for, else its only variant."""
+    variants = sorted({label for label in labels if label.split("(")[0] == baseline})
+    if baseline in labels or not variants:
+        return baseline
+    if len(variants) > 1:
+        raise UserError(f"--baseline {show(baseline)} was run as {' and '.join(variants)}; give one of these.")
+    return variants[0]
 
 
 def _ratios(cells: Sequence[CellRow]) -> list[CellRow]:

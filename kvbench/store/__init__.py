@@ -15,7 +15,6 @@ from kvbench.store.reading import (
     read_run,
     read_table,
     read_texts,
-    table_format,
     table_hash,
 )
 from kvbench.store.redact import redact_argv, redact_config, redact_text, safe_environ
@@ -52,6 +51,5 @@ __all__ = [
     "row_key",
     "safe_environ",
     "seal",
-    "table_format",
     "table_hash",
 ]

@@ -38,12 +38,12 @@ class RunFolder:
         planned: how many rows the run is to have, if known.
     """
 
-    def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any], anonymous: bool) -> None:
+    def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any]) -> None:
         self.path, self.name = path, path.name
         self.notices, self.info = notices, info
         self.config: dict[str, Any] = info["config"]
         self.planned: int | None = info.get("planned")
-        self._lock, self._anonymous = lock, anonymous
+        self._lock = lock
         self._reported: set[str] = set()
         self._done_before: int | None = None
 
@@ -59,7 +59,6 @@ class RunFolder:
         planned: int | None = None,
         take_over: bool = False,
         allow_version_change: bool = False,
-        anonymous: bool = False,
     ) -> RunFolder:
         """A new run, or the run of that name continued when its configuration is the same.
 
@@ -67,7 +66,6 @@ class RunFolder:
             environment: JSON types that describe the surroundings; the names in `manifest.VERSIONS` are compared.
             take_over: take the lock of a process on another host.
             allow_version_change: continue with other versions of kvbench, torch or transformers.
-            anonymous: keep this machine's name out of all files.
         """
         check_run_name(name)
         path = check_out(out) / name
@@ -78,7 +76,7 @@ class RunFolder:
             probe(path)
         except OSError as error:
             raise _unwritable(path, error) from error
-        lock = RunLock(path / LOCK, name, anonymous=anonymous)
+        lock = RunLock(path / LOCK, name)
         notices = lock.acquire(take_over=take_over)
         try:
             remove_leftovers(path)
@@ -90,7 +88,7 @@ class RunFolder:
             else:
                 info = manifest.build(name, config, environment, command, planned)
                 manifest.write(path, info)
-            return cls(path, lock, notices, info, anonymous)
+            return cls(path, lock, notices, info)
         except BaseException:
             lock.release()
             raise
@@ -105,7 +103,6 @@ class RunFolder:
         environment: Mapping[str, Any],
         take_over: bool = False,
         allow_version_change: bool = False,
-        anonymous: bool = False,
     ) -> RunFolder:
         """An existing run with its own settings. `given` are those that the user typed: they must be the run's."""
         path = Path(out) / check_run_name(name, "--resume")
@@ -122,7 +119,6 @@ class RunFolder:
             environment=environment,
             take_over=take_over,
             allow_version_change=allow_version_change,
-            anonymous=anonymous,
         )
 
     def done_keys(self) -> set[str]:
@@ -137,7 +133,7 @@ class RunFolder:
     def journal(self) -> Journal:
         """A journal segment of this process."""
         before = len(self.done_keys()) if self._done_before is None else self._done_before
-        return Journal(self.path, rows_before=before, anonymous=self._anonymous)
+        return Journal(self.path, rows_before=before)
 
     def seal(self) -> dict[str, Any]:
         """Make rows.parquet, texts.parquet and seal.json from the journal. Returns the content of seal.json."""

@@ -14,9 +14,9 @@ from pathlib import Path
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
-def host_name(anonymous: bool = False) -> str:
+def host_name() -> str:
     """This machine's name, cut to what a file name may hold."""
-    return "anonymous" if anonymous else re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:40] or "host"
+    return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:40] or "host"
 
 
 def boot_id() -> str:

@@ -16,6 +16,7 @@ import errno
 import hashlib
 import json
 import os
+import sys
 import time
 import zlib
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ from kvbench.store.schema import check_row, clean_text
 FOLDER = "journal"
 SUFFIX = ".jsonl"
 COMMIT_SECONDS = 2.0
+SLOW_SECONDS = 2.0  # a commit that takes longer is worth a word
 
 _datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
@@ -48,15 +50,14 @@ class Journal:
     Args:
         run_dir: the run's folder.
         rows_before: rows that were safe before, for the message when the disk is full.
-        anonymous: keep this machine's name out of the segment's name.
     """
 
-    def __init__(self, run_dir: Path, *, rows_before: int = 0, anonymous: bool = False) -> None:
+    def __init__(self, run_dir: Path, *, rows_before: int = 0) -> None:
         self.run_dir = run_dir
         self.segment: Path | None = None  # made with the first row, so that an idle writer leaves no file
         self.saved = 0  # rows acknowledged by this journal
         self.slowest_flush = 0.0  # seconds
-        self._rows_before, self._anonymous = rows_before, anonymous
+        self._rows_before = rows_before
         self._fd = -1
         self._end = 0  # length of the whole records in the segment
         self._waiting: list[str] = []  # keys written but not yet synced
@@ -104,13 +105,16 @@ class Journal:
         return acknowledged
 
     def close(self) -> None:
-        """Commit and close. The segment is never opened for writing again."""
+        """Commit and close; say so if the disk was slow. The segment is never opened for writing again."""
         try:
             if not self._failed and os.getpid() == self._pid:
                 self.flush()
         finally:
             if self._fd >= 0:
                 os.close(self._fd)
+                if self.slowest_flush > SLOW_SECONDS:
+                    slow = f"writing to {show(self.run_dir)} is slow: a commit took {self.slowest_flush:.1f} s."
+                    print(f"warning: {slow}", file=sys.stderr, flush=True)
             self._fd, self._failed = -1, True
 
     def __enter__(self) -> Journal:
@@ -142,7 +146,7 @@ class Journal:
         if not folder.is_dir():
             folder.mkdir()
             sync_folder(self.run_dir)
-        stem = f"{host_name(self._anonymous)}-{boot_id()[:8]}-{os.getpid()}"
+        stem = f"{host_name()}-{boot_id()[:8]}-{os.getpid()}"
         number = 0
         while self._fd < 0:
             self.segment = folder / f"{stem}-{number}{SUFFIX}"

@@ -52,9 +52,9 @@ class Owner:
 class RunLock:
     """The lock of the run named `run`, at `path`. Not reentrant."""
 
-    def __init__(self, path: Path, run: str, *, anonymous: bool = False) -> None:
+    def __init__(self, path: Path, run: str) -> None:
         self.path, self.run = path, run
-        self.me = Owner(host_name(anonymous), boot_id(), os.getpid(), start_ticks(os.getpid()), time.time())
+        self.me = Owner(host_name(), boot_id(), os.getpid(), start_ticks(os.getpid()), time.time())
         self._fd = -1
 
     def acquire(self, *, take_over: bool = False) -> list[str]:

@@ -90,13 +90,6 @@ def read_table(path: str | Path) -> pd.DataFrame:
     return to_frame(upgrade(_parse(Path(path))))
 
 
-def table_format(path: str | Path) -> int:
-    """The format that a table was written in; below FORMAT, `read_table` converts it."""
-    import pyarrow.parquet as pq
-
-    return _format(pq.read_schema(path))
-
-
 def table_hash(rows: pd.DataFrame) -> str:
     """SHA-256 over the deterministic columns, free of row order and of the types that a reader chose.
 

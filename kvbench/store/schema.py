@@ -69,7 +69,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("device", "name", "", "cpu, or the GPU's name", "host"),
     Column("dtype", "name", "", "number type of weights and cache"),
     Column("attention", "name", "", "attention implementation", "host"),
-    Column("status", "name", "", "ok, oom, nan_logits, prompt_too_long, grader_error, ..."),
+    Column("status", "name", "", "ok, nan_logits, prompt_too_long, grader_error, ..."),
     Column("note", "text", "", "why a row failed or has no score", "host"),
     Column("stop_reason", "name", "", "stop, stop_string, or length (truncated)"),
     Column("prompt_sha256", "text", "", "hash of the rendered prompt"),

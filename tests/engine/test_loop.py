@@ -197,3 +197,21 @@ def test_uneven_methods_are_refused_by_the_dense_layout(loaded):
 def test_triggers():
     assert [c for c in range(1, 33) if Every(8).due(c)] == [8, 16, 24, 32]
     assert not Never().due(128)
+
+
+def test_a_model_of_sliding_layers_only_is_refused_for_eviction():
+    with pytest.raises(UserError, match="nothing to evict"):
+        run(build("mistral-sliding"), requests(**TODO))
+
+
+def test_a_sample_of_one_token_still_held_its_prompt(loaded):
+    [request] = requests(lengths=(40,), new_tokens=(1,), samples=1)
+    usage = run(loaded, [request])["0", 0].usage
+    assert (usage.entries_peak, usage.entries_mean, usage.entries_after_evict) == (BUDGET, BUDGET, BUDGET)
+    assert usage.kv_bytes_peak > 0
+
+
+def test_a_request_beyond_the_engine_is_an_error_not_a_stray_write(loaded):
+    engine = Engine(loaded, registry.methods.get("full")(), budget=None, interval=8, slots=2, max_tokens=20)
+    with pytest.raises(ValueError, match="max_tokens=20"):
+        list(engine.generate(requests(lengths=(3,), new_tokens=(40,), samples=1)))

@@ -59,6 +59,7 @@ def test_comparison_is_paired_and_adjusted_over_the_table(make_run: Callable, ro
     singles = [stats.paired([[s] for s in x], [[s] for s in GOOD]) for x in (BAD, near, GOOD)]
     against = [cell(table, name, 48).against for name in ("gkv", "rkv", "tova")]
     assert [a.p for a in against if a] == pytest.approx(stats.holm([s.p for s in singles]))
+    assert [a.p_sign_flip for a in against if a] == [s.p_sign_flip for s in singles]
     assert [a.diff for a in against if a] == pytest.approx([s.diff for s in singles])
     assert [a.verdict for a in against if a] == ["worse", "worse", "tied"]
     assert any("is found with 80% power in every comparison" in note for note in table.notes)
@@ -75,6 +76,22 @@ def test_another_baseline_is_compared_at_equal_budget(make_run: Callable, rows: 
     assert one(run).cells[0].against is None  # no full cache here: nothing is compared
     with pytest.raises(UserError, match=r"--baseline 'h2o' was not run\..* Methods: gkv, rkv\."):
         one(run, "h2o")
+
+
+def test_a_baseline_with_variants(make_run: Callable, rows: Callable) -> None:
+    variants = [rows("gkv", 48, BAD, options={"window": n}) for n in (4, 8)]
+    table = one(make_run("r1", *variants, rows("gkv", 48, GOOD), rows("rkv", 48, GOOD)), "gkv")
+    assert {c.against.baseline for c in table.cells if c.against} == {"gkv"}
+    assert cell(table, "gkv", 48).against is None
+    several = make_run("r2", *variants, rows("rkv", 48, GOOD))
+    with pytest.raises(UserError, match=r"'gkv' was run as gkv\(window=4\) and gkv\(window=8\); give one of these\."):
+        one(several, "gkv")
+    against = cell(one(several, "gkv(window=8)"), "rkv", 48).against
+    assert against is not None
+    assert against.baseline == "gkv(window=8)"
+    alone = cell(one(make_run("r3", variants[0], rows("rkv", 48, GOOD)), "gkv"), "rkv", 48).against
+    assert alone is not None
+    assert alone.baseline == "gkv(window=4)"
 
 
 def test_only_shared_questions_are_compared(make_run: Callable, rows: Callable) -> None:
@@ -185,6 +202,13 @@ def test_a_row_in_two_runs_counts_once(make_run: Callable, rows: Callable) -> No
     runs = [make_run("r1", rows("gkv", 48, GOOD)), make_run("r2", rows("gkv", 48, GOOD))]
     (table,) = make_tables(load(runs))
     assert table.cells[0].samples == 32
+
+
+def test_an_ok_row_beats_a_failed_one_of_another_run(make_run: Callable, rows: Callable) -> None:
+    bad = [row | {"status": "error", "score": None, "score_partial": None} for row in rows("gkv", 48, GOOD)]
+    for pair in (("r1", bad), ("r2", rows("gkv", 48, GOOD))), (("r3", rows("gkv", 48, GOOD)), ("r4", bad)):
+        (table,) = make_tables(load([make_run(name, part) for name, part in pair]))
+        assert (table.cells[0].samples, table.cells[0].failed) == (32, 0)
 
 
 def test_an_unfinished_run_says_so_at_its_scores(make_run: Callable, rows: Callable) -> None:

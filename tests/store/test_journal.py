@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import re
 import shutil
 import subprocess
 import time
@@ -195,11 +196,18 @@ def test_f24_a_folder_that_is_gone_is_noticed(tmp_path: Path, row: Row) -> None:
     journal.close()
 
 
-def test_f32_a_slow_disk_is_measured(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_f32_a_slow_disk_is_named(
+    tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
     monkeypatch.setattr(journal_module, "_datasync", lambda fd: time.sleep(0.05))
     with Journal(tmp_path) as journal:
         journal.append(row(0))
     assert journal.slowest_flush >= 0.05
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(journal_module, "SLOW_SECONDS", 0.04)
+    with Journal(tmp_path) as journal:
+        journal.append(row(1))
+    assert re.fullmatch(r"warning: writing to '.*' is slow: a commit took 0\.\d s\.\n", capsys.readouterr().err)
 
 
 def test_a_row_whose_sync_failed_is_not_acknowledged(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:

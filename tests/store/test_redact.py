@@ -106,7 +106,6 @@ def test_no_canary_reaches_a_run_folder(tmp_path: Path, monkeypatch: pytest.Monk
         {"model": model, "judge_key": CANARY},
         environment={"variables": safe_environ(), "judge_token": CANARY},
         command=["kvbench", "--model", model, "--judge-key", CANARY, f"--t={HF}"],
-        anonymous=True,
     ) as run:
         with run.journal() as journal:
             journal.append(
@@ -124,4 +123,3 @@ def test_no_canary_reaches_a_run_folder(tmp_path: Path, monkeypatch: pytest.Monk
     for secret in (HF, CANARY):
         assert secret.encode() not in stored
         assert secret not in lock
-    assert all("anonymous-" in p.name for p in (run.path / "journal").iterdir())

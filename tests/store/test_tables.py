@@ -25,7 +25,6 @@ from kvbench.store import (
     read_table,
     read_texts,
     repair,
-    table_format,
     table_hash,
 )
 
@@ -282,7 +281,6 @@ class TestFormats:
         assert tuple(frame.columns) == NAMES
         assert frame[["floor", "method_version", "no_answer"]].isna().all(axis=None)
         assert str(frame["budget"].dtype) == "Int32"
-        assert table_format(path) == 0
         assert read_run(path.parent).notices == (
             "rows.parquet has the older format 0; columns that it lacks are empty.",
         )

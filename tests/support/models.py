@@ -36,6 +36,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("Qwen3MoeConfig", dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=32, **HEAD)),
     "mistral": ("MistralConfig", dict(sliding_window=None, **HEAD)),
     "mistral-sliding": ("MistralConfig", dict(sliding_window=24, **HEAD)),
+    "mistral-wide": ("MistralConfig", dict(sliding_window=300, **HEAD)),  # no test sequence outgrows it
     "gemma": ("GemmaConfig", HEAD),
     "gemma2": ("Gemma2Config", dict(ALTERNATE, query_pre_attn_scalar=16, attn_logit_softcapping=2.0, **HEAD)),
     "gemma3": ("Gemma3TextConfig", dict(ALTERNATE, query_pre_attn_scalar=16, **HEAD)),
