@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import transformers
 
@@ -36,25 +36,11 @@ from kvbench.store import Journal, RunFolder
 from kvbench.task import Output, Score
 from kvbench.work import PlannedRow, TaskWork, make_method
 
+if TYPE_CHECKING:
+    from kvbench.progress import Progress
+
 Notice = Callable[[str], None]
 AFTER_SIGNAL = 3.0  # seconds that rows being scored get to finish after a signal
-
-
-class Progress(Protocol):
-    """What a run reports to; `kvbench.progress.Progress` shows it on a terminal."""
-
-    def begin(self, total: int, done: int) -> None: ...
-    def cell(self, text: str) -> None: ...
-    def update(
-        self,
-        rows_done: int,
-        tokens: int,
-        kv_bytes_now: int,
-        kv_bytes_peak: int,
-        score_mean: float | None = None,
-        score_halfwidth: float | None = None,
-    ) -> None: ...
-    def end(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

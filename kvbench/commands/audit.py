@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvbench.parity.cases import Case
+    from kvbench import terminal
+from kvbench.parity.cases import Case
     from kvbench.parity.replay import StepResult
     from kvbench.parity.variants import Plan
 
@@ -37,7 +37,7 @@ def audit_parity(folder: Path, as_json: bool) -> int:
     equal = bool(rows) and all(row["equal"] for row in rows)
     if as_json:
         document = {"folder": str(folder), "equal": equal, "cases": rows, "not_covered": not_covered}
-        print(json.dumps(document, indent=2))
+        terminal.data(document)
     else:
         _print_tables(rows, not_covered, equal)
     return 0 if equal else 1
