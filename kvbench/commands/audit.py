@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvbench import terminal
+
 if TYPE_CHECKING:
-    from kvbench import terminal
-from kvbench.parity.cases import Case
+    from kvbench.parity.cases import Case
     from kvbench.parity.replay import StepResult
     from kvbench.parity.variants import Plan
 
