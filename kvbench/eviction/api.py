@@ -11,21 +11,44 @@ pads entries.
         def score(self, view: LayerView) -> torch.Tensor:
             return -view.keys.norm(dim=-1)
 
-Shapes: b sequences, Hk KV heads, Hq query heads, g = Hq // Hk, N entries, w queries, d head dimension, T tokens seen.
+Everything else has a default. What varies between methods, and what absorbs it:
+
+    which tensors are read         needs()      the engine collects nothing else
+    memory of an entry             columns()    tensors beside K and V; the engine moves them and counts their bytes
+    memory of a layer              states()     tensors that belong to no entry, such as running moments of queries
+    when to evict                  trigger()    Every(interval), Once() after the prompt, Never()
+    what must stay                 protect()    sinks, recent tokens, the prompt
+    who competes with whom         scope        one head, the heads of a layer, or the whole model
+    uneven budgets                 quotas()     entries of every layer and head
+    a budget that is not constant  allowed()    entries that an eviction may leave
+    extra rows of tokens           probes()     run against the prompt's cache, seen by observe(), then dropped
+    learned weights and tables     weights()    loaded, checked and handed over as view.weights
+
+Shapes: b sequences, L layers, Hk KV heads, Hq query heads, g = Hq // Hk, N entries, w queries, d head dimension,
+T tokens seen.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
+from kvbench.errors import BudgetViolation
 from kvbench.eviction.options import check_values
-from kvbench.eviction.options import option as option  # method files take it from here
+from kvbench.eviction.options import option as option  # method files take these from here
+from kvbench.eviction.trigger import Every as Every
+from kvbench.eviction.trigger import Never as Never
+from kvbench.eviction.trigger import Once as Once
+from kvbench.eviction.trigger import TopK as TopK
+from kvbench.eviction.trigger import Trigger as Trigger
 from kvbench.lazy import torch
 
 if TYPE_CHECKING:
     from kvbench.eviction.view import LayerView
+
+Phase = Literal["prefill", "decode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +62,13 @@ class Needs:
     queries: Literal["none", "last", "window", "since_last"] = "none"
     window: int = 0
     values: bool = False  # whether `score` or `observe` reads `view.values`
+    rope: bool = False  # whether `view.rotate` is called
+    probes: bool = False  # whether `probes` yields any
+
+    @property
+    def width(self) -> int:
+        """How many of the newest queries `score` sees; "since_last" gives them to `observe`, and `window` to both."""
+        return {"none": 0, "last": 1}.get(self.queries, self.window)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +77,17 @@ class Column:
 
     name: str
     init: float = 0.0  # value of new entries; NaN marks "never scored"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A named float32 tensor [b, *shape] of a layer that belongs to no entry; it starts at zero.
+
+    `shape` may name dimensions: "query_heads", "kv_heads", "head_dim".
+    """
+
+    name: str
+    shape: tuple[int | str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,78 +100,74 @@ class Protect:
 
 
 @dataclass(frozen=True, slots=True)
-class Every:
-    """Evict after every `interval` generated tokens of a sequence if it then holds more than its budget.
-
-    `at_budget` also calls the method when exactly the budget is held: nothing can go, but its columns may change.
-    """
-
-    interval: int
-    at_budget: bool = False
-
-    @property
-    def growth(self) -> int | None:
-        return self.interval
-
-    def due(self, clock: int) -> bool:
-        return clock % self.interval == 0
-
-    def full(self, held: int, budget: int) -> bool:
-        return held >= budget if self.at_budget else held > budget
-
-
-@dataclass(frozen=True, slots=True)
-class Never:
-    """No eviction at all (the full cache)."""
-
-    @property
-    def growth(self) -> int | None:
-        return None
-
-    def due(self, clock: int) -> bool:
-        return False
-
-    def full(self, held: int, budget: int) -> bool:
-        return False
-
-
-Trigger = Every | Never
-
-
-@dataclass(frozen=True, slots=True)
-class TopK:
-    """Keep the entries with the largest keys (score, then position: see `select.order_key`)."""
-
-    def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
-        """[..., n] bool with the `count` largest int64 keys of every row set.
-
-        Args:
-            count: one number for all rows, or int64 [...] with one for each.
-            distinct: no two keys of a row are equal; otherwise the later of two equal ones is kept first.
-        """
-        n = keys.shape[-1]
-        if isinstance(count, torch.Tensor):
-            rank = keys.argsort(dim=-1, stable=True).argsort(dim=-1)
-            return rank >= n - count[..., None]
-        keep = torch.ones_like(keys, dtype=torch.bool)
-        if (drop := n - min(count, n)) == 0:
-            return keep
-        # The dropped are fewer than the kept between two evictions, so selecting them is the cheaper top-k.
-        # Top-k breaks ties as it likes, a stable sort by place.
-        evicted = (
-            keys.topk(drop, dim=-1, largest=False, sorted=False).indices
-            if distinct
-            else (keys.argsort(dim=-1, stable=True)[..., :drop])
-        )
-        return keep.scatter_(-1, evicted, False)
-
-
-@dataclass(frozen=True, slots=True)
 class ScoreOut:
-    """Scores [b, Hk, N] float32 and, where a method carries state, new values of its columns."""
+    """Scores [b, Hk, N] float32; where a method carries state, new values of its columns and states; and `stats`,
+    named tensors [b, ...] of the layer that `Method.quotas` reads.
+    """
 
     score: torch.Tensor
     columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    stats: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What `Method.quotas` may know: some layers of the model (all of them when the method is `joint`)."""
+
+    budget: int  # entries per layer and KV head, averaged over the model
+    layers: tuple[int, ...]  # index of each layer asked for, as `view.layer`
+    ordinals: tuple[int, ...]  # its place among the layers that evict
+    layer_count: int  # layers that evict, in the whole model
+    query_heads: int
+    held: torch.Tensor  # [b, L, Hk] int64 entries before the eviction
+    seen: torch.Tensor  # [b]
+    prompt_len: torch.Tensor  # [b]
+    stats: Mapping[str, torch.Tensor]  # [b, L, ...], what `score` put aside
+    weights: Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Token rows that continue the prompt at its true positions. `observe` sees their queries, their KV is dropped.
+
+    against: whose cache they read: the prompt's full one (None), or a copy that this method evicted to the budget.
+    keep: later probes against the same cache see these rows too.
+    span: first and last (exclusive) prompt position the probe is about; a note for `observe`.
+    """
+
+    tokens: tuple[int, ...]
+    against: Method | None = None
+    keep: bool = False
+    span: tuple[int, int] = (0, 0)
+
+
+class Prompt(Protocol):
+    """What `Method.probes` may know and ask."""
+
+    ids: tuple[int, ...]
+    budget: int
+    next_token: int  # the greedy continuation under the full cache
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text, without special tokens."""
+
+    @property
+    def reply_header(self) -> tuple[int, ...]:
+        """Tokens with which the chat template ends the user's turn and opens the assistant's; none without one."""
+
+    def draft(self, model: str, count: int) -> tuple[int, ...]:
+        """Up to `count` tokens with which another model of the same tokenizer greedily continues the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Weights or tables that a method needs: safetensors with a JSON card that names the model they were made for.
+
+    path: a file, or "auto": ``<kind>.safetensors`` beside the model's own weights.
+    """
+
+    kind: str
+    path: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -139,15 +176,19 @@ class Method(ABC):
 
     Class attributes:
         paper: authors, title or arXiv id, and the equation implemented.
+        kind: what scores rest on, for lists: attention, keys, position, noise, probes, weights, none.
         scope: over what entries compete for the budget: one "head", one "layer" (its heads), or the whole "model".
-        decode_bounded: False when generated entries are never evicted.
-        evicts: False for the full cache, which takes no budget.
+        joint: `quotas` needs the stats of all layers at once.
+        trained: the method needs weights that were trained for the model.
+        evicts: False for the full cache.
     """
 
     paper: ClassVar[str] = ""
     version: ClassVar[str] = "1"
+    kind: ClassVar[str] = "attention"
     scope: ClassVar[Literal["head", "layer", "model"]] = "head"
-    decode_bounded: ClassVar[bool] = True
+    joint: ClassVar[bool] = False
+    trained: ClassVar[bool] = False
     evicts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -158,13 +199,19 @@ class Method(ABC):
         """Score every entry of one layer, [b, Hk, N] float32; higher is kept."""
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """New column values after a block of queries (`view.queries`); for `Needs(queries="since_last")` only."""
-        raise TypeError(f"{type(self).__name__} needs all queries but does not define observe()")
+        """New values of columns and states after a block of queries (`view.queries`).
+
+        Called for `Needs(queries="since_last")`, and for the rows of every probe (`view.probe` is then set).
+        """
+        raise TypeError(f"{type(self).__name__} asks for queries or probes but does not define observe()")
 
     def needs(self) -> Needs:
         return Needs()
 
     def columns(self) -> tuple[Column, ...]:
+        return ()
+
+    def states(self) -> tuple[State, ...]:
         return ()
 
     def protect(self, budget: int) -> Protect:
@@ -176,17 +223,68 @@ class Method(ABC):
     def selector(self) -> TopK:
         return TopK()
 
-    def quotas(self, stats: dict[str, Any], layers: int, kv_heads: int, budget: int) -> torch.Tensor | None:
-        """Entries for each [layer, KV head], int64 with sum layers * kv_heads * budget, or None for a uniform budget.
+    def quotas(self, allocation: Allocation) -> torch.Tensor | None:
+        """Entries that each head keeps, int64 [b, L, Hk] over `allocation.layers`, protected ones included.
 
-        `stats` holds what the method's `score` calls of this eviction put aside per layer.
+        Over the whole model they must sum to at most layer_count * Hk * budget. None is a uniform budget.
         """
         return None
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        """Entries per layer and KV head that an eviction may leave: the budget, unless the method says otherwise.
+
+        `budget` is None exactly when the method takes none. `evictions`: how many this sequence had before.
+        """
+        if budget is None:
+            raise TypeError(f"{type(self).__name__} takes no budget but does not define allowed()")
+        return budget
+
+    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
+        """Probes to run after the prompt was read. Each `yield` returns the greedy next token after its last row."""
+        yield from ()
+
+    def weights(self) -> Weights | None:
+        return None
+
+    def during(self, phase: Phase) -> Method:
+        """The method at work in a phase; another one only where two methods share a budget."""
+        return self
+
+    def options(self) -> dict[str, Any]:
+        """Every option with its value."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    @property
+    def takes_budget(self) -> bool:
+        """False where the method's own options say how much stays."""
+        return self.evicts
+
+    @property
+    def decode_bounded(self) -> bool:
+        """Whether generated entries are evicted too, so that the budget bounds any length of output."""
+        return self.trigger(1).growth is not None
+
+    @property
+    def uniform(self) -> bool:
+        """Whether all layers and heads keep equally many entries."""
+        return self.scope == "head" and type(self).quotas is Method.quotas
+
+    @property
+    def per_query_head(self) -> bool:
+        """Whether every query head has a cache of its own; a KV head's budget is then split among its group."""
+        return False
+
+    @property
+    def layerwise(self) -> bool:
+        """Whether a layer can be decided about without the others."""
+        return self.scope != "model" and not self.joint
 
     def min_budget(self) -> int:
         """Smallest budget that leaves at least one entry to the scores. Protected entries always count."""
         # A protection may itself depend on the budget (h2o keeps budget // 2), so look for the first budget that fits.
         budget = 1
         while (p := self.protect(budget)).sinks + p.recent + 1 > budget:
+            if budget > 1 << 30:
+                raise BudgetViolation(f"{type(self).__name__} protects as many entries as any budget holds.")
             budget = max(budget + 1, min(p.sinks + p.recent + 1, 2 * budget + 1))
         return budget

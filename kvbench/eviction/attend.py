@@ -33,6 +33,8 @@ def window_attention(
     order: Order = "softmax_then_group",
     reduce_g: Reduce | None = "mean",
     reduce_q: Reduce | None = "mean",
+    own_keys: torch.Tensor | None = None,
+    own_positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Softmax attention of queries to cached keys, reduced over the query heads of a group and over the queries.
 
@@ -45,11 +47,19 @@ def window_attention(
         domain: keys that the softmax runs over: "all", or "outside_window" (those older than the first query).
         order: "softmax_then_group" reduces probabilities over the group, "group_then_softmax" reduces logits.
         reduce_g, reduce_q: over the g query heads and the w queries; None keeps that axis.
+        own_keys, own_positions: [b, Hk, m, d] and [b, m], keys outside the cache that count in the softmax only.
 
     Returns:
         float32 [b, Hk, N]; with an axis kept, [b, Hk, g, N], [b, Hk, w, N] or [b, Hk, g, w, N].
     """
     b, hq, w, _ = queries.shape
+    entries = keys.shape[2]
+    if own_keys is not None and own_positions is not None:
+        if valid is None:
+            valid = torch.ones_like(key_positions, dtype=torch.bool)
+        more = own_positions[:, None].expand(-1, keys.shape[1], -1)
+        keys, key_positions = torch.cat([keys, own_keys], dim=2), torch.cat([key_positions, more], dim=2)
+        valid = torch.cat([valid, torch.ones_like(more, dtype=torch.bool)], dim=2)
     n = keys.shape[2]
     visible = valid
     if domain == "outside_window":
@@ -72,7 +82,7 @@ def window_attention(
                 hidden = future if hidden is None else future.logical_or_(hidden)
             assert hidden is not None
             logits = _logits(queries[s, :, r], keys[s], scaling, softcap)
-            reduced = _reduce_group(logits, hidden, order, reduce_g)
+            reduced = _reduce_group(logits, hidden, order, reduce_g)[..., :entries]
             if blind is not None:
                 gap = blind[s, :, r, None] if reduce_g else blind[s, :, None, r, None]
                 reduced = reduced.masked_fill(gap, 0.0)

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
 
+from kvbench.budget import Budget
 from kvbench.errors import UserError, show
 from kvbench.registry import did_you_mean
 
@@ -114,16 +115,17 @@ def values(method: Method) -> dict[str, Any]:
     return {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
 
 
-def check_budget(method_name: str, method: Method, budget: int | None) -> None:
-    """Refuse a missing, needless or too small budget. Raises UserError."""
-    if not method.evicts:
+def check_budget(method_name: str, method: Method, budget: Budget | None) -> None:
+    """Refuse a missing, needless or too small budget; a share is never too small. Raises UserError."""
+    if not method.takes_budget:
         if budget is not None:
-            raise UserError(f"method {show(method_name)} evicts nothing and takes no --budget.")
+            why = "with these options" if method.evicts else "evicts nothing and"
+            raise UserError(f"method {show(method_name)} {why} takes no --budget.")
         return
     if budget is None:
         raise UserError(f"method {show(method_name)} needs --budget. Example: --budget 512.")
     minimum = method.min_budget()
-    if budget >= minimum:
+    if isinstance(budget, float) or budget >= minimum:
         return
     protect = method.protect(minimum)
     recent = "window" if method.needs().queries == "window" else "recent"

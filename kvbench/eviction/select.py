@@ -6,32 +6,89 @@ that rule.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from kvbench.errors import BudgetViolation
-from kvbench.eviction.api import Method, Protect, ScoreOut, TopK
+from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
 
-def decide(
-    method: Method, view: LayerView, quotas: torch.Tensor | None = None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """One whole decision about one layer.
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What was decided about one layer: the entries that stay, and new values of columns and states."""
 
-    Args:
-        quotas: [b, Hk] int64 entries that each head keeps; None is the view's budget in every head.
+    keep: torch.Tensor  # [b, Hk, N] bool
+    columns: dict[str, torch.Tensor]
 
-    Returns:
-        [b, Hk, N] bool of what stays, and new column values.
+
+def decide(method: Method, views: Sequence[LayerView]) -> list[Verdict]:
+    """Decide about several layers of the same sequences: all that evict, or any of them for a `layerwise` method.
+
+    Entries may differ in number between layers; all views share one budget.
     """
-    out = method.score(view)
-    if not isinstance(out, ScoreOut):
-        out = ScoreOut(out)
-    valid = None if view.whole else view.valid
-    must = protected(method.protect(view.budget), view.positions, view.seen, view.prompt_len, valid)
-    count = view.budget if quotas is None else quotas
-    keep = keep_mask(out.score.float(), view.positions, valid, must, count, method.scope, method.selector())
-    check(keep, must, count)
-    return keep, out.columns
+    outs = [out if isinstance(out := method.score(view), ScoreOut) else ScoreOut(out) for view in views]
+    musts = [
+        protected(method.protect(v.budget), v.positions, v.seen, v.prompt_len, None if v.whole else v.valid)
+        for v in views
+    ]
+    shares = method.quotas(_allocation(views, outs)) if not method.uniform else None
+    if method.scope == "model":
+        keeps = _jointly(method, views, outs, musts)
+    else:
+        keeps = []
+        for i, (view, out, must) in enumerate(zip(views, outs, musts)):
+            count = view.budget if shares is None else shares[:, i]
+            valid = None if view.whole else view.valid
+            keeps.append(
+                keep_mask(out.score.float(), view.positions, valid, must, count, method.scope, method.selector())
+            )
+    budget = views[0].budget
+    each = budget if shares is None and method.scope != "model" else None
+    check(keeps, musts, each, budget * views[0].layer_count)
+    return [Verdict(keep, out.columns) for keep, out in zip(keeps, outs)]
+
+
+def _allocation(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Allocation:
+    first = views[0]
+    names = outs[0].stats
+    return Allocation(
+        budget=first.budget,
+        layers=tuple(v.layer for v in views),
+        ordinals=tuple(v.ordinal for v in views),
+        layer_count=first.layer_count,
+        query_heads=first.queries.shape[1],
+        held=torch.stack([v.held() for v in views], dim=1),
+        seen=first.seen,
+        prompt_len=first.prompt_len,
+        stats={name: torch.stack([out.stats[name] for out in outs], dim=1) for name in names},
+        weights=first.weights,
+    )
+
+
+def _jointly(
+    method: Method, views: Sequence[LayerView], outs: Sequence[ScoreOut], musts: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor]:
+    """One competition over all layers and heads, which are joined in axis 1."""
+    longest = max(v.positions.shape[-1] for v in views)
+
+    def join(parts: Sequence[torch.Tensor], fill: float | bool) -> torch.Tensor:
+        pad = torch.nn.functional.pad
+        return torch.cat([pad(p, (0, longest - p.shape[-1]), value=fill) for p in parts], dim=1)
+
+    must = [m if m is not None else torch.zeros_like(v.valid) for m, v in zip(musts, views)]
+    keep = keep_mask(
+        join([out.score.float() for out in outs], 0.0),
+        join([v.positions for v in views], -1),
+        join([v.valid for v in views], False),
+        join(must, False),
+        views[0].budget,
+        "model",
+        method.selector(),
+    )
+    parts = keep.split([v.positions.shape[1] for v in views], dim=1)
+    return [part[..., : v.positions.shape[-1]] for part, v in zip(parts, views)]
 
 
 def protected(
@@ -85,8 +142,8 @@ def keep_mask(
         score: [b, Hk, N] float32 (for scope "model": layers and heads joined in axis 1); positions: same shape.
         valid: same shape, or None when all are.
         must: [b, Hk, N] bool or None; these stay whatever their score.
-        count: entries to keep per head (scope "head"; as a tensor, quotas [b, Hk]), or the mean per head (scopes
-            "layer" and "model").
+        count: entries to keep per head (scope "head"; as a tensor, quotas [b, Hk]), or their mean over the heads
+            that compete (scopes "layer" and "model").
         scope: "head" picks in every head by itself; otherwise the heads of axis 1 share `count * Hk`.
         selector: how to pick by keys; default the largest.
 
@@ -103,22 +160,41 @@ def keep_mask(
         key = key.masked_fill_(~valid, torch.iinfo(torch.int64).min)
     if scope == "head":
         keep = selector.choose(key, count, distinct=True)
-    else:  # two heads can tie in score and position
-        keep = selector.choose(key.flatten(1), count * key.shape[1], distinct=False).view(key.shape)
+        return keep if valid is None else keep & valid
+    # No head may be left empty, so each one's best entry stays.
+    best = key.argmax(dim=-1, keepdim=True)
+    key = key.scatter(-1, best, torch.iinfo(torch.int64).max)
+    if valid is not None:
+        key = key.masked_fill_(~valid, torch.iinfo(torch.int64).min)
+    total = count.sum(dim=-1) if isinstance(count, torch.Tensor) else count * key.shape[1]
+    keep = selector.choose(key.flatten(1), total, distinct=False).view(key.shape)  # two heads can tie in all
     return keep if valid is None else keep & valid
 
 
-def check(keep: torch.Tensor, must: torch.Tensor | None, count: int | torch.Tensor, min_entries: int = 1) -> None:
+def check(
+    keeps: Sequence[torch.Tensor],
+    musts: Sequence[torch.Tensor | None],
+    each: int | None,
+    total: int,
+    min_entries: int = 1,
+) -> None:
     """Assert what every eviction promises: protected entries stay, the budget holds, no head is empty.
+
+    Args:
+        keeps, musts: [b, Hk, N] of each layer.
+        each: mean entries per head that a layer may have; None where layers share.
+        total: the same, summed over all layers of the model.
 
     Raises:
         BudgetViolation: naming the promise that was broken.
     """
-    sizes = keep.sum(dim=-1)  # [b, Hk]
-    if must is not None and bool((must & ~keep).any()):
+    if any(must is not None and bool((must & ~keep).any()) for keep, must in zip(keeps, musts)):
         raise BudgetViolation("a protected entry (sink, recent token or prompt) was evicted.")
-    allowed = count.sum(dim=-1) if isinstance(count, torch.Tensor) else count * sizes.shape[-1]
-    if bool((sizes.sum(dim=-1) > allowed).any()):
+    sizes = torch.stack([keep.sum(dim=-1) for keep in keeps], dim=1)  # [b, L, Hk]
+    heads = sizes.shape[-1]
+    if each is not None and bool((sizes.sum(dim=-1) > each * heads).any()):
         raise BudgetViolation(f"budget exceeded: {int(sizes.sum(dim=-1).max())} entries kept in a layer.")
+    if bool((sizes.sum(dim=(1, 2)) > total * heads).any()):
+        raise BudgetViolation(f"budget exceeded: {int(sizes.sum(dim=(1, 2)).max())} entries kept.")
     if bool((sizes < min_entries).any()):
         raise BudgetViolation(f"a head was left with fewer than {min_entries} entries.")

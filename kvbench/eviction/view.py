@@ -7,12 +7,16 @@ Entries lie in storage order, which after the first eviction is not text order. 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
 
 from kvbench.eviction import noise
 from kvbench.eviction.attend import Domain, Order, Reduce, window_attention
 from kvbench.lazy import torch
+
+if TYPE_CHECKING:
+    from kvbench.eviction.api import Probe
+    from kvbench.eviction.rope import Rope
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,11 +32,19 @@ class LayerView:
     queries: torch.Tensor  # [b, Hq, w, d] post-RoPE, oldest first
     query_positions: torch.Tensor  # [b, w] int64
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, Hk, N] float32
+    states: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, ...] float32
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the whole model, see `Method.weights`
+    probe: Probe | None = None  # set while `observe` sees the rows of a probe: their queries are `queries`,
+    probe_keys: torch.Tensor | None = None  # [b, Hk, m, d] and these the keys they added to the prompt's
+    probe_positions: torch.Tensor | None = None  # [b, m]
+    rope: Rope | None = None
     seen: torch.Tensor  # [b] tokens seen so far, T
     prompt_len: torch.Tensor  # [b]
     eviction_index: torch.Tensor  # [b] evictions this sequence had before
     noise_key: torch.Tensor  # [b] int64, one a sample
     budget: int
+    ordinal: int = 0  # place of the layer among those that evict,
+    layer_count: int = 1  # and how many those are
     scaling: float  # the model's softmax scale, usually 1 / sqrt(d)
     softcap: float | None = None
 
@@ -43,14 +55,24 @@ class LayerView:
         order: Order = "softmax_then_group",
         reduce_g: Reduce | None = "mean",
         reduce_q: Reduce | None = "mean",
+        among: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention that `queries` pay to the entries, [b, Hk, N] when both axes reduce: see `window_attention`."""
+        """Attention that `queries` pay to the entries, [b, Hk, N] when both axes reduce: see `window_attention`.
+
+        among: [b, Hk, N] bool; the softmax runs over these entries only. The keys of a probe's own rows always count
+        in its softmax.
+        """
+        visible = None if self.whole else self.valid
+        if among is not None:
+            visible = among if visible is None else visible & among
         return window_attention(
             self.queries,
             self.keys,
             self.query_positions,
             self.positions,
-            None if self.whole else self.valid,
+            visible,
+            own_keys=self.probe_keys,
+            own_positions=self.probe_positions,
             scaling=self.scaling,
             softcap=self.softcap,
             domain=domain,
@@ -58,6 +80,24 @@ class LayerView:
             reduce_g=reduce_g,
             reduce_q=reduce_q,
         )
+
+    def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        """Vectors [b, H, w, d] moved `by` positions [b, w] (or [w]) further under the model's RoPE; back if negative.
+
+        A post-RoPE query moved back by its own position is the query before rotation. Needs(rope=True).
+        """
+        assert self.rope is not None, "the method must declare Needs(rope=True)"
+        return self.rope.rotate(x, by)
+
+    def held(self) -> torch.Tensor:
+        """[b, Hk] int64: entries that each head holds."""
+        b, heads, n = self.positions.shape
+        return self.seen.new_full((b, heads), n) if self.whole else self.valid.sum(dim=-1)
+
+    def last_queries(self, count: int) -> LayerView:
+        """The same view with the newest `count` queries only."""
+        skip = max(0, self.queries.shape[2] - count)
+        return replace(self, queries=self.queries[:, :, skip:], query_positions=self.query_positions[:, skip:])
 
     def recent(self, count: int) -> torch.Tensor:
         """[b, Hk, N] bool: entries among the newest `count` tokens."""
@@ -121,10 +161,13 @@ def make_view(
     valid: torch.Tensor | None = None,
     columns: Mapping[str, torch.Tensor] | None = None,
     seen: int | None = None,
+    prompt_len: int = 0,
+    **more: Any,
 ) -> LayerView:
     """A view of keys [b, Hk, N, d] and of the newest queries [b, Hq, w, d], with plain values for all else.
 
     For trying a method out, and for tests. Without `positions` the entries lie in text order and nothing was evicted.
+    `more`: other fields of the view.
     """
     b, _, n, d = keys.shape
     if positions is None:
@@ -133,19 +176,20 @@ def make_view(
         queries = keys.new_zeros(b, keys.shape[1], 0, d)
     count = torch.full((b,), int(positions.max()) + 1 if seen is None else seen, device=keys.device)
     width = queries.shape[2]
-    return LayerView(
-        layer=0,
-        keys=keys,
-        values=keys,
-        positions=positions,
-        valid=torch.ones_like(positions, dtype=torch.bool) if valid is None else valid,
-        queries=queries,
-        query_positions=count[:, None] + torch.arange(-width, 0, device=keys.device),
-        columns=columns or {},
-        seen=count,
-        prompt_len=torch.zeros_like(count),
-        eviction_index=torch.zeros_like(count),
-        noise_key=torch.arange(b, device=keys.device),
-        budget=budget,
-        scaling=d**-0.5,
-    )
+    fields: dict[str, Any] = {
+        "layer": 0,
+        "keys": keys,
+        "values": keys,
+        "positions": positions,
+        "valid": torch.ones_like(positions, dtype=torch.bool) if valid is None else valid,
+        "queries": queries,
+        "query_positions": count[:, None] + torch.arange(-width, 0, device=keys.device),
+        "columns": columns or {},
+        "seen": count,
+        "prompt_len": torch.full_like(count, prompt_len),
+        "eviction_index": torch.zeros_like(count),
+        "noise_key": torch.arange(b, device=keys.device),
+        "budget": budget,
+        "scaling": d**-0.5,
+    }
+    return LayerView(**(fields | more))

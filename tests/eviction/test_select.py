@@ -63,12 +63,20 @@ def test_shared_scopes_compete_over_heads(layer):
     keep = keep_mask(score, positions, valid, must, count, scope="layer")
     for i in range(2):
         flat = [x[i].flatten() for x in (score, positions, valid, must)]
-        size = min(2 * count, int(flat[2].sum()))
+        heads = score.shape[1]
+        size = min(heads * count, int(flat[2].sum()))
         assert int(keep[i].sum()) == size
         ranks = [
-            (True, 0.0, 0) if must else (False, float(score) + 0.0, int(position))
+            (must, float(score) + 0.0, int(position)) if not must else (True, 0.0, 0)
             for score, position, _, must in zip(*flat)
         ]
+        # Every head's best entry stays, whatever those of other heads score.
+        width = score.shape[2]
+        for head in range(heads):
+            mine = [j for j in range(head * width, (head + 1) * width) if flat[2][j]]
+            if mine:
+                best = max(mine, key=lambda j: ranks[j])
+                ranks[best] = (True, 0.0, 0)
         stays = keep[i].flatten().tolist()
         kept = [rank for rank, stay in zip(ranks, stays) if stay]
         left = [rank for rank, stay, usable in zip(ranks, stays, flat[2].tolist()) if usable and not stay]
@@ -127,13 +135,13 @@ def test_protected():
 def test_check_names_the_broken_promise():
     keep = torch.tensor([[[True, False], [True, True]]])
     must = torch.tensor([[[False, True], [False, False]]])
-    check(keep, None, 2)
+    check([keep], [None], 2, 2)
     with pytest.raises(BudgetViolation, match="protected"):
-        check(keep, must, 2)
+        check([keep], [must], 2, 2)
     with pytest.raises(BudgetViolation, match="exceeded"):
-        check(keep, None, 1)
+        check([keep], [None], 1, 1)
     with pytest.raises(BudgetViolation, match="fewer than 2"):
-        check(keep, None, 2, min_entries=2)
+        check([keep], [None], 2, 2, min_entries=2)
 
 
 def test_quotas_keep_their_own_number_in_every_head():

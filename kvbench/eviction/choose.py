@@ -1,0 +1,86 @@
+"""From a method's name and options to the method: ``gkv``, two of them as ``snapkv+gkv``, or one with its options in
+brackets as tables print it, ``snapkv(kernel=5, window=16)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvbench.errors import UserError, show
+from kvbench.eviction.api import Method
+from kvbench.eviction.combined import Combined
+from kvbench.eviction.options import parse_options
+from kvbench.registry import methods
+
+
+def canonical(name: str) -> str:
+    """The registered spelling of a name, or of two joined by ``+``. Raises UserError."""
+    parts = name.split("+")
+    if len(parts) > 2:
+        raise UserError(f"method {show(name)}: at most two methods can be combined, one for the prompt and one after.")
+    spelled = [methods.canonical(part) for part in parts]
+    return "+".join(dict.fromkeys(spelled))  # a method combined with itself is that method
+
+
+def make(name: str, options: Mapping[str, Any]) -> Method:
+    """The method with options of their types; for two methods each option carries its method: ``gkv.alpha``."""
+    parts = canonical(name).split("+")
+    if len(parts) == 1:
+        method: Method = methods.get(parts[0])(**options)
+        return method
+    made = [methods.get(part)(**_of(part, options)) for part in parts]
+    return Combined((parts[0], parts[1]), *made)
+
+
+def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
+    """The method with options given as text. Raises UserError naming method, option and value."""
+    parts = canonical(name).split("+")
+    if len(parts) == 1:
+        method: Method = parse_options(parts[0], methods.get(parts[0]), pairs)
+        return method
+    made: list[Method] = [
+        parse_options(part, methods.get(part), [(n.removeprefix(f"{part}."), v) for n, v in pairs if _is_of(part, n)])
+        for part in parts
+    ]
+    return Combined((parts[0], parts[1]), *made)
+
+
+def from_label(label: str) -> Method:
+    """``snapkv(kernel=5, window=16)`` or ``snapkv``. Raises UserError."""
+    name, bracket, rest = label.strip().partition("(")
+    if bracket and not rest.endswith(")"):
+        raise UserError(f"method {show(label)}: a bracket is not closed.")
+    pairs = []
+    for item in filter(None, (part.strip() for part in _split(rest.removesuffix(")")))):
+        option, equals, value = item.partition("=")
+        if not equals:
+            raise UserError(f"method {show(label)}: options are NAME=VALUE; got {show(item)}.")
+        pairs.append((option.strip(), value.strip()))
+    return parse(name.strip(), pairs)
+
+
+def _split(text: str) -> list[str]:
+    """Parts between the commas that stand outside all brackets."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += {"(": 1, ")": -1}.get(character, 0)
+        if character == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts
+
+
+def changed(name: str, method: Method) -> tuple[tuple[str, Any], ...]:
+    """The options of a method that differ from its defaults, sorted."""
+    default = make(name, {}).options()
+    return tuple(sorted((k, v) for k, v in method.options().items() if v != default[k]))
+
+
+def _of(part: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name.removeprefix(f"{part}."): value for name, value in options.items() if _is_of(part, name)}
+
+
+def _is_of(part: str, option: str) -> bool:
+    return option.startswith(f"{part}.")

@@ -1,0 +1,108 @@
+"""Two methods under one budget: ``snapkv+gkv`` lets the first evict the prompt and the second what is generated."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.errors import UserError, show
+from kvbench.eviction.api import Column, Method, Needs, Phase, Probe, Prompt, Protect, State, Trigger, Weights
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+
+
+@dataclass(frozen=True)
+class Combined(Method):
+    """`first` decides right after the prompt, `second` at every later eviction. Both keep their own options."""
+
+    names: tuple[str, str]
+    first: Method
+    second: Method
+
+    def __post_init__(self) -> None:
+        for name, part in zip(self.names, (self.first, self.second)):
+            if not part.takes_budget:
+                raise UserError(f"method {show(name)} takes no budget and cannot be combined with another.")
+        if not self.second.decode_bounded:
+            raise UserError(
+                f"method {show(self.names[1])} evicts nothing while decoding; "
+                "give a method that does after the '+' ('kvbench list methods' shows which)."
+            )
+        if set(_memories(self.first)) & set(_memories(self.second)):
+            raise UserError(f"methods {show(self.names[0])} and {show(self.names[1])} keep the same state; give one.")
+        if self.first.weights() and self.second.weights():
+            raise UserError(f"methods {show(self.names[0])} and {show(self.names[1])} both need weights; give one.")
+
+    def during(self, phase: Phase) -> Method:
+        return self.first if phase == "prefill" else self.second
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        raise TypeError("ask `during` for the method at work")
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        if view.probe is not None:
+            return self.first.observe(view)
+        values: dict[str, torch.Tensor] = {}
+        for part in (self.first, self.second):
+            if part.needs().queries == "since_last":
+                values |= part.observe(view)
+        return values
+
+    def needs(self) -> Needs:
+        a, b = self.first.needs(), self.second.needs()
+        kinds = {a.queries, b.queries}
+        queries = next(kind for kind in ("since_last", "window", "last", "none") if kind in kinds)
+        return Needs(
+            queries=queries,
+            window=max(a.width, b.width),
+            values=a.values or b.values,
+            rope=a.rope or b.rope,
+            probes=a.probes,
+        )
+
+    def columns(self) -> tuple[Column, ...]:
+        return self.first.columns() + self.second.columns()
+
+    def states(self) -> tuple[State, ...]:
+        return self.first.states() + self.second.states()
+
+    def protect(self, budget: int) -> Protect:
+        a, b = self.first.protect(budget), self.second.protect(budget)
+        return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)
+
+    def trigger(self, interval: int) -> Trigger:
+        return self.second.trigger(interval)
+
+    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
+        yield from self.first.probes(prompt)
+
+    def weights(self) -> Weights | None:
+        return self.first.weights() or self.second.weights()
+
+    def options(self) -> dict[str, Any]:
+        return {
+            f"{name}.{option}": value
+            for name, part in zip(self.names, (self.first, self.second))
+            for option, value in part.options().items()
+        }
+
+    @property
+    def uniform(self) -> bool:
+        return self.first.uniform and self.second.uniform
+
+    @property
+    def layerwise(self) -> bool:
+        return self.first.layerwise and self.second.layerwise
+
+    def min_budget(self) -> int:
+        return max(self.first.min_budget(), self.second.min_budget())
+
+    @property
+    def per_query_head(self) -> bool:
+        return self.first.per_query_head or self.second.per_query_head
+
+
+def _memories(method: Method) -> list[str]:
+    """Names of what a method stores beside keys and values."""
+    return [c.name for c in method.columns()] + [s.name for s in method.states()]

@@ -1,0 +1,43 @@
+"""SnapKV's score, which several methods share: the last queries of the prompt vote for its entries (arXiv 2404.14469).
+
+Votes are softmax attention over all keys, summed over the window, reduced over the group, then pooled along the text.
+The window itself always stays.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction.api import Method, Needs, Once, Protect, ScoreOut, Trigger, option
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+
+
+@dataclass(frozen=True)
+class PromptVote(Method):
+    """Evicts once, after the prompt. Subclasses say how many entries each head keeps."""
+
+    window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
+    kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)
+    pool: Literal["max", "avg"] = option("max", "how votes are smoothed along the text")
+    reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")
+    heads: Literal["kv", "query"] = option("kv", "whose caches are evicted: query gives every query head its own")
+
+    @property
+    def per_query_head(self) -> bool:
+        return self.heads == "query"
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self.window)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.window)
+
+    def trigger(self, interval: int) -> Trigger:
+        return Once()
+
+    def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
+        votes = view.attend(domain="all", order="softmax_then_group", reduce_g=None, reduce_q="sum")  # [b, Hk, g, N]
+        votes = votes.mean(dim=2) if self.reduce_g == "mean" else votes.amax(dim=2)
+        return view.pool(votes, self.pool, self.kernel, view.older(self.window))

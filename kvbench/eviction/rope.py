@@ -1,0 +1,37 @@
+"""Rotary positions as a tensor operation: move vectors that were rotated to one position on to another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.lazy import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Rope:
+    """The rotation of one model: frequencies [r / 2] of the first r dimensions, and how these are paired.
+
+    interleaved: neighbours (0, 1), (2, 3) ... form pairs; otherwise dimension i and i + r / 2 do.
+    """
+
+    frequencies: torch.Tensor
+    interleaved: bool = False
+
+    def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+        """Vectors [b, H, w, d] rotated `by` positions [b, w] or [w]; negative moves back. Float32.
+
+        Rotations compose, so a vector at position p moved by q - p is the one at q.
+        """
+        angles = by.double()[..., None] * self.frequencies.to(by.device, torch.float64)  # [(b,) w, r / 2]
+        cos, sin = angles.cos().float(), angles.sin().float()
+        if by.dim() == 2:
+            cos, sin = cos[:, None], sin[:, None]
+        r = 2 * self.frequencies.numel()
+        turned, rest = x[..., :r].float(), x[..., r:].float()
+        if self.interleaved:
+            first, second = turned[..., ::2], turned[..., 1::2]
+            pair = torch.stack([first * cos - second * sin, second * cos + first * sin], dim=-1).flatten(-2)
+        else:
+            first, second = turned.chunk(2, dim=-1)
+            pair = torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
+        return torch.cat([pair, rest], dim=-1) if rest.shape[-1] else pair

@@ -1,0 +1,94 @@
+"""When an eviction happens, and how entries are picked from their keys."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.lazy import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Every:
+    """Evict after every `interval` generated tokens of a sequence if it then holds more than its budget.
+
+    `at_budget` also calls the method when exactly the budget is held: nothing can go, but its columns may change.
+    `after` shifts the clock: the first eviction comes that many tokens later.
+    """
+
+    interval: int
+    at_budget: bool = False
+    after: int = 0
+
+    @property
+    def growth(self) -> int | None:
+        """Entries that can come between two evictions; None without a bound."""
+        return self.interval
+
+    def due(self, clock: int) -> bool:
+        """Whether the tick after `clock` generated tokens is one of this trigger's."""
+        return clock > self.after and (clock - self.after) % self.interval == 0
+
+    def full(self, held: float, budget: int) -> bool:
+        """Whether a sequence that holds `held` entries (mean over its heads) is to be reduced to `budget`."""
+        return held >= budget if self.at_budget else held > budget
+
+
+@dataclass(frozen=True, slots=True)
+class Once:
+    """Evict once, right after the prompt; what is generated stays."""
+
+    @property
+    def growth(self) -> int | None:
+        return None
+
+    def due(self, clock: int) -> bool:
+        return False
+
+    def full(self, held: float, budget: int) -> bool:
+        return held > budget
+
+
+@dataclass(frozen=True, slots=True)
+class Never:
+    """No eviction at all (the full cache)."""
+
+    @property
+    def growth(self) -> int | None:
+        return None
+
+    def due(self, clock: int) -> bool:
+        return False
+
+    def full(self, held: float, budget: int) -> bool:
+        return False
+
+
+Trigger = Every | Once | Never
+
+
+@dataclass(frozen=True, slots=True)
+class TopK:
+    """Keep the entries with the largest keys (score, then position: see `select.order_key`)."""
+
+    def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
+        """[..., n] bool with the `count` largest int64 keys of every row set.
+
+        Args:
+            count: one number for all rows, or int64 [...] with one for each.
+            distinct: no two keys of a row are equal; otherwise the later of two equal ones is kept first.
+        """
+        n = keys.shape[-1]
+        if isinstance(count, torch.Tensor):
+            rank = keys.argsort(dim=-1, stable=True).argsort(dim=-1)
+            return rank >= n - count[..., None]
+        keep = torch.ones_like(keys, dtype=torch.bool)
+        if (drop := n - min(count, n)) == 0:
+            return keep
+        # The dropped are fewer than the kept between two evictions, so selecting them is the cheaper top-k.
+        # Top-k breaks ties as it likes, a stable sort by place.
+        evicted = (
+            keys.topk(drop, dim=-1, largest=False, sorted=False).indices
+            if distinct
+            else (keys.argsort(dim=-1, stable=True)[..., :drop])
+        )
+        return keep.scatter_(-1, evicted, False)
