@@ -28,6 +28,7 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop_strings: tuple[str, ...] = ()
     seed: int = 0
+    compress_at: int | None = None  # leading prompt tokens after which the prompt is evicted; None: all of them
 
     def noise_key(self, sample: int) -> int:
         """64-bit key of this sample's random numbers: a hash of (run seed, task, doc, sample), free of method and
@@ -43,11 +44,14 @@ class Usage:
 
     prompt_tokens: int
     output_tokens: int
+    budget_entries: int | None  # the budget that applied to this sample; None when the method takes none
     entries_after_evict: float | None  # largest count right after an eviction; None when nothing was ever evicted
     entries_peak: float  # largest count while decoding
     entries_mean: float  # mean over decode steps
     entries_prefill_peak: float  # largest count while the prompt was read; shared by all samples of a prompt
+    kv_bytes_prefill_peak: int  # all layers of one prompt while it was read
     kv_bytes_peak: int  # live bytes at the peak: K, V, positions, method columns, stored queries, sliding-window rings
+    kv_bytes_extra: int  # of the peak, what is neither key nor value: positions, columns, stored queries, states
     kv_bytes_mean: int
     kv_bytes_slot: int  # bytes allocated for the slot
     evictions: int

@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -45,6 +45,13 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
+
+    def for_heads(self, kv_heads: int) -> AttentionCall:
+        """The call with keys and values repeated to a cache that keeps them for every query head."""
+        times = kv_heads // self.key.shape[1]
+        if times == 1:
+            return self
+        return replace(self, key=self.key.repeat_interleave(times, 1), value=self.value.repeat_interleave(times, 1))
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
@@ -179,14 +186,20 @@ def _matmul_attention(
 
 
 def causal_bias(
-    query_positions: torch.Tensor, key_positions: torch.Tensor, window: int | None, dtype: torch.dtype
+    query_positions: torch.Tensor,
+    key_positions: torch.Tensor,
+    window: int | None,
+    dtype: torch.dtype,
+    valid: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[t, n] additive mask by position: 0 where a key is visible, -inf elsewhere.
+    """[..., t, n] additive mask by position: 0 where a key is visible, -inf elsewhere.
 
-    query_positions: [t]; key_positions: [n].
+    query_positions: [t]; key_positions: [..., n]; valid: [..., n] bool, which keys exist.
     """
-    age = query_positions[:, None] - key_positions[None, :]
+    age = query_positions[:, None] - key_positions[..., None, :]
     hidden = age < 0
     if window is not None:
         hidden = hidden | (age >= window)
+    if valid is not None:
+        hidden = hidden | ~valid[..., None, :]
     return torch.zeros(age.shape, dtype=dtype, device=age.device).masked_fill_(hidden, float("-inf"))

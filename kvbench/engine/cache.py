@@ -1,160 +1,220 @@
-"""SlotCache: the KV memory of a fixed number of slots, one sequence each.
+"""SlotCache: the KV memory of a fixed number of slots, one sequence each, behind one interface for both layouts.
 
-Per layer K and V are dense [slots, kv_heads, capacity, head_dim] with absolute positions and the method's columns
-beside them. Keys are stored after RoPE at their true position and never re-indexed. A slot's first `length` rows are
-live; after an eviction they are in storage order, not text order. Every head of a slot holds the same number of
-entries, so one length per slot serves all of them; methods with uneven heads need another layout behind this
-interface.
+Keys are stored after RoPE at their true position and never re-indexed. After an eviction a head's rows are in storage
+order, not text order. `dense.DenseCache` serves methods that keep equally many entries everywhere, `paged.PagedCache`
+all others. Layers with a sliding window are rings of `window` rows that no method touches.
 
-Layers with a sliding window are rings of `window` rows that no method touches.
-
-Letters: S slots, Hk KV heads, P capacity, n live entries, D head dimension, t new tokens.
+Letters: S slots, b slots of a batch, Hk KV heads, n rows, D head dimension, t new tokens.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from kvbench.engine.geometry import LayerGeometry
-from kvbench.eviction.api import Column
+from kvbench.engine.prompt import PackedLayer
+from kvbench.eviction.api import Column, State
 
 
-class LayerStore:
-    """Tensors of one layer for all slots."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a cache is made for.
 
-    def __init__(
-        self,
-        geometry: LayerGeometry,
-        slots: int,
-        capacity: int,
-        columns: Sequence[Column],
-        queries: int,
-        longest: int | None,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        g = self.geometry = geometry
-        self.ring = min(g.window, longest) if g.window and longest else None
-        self.capacity = rows = self.ring or capacity
-        self.keys = torch.zeros(slots, g.kv_heads, rows, g.head_dim, device=device, dtype=dtype)
-        self.values = torch.zeros(slots, g.kv_heads, rows, g.value_dim, device=device, dtype=dtype)
-        if not g.evicts:
-            columns, queries = (), 0
-        self.positions = torch.zeros(slots, g.kv_heads, rows, device=device, dtype=torch.int32) if g.evicts else None
-        self.columns = {
-            c.name: torch.full((slots, g.kv_heads, rows), c.init, device=device, dtype=torch.float32) for c in columns
-        }
-        # The last `queries` post-RoPE queries; the query of position p lies at p % queries.
-        self.queries = (
-            torch.zeros(slots, g.query_heads, queries, g.head_dim, device=device, dtype=dtype) if queries else None
-        )
-
-    def copy_slot(self, other: LayerStore, source: int, slots: torch.Tensor, length: int, seen: int) -> None:
-        """Copy `length` live rows of `other`'s slot into several slots. `seen`: tokens of that sequence so far."""
-        if self.ring is not None:
-            kept = min(seen, self.ring)
-            at = torch.arange(seen - kept, seen, device=slots.device)
-            rows = at if other.ring is None else at % other.ring
-            self.keys[slots[:, None], :, at % self.ring] = other.keys[source][:, rows].transpose(0, 1)
-            self.values[slots[:, None], :, at % self.ring] = other.values[source][:, rows].transpose(0, 1)
-            return
-        self.keys[slots, :, :length] = other.keys[source, :, :length]
-        self.values[slots, :, :length] = other.values[source, :, :length]
-        if self.positions is not None and other.positions is not None:
-            self.positions[slots, :, :length] = other.positions[source, :, :length]
-        for name, column in self.columns.items():
-            column[slots, :, :length] = other.columns[name][source, :, :length]
-        if self.queries is not None and other.queries is not None:
-            self.queries[slots] = other.queries[source]
-
-
-class SlotCache:
-    """All layers of all slots, and each slot's length on host and device.
-
-    Args:
-        slots: sequences held at once.
-        capacity: rows a slot.
-        columns, queries: what the method stores: per-entry tensors, and how many of the newest queries.
-        bounded: a budget keeps every slot near `capacity`, so rows are read whole.
-        longest: tokens a sequence may have; sliding-window layers become rings of at most that. None (while a prompt is
-            read) keeps every row of them.
+    Attributes:
+        rows: entries per head that a slot has room for, averaged over layers and heads.
+        bounded: a budget keeps every slot near `rows`, so they are read whole.
+        longest: tokens that a sequence may have; sliding-window layers become rings of at most that.
+        queries: how many of the newest queries are kept.
     """
 
+    slots: int
+    rows: int
+    bounded: bool
+    longest: int
+    columns: tuple[Column, ...] = ()
+    states: tuple[State, ...] = ()
+    queries: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """Slots that a method decides about together, and what it needs to know of them."""
+
+    slots: list[int]
+    index: torch.Tensor  # [b] slots
+    everyone: bool  # all slots of the cache in order: narrowed tensors serve without a copy
+    seen: torch.Tensor  # [b]
+    prompt_len: torch.Tensor
+    evictions: torch.Tensor
+    noise_key: torch.Tensor
+    allowed: int  # entries that may stay
+
+
+@dataclass(slots=True)
+class Rows:
+    """Live rows of a batch in one layer. valid: None when every head holds equally many."""
+
+    keys: torch.Tensor  # [b, Hk, n, D]
+    values: torch.Tensor
+    positions: torch.Tensor  # [b, Hk, n] int64
+    columns: Mapping[str, torch.Tensor]
+    valid: torch.Tensor | None
+
+
+class Store:
+    """What every layer keeps in either layout: the newest queries and the method's states."""
+
+    def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+        g = self.geometry = geometry
+        slots, width = shape.slots, shape.queries if g.evicts else 0
+        # The query of position p lies at p % width.
+        self.queries = torch.zeros(slots, g.query_heads, width, g.head_dim, device=device, dtype=dtype)
+        self.states = {
+            s.name: torch.zeros(slots, *g.state_shape(s), device=device) for s in (shape.states if g.evicts else ())
+        }
+
+    def install_extras(self, packed: PackedLayer, slots: torch.Tensor, seen: int) -> None:
+        """Queries and states of a sequence with `seen` tokens, into several slots."""
+        for name, state in self.states.items():
+            state[slots] = packed.states[name]
+        if width := self.queries.shape[2]:
+            count = min(width, packed.queries.shape[1])
+            at = torch.arange(seen - count, seen, device=slots.device) % width
+            self.queries[slots[:, None], :, at] = packed.queries[:, packed.queries.shape[1] - count :].transpose(0, 1)
+
+    def keep_queries(self, query: torch.Tensor, positions: torch.Tensor) -> None:
+        """Store one new query of every slot: query [S, Hq, 1, D], positions [S]."""
+        slots, heads, width, dim = self.queries.shape
+        ring = (torch.arange(slots * heads, device=positions.device) * width).view(slots, heads)
+        ring = (ring + (positions % width)[:, None]).view(-1)
+        self.queries.view(-1, dim).index_copy_(0, ring, query.reshape(slots * heads, -1))
+
+    def newest_queries(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
+        _, heads, width, dim = self.queries.shape
+        positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
+        if count == 0:
+            return self.queries.new_zeros(len(batch.slots), heads, 0, dim), positions
+        base = (batch.index[:, None] * heads + torch.arange(heads, device=batch.index.device)) * width  # [b, Hq]
+        rows = base[:, :, None] + (positions % width)[:, None, :]
+        return self.queries.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
+
+    def extra_bytes(self) -> int:
+        """Of one slot's queries and states."""
+        tensors = [self.queries, *self.states.values()]
+        return sum(t[0].numel() * t.element_size() for t in tensors)
+
+
+class RingStore(Store):
+    """A sliding-window layer: the row of position p is p % rows."""
+
+    def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(geometry, shape, device, dtype)
+        assert geometry.window is not None
+        g, self.capacity = geometry, min(geometry.window, shape.longest)
+        self.keys = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.head_dim, device=device, dtype=dtype)
+        self.values = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.value_dim, device=device, dtype=dtype)
+
+    def install(self, packed: PackedLayer, slots: torch.Tensor, seen: int) -> None:
+        heads = self.geometry.kv_heads
+        kept = min(seen, self.capacity, len(packed.keys) // heads)
+        at = torch.arange(seen - kept, seen, device=slots.device) % self.capacity
+        for mine, theirs in ((self.keys, packed.keys), (self.values, packed.values)):
+            rows = theirs.view(heads, -1, theirs.shape[-1])  # the newest tokens, all heads alike
+            mine[slots[:, None], :, at] = rows[:, rows.shape[1] - kept :].transpose(0, 1)
+
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.keys, self.values))
+
+
+class EvictingStore(Store, ABC):
+    """A layer that methods evict."""
+
+    @abstractmethod
+    def complete(self, batch: Batch) -> None:
+        """Write positions and initial columns of the rows appended since the last call."""
+
+    @abstractmethod
+    def rows(self, batch: Batch) -> Rows:
+        """The batch's live rows."""
+
+    @abstractmethod
+    def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
+        """New values [b, Hk, n] of a column."""
+
+    @abstractmethod
+    def compact(self, batch: Batch, keep: torch.Tensor) -> None:
+        """Drop all rows but those of keep [b, Hk, n], in place."""
+
+
+class SlotCache(ABC):
+    """All layers of all slots.
+
+    Attributes:
+        seen: tokens of each slot's sequence so far, its next absolute position. 0 marks an idle slot.
+    """
+
+    layers: list[RingStore | EvictingStore]
+
     def __init__(
-        self,
-        geometry: Sequence[LayerGeometry],
-        *,
-        slots: int,
-        capacity: int,
-        columns: Sequence[Column] = (),
-        queries: int = 0,
-        longest: int | None = None,
-        bounded: bool = False,
-        device: torch.device,
-        dtype: torch.dtype,
+        self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
     ) -> None:
-        self.bounded = bounded
-        self.slots, self.capacity, self.query_rows = slots, capacity, queries
-        self.device, self.dtype, self.column_specs = device, dtype, tuple(columns)
-        self.layers = [LayerStore(g, slots, self.capacity, columns, queries, longest, device, dtype) for g in geometry]
-        self.lengths = [0] * slots  # live rows of each slot in the evicting layers
-        self.seen = [0] * slots  # tokens of each slot's sequence so far: the next absolute position
+        self.geometry, self.shape, self.device, self.dtype = geometry, shape, device, dtype
+        self.slots = shape.slots
+        self.seen = [0] * shape.slots
 
-    def copy_from(self, other: SlotCache, source: int, slots: Sequence[int]) -> None:
-        """Install one sequence of `other` (a prompt just read) into several slots."""
-        index = torch.tensor(slots, device=self.device)
-        length, seen = other.lengths[source], other.seen[source]
-        for mine, theirs in zip(self.layers, other.layers):
-            mine.copy_slot(theirs, source, index, length, seen)
-        for slot in slots:
-            self.lengths[slot], self.seen[slot] = length, seen
+    @property
+    def evicting(self) -> list[EvictingStore]:
+        return [layer for layer in self.layers if isinstance(layer, EvictingStore)]
 
-    def entry_bytes(self) -> int:
-        """Bytes of one entry over all evicting layers and their heads, columns included."""
-        element = self.dtype.itemsize
-        return sum(
-            layer.geometry.entry_bytes(element) + 4 * layer.geometry.kv_heads * len(layer.columns)
-            for layer in self.layers
-            if layer.geometry.evicts
-        )
+    @abstractmethod
+    def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
+        """Put one sequence of `seen` tokens, layer by layer as packed, into several slots."""
 
-    def fixed_bytes(self, seen: int) -> int:
-        """Bytes of a slot that do not depend on its length: stored queries, and rings filled up to `seen` tokens."""
-        element = self.dtype.itemsize
-        total = 0
-        for layer in self.layers:
-            g = layer.geometry
-            if layer.queries is not None:
-                total += g.query_heads * self.query_rows * g.head_dim * element
-            if g.window is not None:
-                total += min(seen, g.window) * g.entry_bytes(element)
-        return total
+    @abstractmethod
+    def advance(self, slots: Sequence[int]) -> None:
+        """One token was written to each of these slots."""
+
+    @abstractmethod
+    def clear(self, slot: int) -> None:
+        """The sequence has ended; its memory is free."""
+
+    @abstractmethod
+    def held(self, slot: int) -> float:
+        """Entries per layer and KV head, averaged over both."""
+
+    @abstractmethod
+    def batches(self, slots: Sequence[int]) -> list[list[int]]:
+        """The slots grouped so that a group can be decided about together and nobody's result depends on it."""
+
+    @abstractmethod
+    def settle(self, slots: Sequence[int]) -> None:
+        """All layers of these slots were compacted."""
+
+    @abstractmethod
+    def live_bytes(self, slot: int) -> int:
+        """Bytes that a slot's sequence occupies: K, V, positions, columns, stored queries, states, rings."""
+
+    @abstractmethod
+    def extra_bytes(self, slot: int) -> int:
+        """Of `live_bytes`, what is neither key nor value: positions, columns, stored queries, states."""
+
+    @abstractmethod
+    def bytes(self) -> int:
+        """Allocated in all."""
 
     def slot_bytes(self) -> int:
-        """Bytes allocated for one slot."""
-        return sum(_size(layer) for layer in self.layers) // self.slots
+        return self.bytes() // self.slots
 
-
-def _size(layer: LayerStore) -> int:
-    tensors = [layer.keys, layer.values, *layer.columns.values()]
-    tensors += [t for t in (layer.positions, layer.queries) if t is not None]
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def plan_slot_bytes(
-    geometry: Sequence[LayerGeometry], capacity: int, longest: int, columns: int, queries: int, dtype: torch.dtype
-) -> int:
-    """Bytes a slot would take, without allocating it."""
-    meta = SlotCache(
-        geometry,
-        slots=1,
-        capacity=capacity,
-        columns=[Column(name=str(i)) for i in range(columns)],
-        queries=queries,
-        longest=longest,
-        device=torch.device("meta"),
-        dtype=dtype,
-    )
-    return meta.slot_bytes()
+    def fixed_bytes(self, seen: int) -> int:
+        """Of a slot with `seen` tokens, whatever its length: stored queries, states, and rings as far as filled."""
+        total = 0
+        for layer in self.layers:
+            total += layer.extra_bytes()
+            if isinstance(layer, RingStore):
+                total += min(seen, layer.capacity) * layer.geometry.entry_bytes(self.dtype.itemsize)
+        return total

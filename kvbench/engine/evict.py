@@ -1,25 +1,18 @@
-"""Eviction: build a method's view, let it score, choose, and compact the cache in place. The only code that drops
-entries.
-
-Compaction is by hole filling: survivors in the first C rows stay, survivors behind them move into the holes. Traffic
-is bounded by the entries added since the last eviction, not by the size of the cache.
+"""Eviction while decoding: build a method's view of the slots that are due, let it decide, and compact the cache in
+place. What is dropped after a prompt is decided in `prompt.PromptCache`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
-from kvbench.engine.cache import LayerStore, SlotCache
-from kvbench.errors import UserError
+from kvbench.engine.cache import Batch, EvictingStore, SlotCache
+from kvbench.engine.prompt import KeptLog, Rules
 from kvbench.eviction import noise, select
-from kvbench.eviction.api import Method, Trigger
 from kvbench.eviction.view import LayerView
-
-KeptLog = Callable[[int, int, int, torch.Tensor], None]  # (noise key, tokens seen, layer, kept positions [Hk, C])
 
 
 @contextlib.contextmanager
@@ -37,75 +30,31 @@ def one_thread(device: torch.device) -> Iterator[None]:
             torch.set_num_threads(before)
 
 
-@dataclass(slots=True)
-class _Group:
-    """Slots that hold equally many entries and are served together; what is the same for all layers is made once."""
-
-    slots: list[int]
-    length: int
-    index: torch.Tensor  # [b] slots
-    everyone: bool  # all slots of the cache in order: narrowed tensors serve without a copy
-    seen: torch.Tensor  # [b]
-    prompt_len: torch.Tensor
-    evictions: torch.Tensor
-    noise_key: torch.Tensor
-
-    def valid(self, shape: torch.Size) -> torch.Tensor:
-        """All entries are valid: a dense group has no padding. One expanded element, no memory."""
-        return torch.ones(1, dtype=torch.bool, device=self.index.device).expand(shape)
-
-    def pick(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The group's live rows of a cache tensor [S, Hk, P, ...]."""
-        return tensor[:, :, : self.length] if self.everyone else tensor[self.index, :, : self.length]
-
-    def put(self, tensor: torch.Tensor, values: torch.Tensor) -> None:
-        """Write the group's live rows."""
-        if self.everyone:
-            tensor[:, :, : self.length] = values
-        else:
-            tensor[self.index, :, : self.length] = values
-
-
 class Evictor:
-    """Applies one method at one budget to a cache.
+    """Applies one method to the sequences of a cache.
 
     Args:
-        trigger: says which slots are full.
-        cache: whose slots are evicted.
+        rules: the method, its weights; the budget is that of each sequence, see `start`.
+        interval: generated tokens between evictions.
         log: called with what every eviction kept (the dense oracle of the tests replays it); None costs nothing.
-
-    Raises:
-        UserError: the method spreads its budget unevenly, which the dense layout cannot hold.
     """
 
-    def __init__(
-        self, method: Method, budget: int, trigger: Trigger, cache: SlotCache, log: KeptLog | None = None
-    ) -> None:
-        if method.scope != "head" or type(method).quotas is not Method.quotas:
-            raise UserError(
-                f"{type(method).__name__} spreads its budget unevenly over heads or layers and needs the paged layout."
-            )
-        self.method, self.budget, self.trigger, self.cache, self.log = method, budget, trigger, cache, log
-        self.needs = method.needs()
+    def __init__(self, rules: Rules, interval: int, cache: SlotCache, log: KeptLog | None = None) -> None:
+        self.rules, self.cache, self.log = rules, cache, log
+        self.method = rules.method.during("decode")
+        self.trigger = self.method.trigger(interval)
+        self.needs = self.method.needs()
         slots = cache.slots
+        self.budget: list[int | None] = [None] * slots
         self.prompt_len = [0] * slots
         self.evictions = [0] * slots
         self.noise_key = [0] * slots
-        self._known = [0] * slots  # rows whose positions and columns are written
-        self._stores = [store for store in cache.layers if store.geometry.evicts]
+        self._ordinal = {store.geometry.index: i for i, store in enumerate(cache.evicting)}
 
-    def start(self, slot: int, prompt_len: int, noise_key: int, evictions: int = 0) -> None:
-        """A new sequence occupies `slot`; its rows so far carry positions and columns."""
-        self.prompt_len[slot], self.noise_key[slot] = prompt_len, noise.signed64(noise_key)
-        self.evictions[slot] = evictions
-        self._known[slot] = self.cache.lengths[slot]
-
-    def observe_block(self, layer: int, queries: torch.Tensor, start: int, rows: int) -> None:
-        """Hand a block of prompt queries [b, Hq, t, D] at positions start.. to the method (needs "since_last")."""
-        group = self._group(list(range(self.cache.slots)), rows)
-        group.seen = torch.full_like(group.seen, rows)
-        positions = torch.arange(start, start + queries.shape[2], device=queries.device).expand(len(group.slots), -1)
-        self._observe(self.cache.layers[layer], group, queries, positions)
+    def start(self, slot: int, budget: int | None, prompt_len: int, noise_key: int, evictions: int = 0) -> None:
+        """A new sequence occupies `slot`."""
+        self.budget[slot], self.prompt_len[slot] = budget, prompt_len
+        self.noise_key[slot], self.evictions[slot] = noise.signed64(noise_key), evictions
 
     def tick(self, slots: Sequence[int]) -> list[int]:
         """An interval of these slots has ended: observe, and evict where more than the budget is held.
@@ -113,133 +62,96 @@ class Evictor:
         Returns the slots that were reduced.
         """
         if self.needs.queries == "since_last":
-            for group in self._by_length(slots):
-                for store in self._stores:
-                    self._complete(store, group)
-                    self._observe(store, group, *self._stored_queries(store, group))
-                self._mark(group, group.length)
-        return self.evict(slots)
+            for batch in self._batches(slots, lambda slot: 0):
+                for store in self.cache.evicting:
+                    store.complete(batch)
+                    self._observe(store, batch)
+        held = {s: self.cache.held(s) for s in slots}
+        due = [s for s in slots if self.trigger.full(held[s], self._allowed(s))]
+        for batch in self._batches(due, self._allowed):
+            stores = self.cache.evicting
+            for group in [[store] for store in stores] if self.method.layerwise else [stores]:
+                self._reduce(group, batch)
+            self.cache.settle(batch.slots)
+            for s in batch.slots:
+                self.evictions[s] += 1
+        return [s for s in due if self.cache.held(s) < held[s]]
 
-    def evict(self, slots: Sequence[int]) -> list[int]:
-        """Let the method decide about every given slot that its trigger calls full.
+    def _allowed(self, slot: int) -> int:
+        cache = self.cache
+        return self.method.allowed(self.budget[slot], self.prompt_len[slot], cache.seen[slot], self.evictions[slot])
 
-        Returns the slots that were reduced.
-        """
-        due = [s for s in slots if self.trigger.full(self.cache.lengths[s], self.budget)]
-        for group in self._by_length(due):
-            for store in self._stores:
-                self._complete(store, group)
-                self._reduce(store, group)
-            self._mark(group, self.budget)
-        reduced = [s for s in due if self.cache.lengths[s] > self.budget]
-        for s in due:
-            self.cache.lengths[s] = self.budget
-            self.evictions[s] += 1
-        return reduced
+    def _batches(self, slots: Sequence[int], allowed: Callable[[int], int]) -> list[Batch]:
+        """Slots that the cache can show together and that may keep equally many entries."""
+        found = []
+        for group in self.cache.batches(slots):
+            for size in sorted({allowed(s) for s in group}):
+                found.append(self._batch([s for s in group if allowed(s) == size], size))
+        return found
 
-    def _by_length(self, slots: Sequence[int]) -> list[_Group]:
-        """In a steady state all sequences hold equally many entries, so there is one group."""
-        lengths = self.cache.lengths
-        return [self._group([s for s in slots if lengths[s] == n], n) for n in sorted({lengths[s] for s in slots})]
-
-    def _group(self, slots: list[int], length: int) -> _Group:
+    def _batch(self, slots: list[int], allowed: int) -> Batch:
         def per_slot(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor([values[s] for s in slots], device=self.cache.device)
 
-        return _Group(
+        return Batch(
             slots=slots,
-            length=length,
             index=torch.tensor(slots, device=self.cache.device),
             everyone=slots == list(range(self.cache.slots)),
             seen=per_slot(self.cache.seen),
             prompt_len=per_slot(self.prompt_len),
             evictions=per_slot(self.evictions),
             noise_key=per_slot(self.noise_key),
+            allowed=allowed,
         )
 
-    def _mark(self, group: _Group, known: int) -> None:
-        for s in group.slots:
-            self._known[s] = known
+    def _observe(self, store: EvictingStore, batch: Batch) -> None:
+        self._update(store, batch, self.method.observe(self._view(store, batch, store.queries.shape[2])))
 
-    def _observe(self, store: LayerStore, group: _Group, queries: torch.Tensor, query_positions: torch.Tensor) -> None:
-        view = self._view(store, group, queries, query_positions)
-        for name, column in self.method.observe(view).items():
-            group.put(store.columns[name], column)
+    def _reduce(self, stores: Sequence[EvictingStore], batch: Batch) -> None:
+        for store in stores:
+            store.complete(batch)
+        views = [self._view(store, batch, self.needs.width) for store in stores]
+        for store, view, verdict in zip(stores, views, select.decide(self.method, views)):
+            self._update(store, batch, verdict.columns)
+            if self.log is not None:
+                for i, s in enumerate(batch.slots):
+                    kept = [p[k] for p, k in zip(view.positions[i], verdict.keep[i])]
+                    self.log(self.noise_key[s], self.cache.seen[s], store.geometry.index, kept)
+            store.compact(batch, verdict.keep)
 
-    def _reduce(self, store: LayerStore, group: _Group) -> None:
-        view = self._view(store, group, *self._stored_queries(store, group))
-        keep, columns = select.decide(self.method, view)
-        for name, column in columns.items():
-            group.put(store.columns[name], column)
-        if self.log is not None:
-            for i, s in enumerate(group.slots):
-                kept = view.positions[i][keep[i]].view(keep.shape[1], -1)
-                self.log(self.noise_key[s], self.cache.seen[s], store.geometry.index, kept)
-        self._compact(store, group.index, keep)
+    def _update(self, store: EvictingStore, batch: Batch, values: dict[str, torch.Tensor]) -> None:
+        for name, value in values.items():
+            if name in store.states:
+                store.states[name][batch.index] = value
+            else:
+                store.write(batch, name, value)
 
-    def _complete(self, store: LayerStore, group: _Group) -> None:
-        """Write positions and initial columns of the rows appended since the last tick."""
-        assert store.positions is not None
-        for known in sorted({self._known[s] for s in group.slots}):
-            some = [i for i, s in enumerate(group.slots) if self._known[s] == known]
-            whole = len(some) == len(group.slots)
-            seen = group.seen if whole else group.seen[some]
-            at: torch.Tensor | slice = group.index[some]
-            if whole:
-                at = slice(None) if group.everyone else group.index
-            ages = torch.arange(group.length - known, 0, -1, device=seen.device)
-            store.positions[at, :, known : group.length] = (seen[:, None] - ages).int()[:, None, :]
-            for spec in self.cache.column_specs:
-                store.columns[spec.name][at, :, known : group.length] = spec.init
-
-    def _stored_queries(self, store: LayerStore, group: _Group) -> tuple[torch.Tensor, torch.Tensor]:
-        """The newest queries [b, Hq, w, D] oldest first, and their positions [b, w]."""
-        width, heads, dim = self.cache.query_rows, store.geometry.query_heads, store.geometry.head_dim
-        b = len(group.slots)
-        if store.queries is None:
-            return store.keys.new_zeros(b, heads, 0, dim), group.seen.new_zeros(b, 0)
-        positions = group.seen[:, None] - width + torch.arange(width, device=group.seen.device)
-        base = (group.index[:, None] * heads + torch.arange(heads, device=group.index.device)) * width  # [b, Hq]
-        rows = base[:, :, None] + (positions % width)[:, None, :]
-        return store.queries.view(-1, dim).index_select(0, rows.view(-1)).view(b, heads, width, dim), positions
-
-    def _view(
-        self, store: LayerStore, group: _Group, queries: torch.Tensor, query_positions: torch.Tensor
-    ) -> LayerView:
-        g = store.geometry
-        assert store.positions is not None
-        positions = group.pick(store.positions).long()
+    def _view(self, store: EvictingStore, batch: Batch, width: int) -> LayerView:
+        g, rows = store.geometry, store.rows(batch)
+        queries, query_positions = store.newest_queries(batch, width)
+        whole = rows.valid is None
+        # One expanded element where all entries are valid: no memory.
+        everything = torch.ones(1, dtype=torch.bool, device=self.cache.device).expand(rows.positions.shape)
         return LayerView(
             layer=g.index,
-            keys=group.pick(store.keys),
-            values=group.pick(store.values) if self.needs.values else None,
-            positions=positions,
-            valid=group.valid(positions.shape),
-            whole=True,
+            ordinal=self._ordinal[g.index],
+            layer_count=len(self._ordinal),
+            keys=rows.keys,
+            values=rows.values if self.needs.values else None,
+            positions=rows.positions,
+            valid=everything if rows.valid is None else rows.valid,
+            whole=whole,
             queries=queries,
             query_positions=query_positions,
-            columns={name: group.pick(column) for name, column in store.columns.items()},
-            seen=group.seen,
-            prompt_len=group.prompt_len,
-            eviction_index=group.evictions,
-            noise_key=group.noise_key,
-            budget=self.budget,
+            columns=rows.columns,
+            states={name: state[batch.index] for name, state in store.states.items()},
+            weights=self.rules.weights,
+            seen=batch.seen,
+            prompt_len=batch.prompt_len,
+            eviction_index=batch.evictions,
+            noise_key=batch.noise_key,
+            budget=batch.allowed,
             scaling=g.scaling,
             softcap=g.softcap,
+            rope=self.rules.rope,
         )
-
-    def _compact(self, store: LayerStore, index: torch.Tensor, keep: torch.Tensor) -> None:
-        """Move survivors behind row `budget` into the holes before it.
-
-        keep: [b, Hk, n] bool with `budget` set per head.
-        """
-        budget, heads = self.budget, store.geometry.kv_heads
-        holes = (~keep[..., :budget]).nonzero()  # [m, 3] (sequence, head, row), as many as there are movers,
-        movers = keep[..., budget:].nonzero()  # and in the same (sequence, head) order
-        base = (index[holes[:, 0]] * heads + holes[:, 1]) * store.capacity
-        to, source = base + holes[:, 2], base + budget + movers[:, 2]
-        rows = [store.keys.view(-1, store.geometry.head_dim), store.values.view(-1, store.geometry.value_dim)]
-        assert store.positions is not None
-        flat = [store.positions.view(-1), *(c.view(-1) for c in store.columns.values())]
-        for tensor in rows + flat:
-            tensor.index_copy_(0, to, tensor.index_select(0, source))

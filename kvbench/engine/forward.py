@@ -1,147 +1,265 @@
-"""The two attention handlers that write to a SlotCache and read from it: a block of new tokens, or one token a slot.
+"""The attention handlers that write to a cache and read from it: a block of new tokens, or one token a slot.
 
-`BlockWriter` serves reading prompts: all slots advance in lockstep by t tokens. `StepWriter` serves decoding: every
-slot writes one token at its own length. Both keep the newest queries where the method asked for them. Positions of
-new entries are filled in by the evictor (new rows are contiguous), so a decode step writes K and V only.
+`BlockWriter` serves reading prompts: every prompt of a `PromptCache` advances by t tokens. `StepWriter` serves
+decoding: every slot writes one token at its own length. Both keep the newest queries where the method asked for them.
+Positions of new entries are filled in by the evictor (new rows are contiguous), so a decode step writes K and V only.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
 from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention
-from kvbench.engine.cache import LayerStore, SlotCache
+from kvbench.engine.cache import EvictingStore, RingStore, SlotCache
+from kvbench.engine.dense import DenseCache, DenseStore
+from kvbench.engine.paged import PAGE, PagedCache, PagedStore
+from kvbench.engine.prompt import PromptCache, PromptLayer
 
-Observer = Callable[[int, torch.Tensor, int, int], None]  # (layer, queries [b, Hq, t, D], first position, live rows)
+# (layer, queries [b, Hq, r, D], their positions [r], rows that the last of them sees)
+Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
 
 
 class BlockWriter:
-    """Appends t tokens to every slot of a cache without rings (a prompt being read) and attends causally.
+    """Appends t tokens to a prompt's cache and attends causally, `block` queries at a time.
 
-    `observer` sees each layer's queries of the block right after its keys are in the cache.
+    Args:
+        observer: sees the queries of every evicting layer, block by block, right after their keys are in the cache.
+        finished: called with a layer after its attention, when nothing will read it again in this forward pass.
     """
 
-    def __init__(self, cache: SlotCache, observer: Observer | None = None) -> None:
-        self.cache, self.observer = cache, observer
-        self._bias: dict[int | None, torch.Tensor] = {}
-        self.start, self.count = 0, 0
+    def __init__(
+        self,
+        cache: PromptCache,
+        block: int,
+        observer: Observer | None = None,
+        finished: Callable[[PromptLayer], None] | None = None,
+    ) -> None:
+        self.cache, self.block, self.observer, self.finished = cache, block, observer, finished
+        self.start, self.positions = 0, torch.empty(0, dtype=torch.int64)
+        self._bias: tuple[object, torch.Tensor] | None = None
 
     def begin(self, start: int, count: int) -> torch.Tensor:
-        """Announce a block of `count` tokens from position `start`; returns its positions [count]."""
-        self.start, self.count = start, count
-        self._bias.clear()
-        return torch.arange(start, start + count, device=self.cache.device)
+        """Announce tokens from position `start`; returns their positions [count]."""
+        self.start = start
+        self.positions = torch.arange(start, start + count, device=self.cache.device)
+        self._bias = None
+        return self.positions
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        layer = self.cache.layers[call.layer]
-        start, end = self.start, self.start + self.count
-        layer.keys[:, :, start:end] = call.key
-        layer.values[:, :, start:end] = call.value
-        if layer.positions is not None:
-            layer.positions[:, :, start:end] = torch.arange(start, end, device=call.query.device, dtype=torch.int32)
-        if layer.queries is not None:
-            keep = min(self.count, self.cache.query_rows)
-            at = torch.arange(end - keep, end, device=call.query.device) % self.cache.query_rows
-            layer.queries[:, :, at] = call.query[:, :, -keep:]
-        if self.observer is not None and layer.geometry.evicts:
-            self.observer(call.layer, call.query, start, end)
-        return grouped_attention(
-            call.query,
-            layer.keys[:, :, :end],
-            layer.values[:, :, :end],
-            self._mask(call, end),
-            scaling=call.scaling,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )
+        layer = self.cache.layer(call.layer, call.key)
+        call = call.for_heads(layer.geometry.kv_heads)
+        before = layer.rows
+        layer.append(call.key, call.value, call.query, self.start)
+        self.cache.measure()
+        parts = []
+        for first in range(0, call.query.shape[2], self.block):
+            r = slice(first, first + self.block)
+            queries, positions = call.query[:, :, r], self.positions[r]
+            rows = before + first + queries.shape[2]
+            if self.observer is not None and layer.geometry.evicts:
+                self.observer(layer, queries, positions, rows)
+            parts.append(
+                grouped_attention(
+                    queries,
+                    layer.keys[:, :, :rows],
+                    layer.values[:, :, :rows],
+                    self._mask(layer, self.start + first, positions, rows, call),
+                    scaling=call.scaling,
+                    softcap=call.softcap,
+                    sinks=call.sinks,
+                )
+            )
+        if self.finished is not None:
+            self.finished(layer)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
 
-    def _mask(self, call: AttentionCall, rows: int) -> torch.Tensor:
-        if call.window not in self._bias:
-            device = call.query.device
-            query_positions = torch.arange(self.start, self.start + self.count, device=device)
-            bias = causal_bias(query_positions, torch.arange(rows, device=device), call.window, call.query.dtype)
-            self._bias[call.window] = bias[None, None]
-        return self._bias[call.window]
+    def _mask(
+        self, layer: PromptLayer, start: int, positions: torch.Tensor, rows: int, call: AttentionCall
+    ) -> torch.Tensor:
+        """[b or 1, Hk or 1, r, rows] additive mask; kept for the next layers as long as they look alike."""
+        if layer.valid is not None:
+            seen = layer.positions[:, :, :rows]
+            return causal_bias(positions, seen, call.window, call.query.dtype, layer.valid[:, :, :rows])
+        # Without gaps every earlier row is older than the block, so one row of positions serves all heads. Only a
+        # window needs the true ones.
+        count = positions.numel()
+        key = (start, count, rows, call.window)
+        if self._bias is None or self._bias[0] != key:
+            if call.window is None:
+                seen = torch.arange(rows, device=positions.device) + (start + count - rows)
+            else:
+                seen = layer.positions[0, 0, :rows]
+            self._bias = (key, causal_bias(positions, seen, call.window, call.query.dtype)[None, None])
+        return self._bias[1]
 
 
 FIXED_ROWS = 1024  # caches up to this many rows are always read whole
 LENGTH_STEP = 64  # rows; a longer cache is read slot by slot, up to the slot's own length in steps of this
 
 
-class StepWriter:
-    """Appends one token to every slot at the slot's own length and attends to all its live rows.
+class StepWriter(ABC):
+    """Appends one token to every slot and attends to all its live rows.
 
     How many rows are read never depends on other slots, because it changes the last bits of the result: all rows
-    where a budget bounds them or they are few, else the slot's own length.
+    where a budget bounds them or they are few, else as many as the slot's own length asks for.
     """
 
     def __init__(self, cache: SlotCache) -> None:
         self.cache = cache
-        self._rows: dict[tuple[int, int], torch.Tensor] = {}
-        self._bias: dict[int | None, torch.Tensor] = {}
+        self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
+        self.positions = torch.empty(0, dtype=torch.int64)
         self._keep_queries = False
+        self._ring_bias: dict[int, torch.Tensor] = {}
 
     def begin(self, keep_queries: bool) -> torch.Tensor:
         """Prepare one step; returns the absolute positions [S] of the new tokens.
 
         Lengths are advanced by the caller.
         """
-        cache, device = self.cache, self.cache.device
-        self._rows.clear()
-        self._bias.clear()
-        self._keep_queries = keep_queries and cache.query_rows > 0
-        self.lengths = torch.tensor(cache.lengths, device=device)
-        self.positions = torch.tensor(cache.seen, device=device)
+        self._keep_queries = keep_queries
+        self._ring_bias.clear()
+        self.positions = torch.tensor(self.cache.seen, device=self.cache.device)
+        self.prepare()
         return self.positions
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         layer = self.cache.layers[call.layer]
-        slots = self.cache.slots
-        at = self._row_index(layer)
-        layer.keys.view(-1, layer.geometry.head_dim).index_copy_(0, at, call.key.reshape(at.numel(), -1))
-        layer.values.view(-1, layer.geometry.value_dim).index_copy_(0, at, call.value.reshape(at.numel(), -1))
-        if self._keep_queries and layer.queries is not None:
-            heads, width = layer.geometry.query_heads, self.cache.query_rows
-            ring = (torch.arange(slots * heads, device=at.device) * width).view(slots, heads)
-            ring = (ring + (self.positions % width)[:, None]).view(-1)
-            layer.queries.view(-1, layer.geometry.head_dim).index_copy_(0, ring, call.query.reshape(slots * heads, -1))
-        bias = self._mask(layer, call.query.dtype)
-        if self.cache.bounded or layer.capacity <= FIXED_ROWS:
-            return self._attend(call, layer, slice(None), layer.capacity, bias)
-        steps = [-(-(n + 1) // LENGTH_STEP) * LENGTH_STEP for n in self.cache.lengths]
-        parts = [self._attend(call, layer, slice(s, s + 1), min(n, layer.capacity), bias) for s, n in enumerate(steps)]
+        call = call.for_heads(layer.geometry.kv_heads)
+        if self._keep_queries and layer.queries.shape[2]:
+            layer.keep_queries(call.query, self.positions)
+        return self.in_ring(layer, call) if isinstance(layer, RingStore) else self.attend(layer, call)
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What one step needs in all layers."""
+
+    @abstractmethod
+    def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
+        """Write the new entries of an evicting layer, and attend. [S, 1, Hq, Dv]."""
+
+    def in_ring(self, layer: RingStore, call: AttentionCall) -> torch.Tensor:
+        rows, heads = layer.capacity, layer.geometry.kv_heads
+        base = torch.arange(self.cache.slots * heads, device=self.positions.device).view(-1, heads) * rows
+        write_rows(layer.keys, layer.values, (base + (self.positions % rows)[:, None]).view(-1), call)
+        if rows not in self._ring_bias:
+            live = (self.positions + 1).clamp(max=rows)[:, None, None]
+            self._ring_bias[rows] = live_bias(live, rows, call.query.dtype)
+        bias = self._ring_bias[rows]
+        if self.fixed or rows <= FIXED_ROWS:
+            return read_rows(call, layer.keys, layer.values, bias)
+        return self.slot_by_slot(call, layer.keys, layer.values, bias)
+
+    def slot_by_slot(
+        self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """Each slot up to its own length in steps of LENGTH_STEP."""
+        parts = []
+        for slot, seen in enumerate(self.cache.seen):
+            n = min(-(-(seen + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])
+            s = slice(slot, slot + 1)
+            own = replace(call, query=call.query[s])
+            parts.append(read_rows(own, keys[s, :, :n], values[s, :, :n], bias[s, ..., :n]))
         return torch.cat(parts)
 
-    def _attend(
-        self, call: AttentionCall, layer: LayerStore, slots: slice, rows: int, bias: torch.Tensor
+
+class DenseStepWriter(StepWriter):
+    cache: DenseCache
+
+    def prepare(self) -> None:
+        self._lengths = torch.tensor(self.cache.lengths, device=self.cache.device)
+        self._at: dict[int, torch.Tensor] = {}
+        self._bias: torch.Tensor | None = None
+
+    def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
+        assert isinstance(layer, DenseStore)
+        heads, rows = layer.geometry.kv_heads, layer.capacity
+        if heads not in self._at:
+            base = torch.arange(self.cache.slots * heads, device=self._lengths.device).view(-1, heads) * rows
+            self._at[heads] = (base + self._lengths[:, None]).view(-1)
+        write_rows(layer.keys, layer.values, self._at[heads], call)
+        if self._bias is None:
+            self._bias = live_bias(self._lengths[:, None, None] + 1, rows, call.query.dtype)
+        if self.fixed:
+            return read_rows(call, layer.keys, layer.values, self._bias)
+        return self.slot_by_slot(call, layer.keys, layer.values, self._bias)
+
+
+class PagedStepWriter(StepWriter):
+    """Gathers each head's rows through its block table.
+
+    This is the eager path for CPU and CUDA; a kernel that reads through the table would take the place of `attend`.
+    """
+
+    cache: PagedCache
+
+    def prepare(self) -> None:
+        self.cache.make_room()
+        stores, device = self.cache.stores, self.cache.device
+        self._tables = {s.geometry.index: torch.from_numpy(s.table).to(device) for s in stores}
+        self._lengths = {s.geometry.index: torch.from_numpy(s.lengths.copy()).to(device) for s in stores}
+        self._sizes = {s.geometry.index: [self._bucket(int(n)) for n in s.lengths.max(axis=1) + 1] for s in stores}
+
+    def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
+        assert isinstance(layer, PagedStore)
+        table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk]
+        page = table.gather(-1, (lengths // PAGE)[..., None])[..., 0]
+        write_rows(layer.pool.keys, layer.pool.values, (page * PAGE + lengths % PAGE).view(-1), call)
+        sizes = self._sizes[call.layer]
+        live = {sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]}
+        out: torch.Tensor | None = None
+        for rows in sorted(live):  # all slots each time: a fixed shape keeps the bits of every slot
+            part = self._read(layer, call, table, lengths, rows)
+            if out is None:
+                out = part
+            else:
+                mine = torch.tensor([size == rows for size in sizes], device=part.device)
+                out = torch.where(mine[:, None, None, None], part, out)
+        assert out is not None
+        return out
+
+    def _read(
+        self, layer: PagedStore, call: AttentionCall, table: torch.Tensor, lengths: torch.Tensor, rows: int
     ) -> torch.Tensor:
-        return grouped_attention(
-            call.query[slots],
-            layer.keys[slots, :, :rows],
-            layer.values[slots, :, :rows],
-            bias[slots, ..., :rows],
-            scaling=call.scaling,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )
+        slots, heads = lengths.shape
+        row = torch.arange(rows, device=table.device)
+        pages = table[:, :, (row // PAGE).clamp(max=table.shape[2] - 1)]  # rows beyond the table are hidden below
+        at = (pages * PAGE + row % PAGE).view(-1)
+        keys = layer.pool.keys.index_select(0, at).view(slots, heads, rows, -1)
+        values = layer.pool.values.index_select(0, at).view(slots, heads, rows, -1)
+        # An idle slot, or one that belongs to another size, must still see one row.
+        seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
+        return read_rows(call, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
 
-    def _row_index(self, layer: LayerStore) -> torch.Tensor:
-        """[S * Hk] flat row of each head's new entry; the same for all layers of one shape."""
-        heads = layer.geometry.kv_heads
-        key = (heads, layer.capacity if layer.ring is None else -layer.ring)
-        if key not in self._rows:
-            at = self.lengths if layer.ring is None else self.positions % layer.ring
-            base = torch.arange(self.cache.slots * heads, device=at.device).view(-1, heads) * layer.capacity
-            self._rows[key] = (base + at[:, None]).view(-1)
-        return self._rows[key]
+    def _bucket(self, rows: int) -> int:
+        """How many rows are read for a slot whose longest head has `rows`: as many as the dense layout, or doubled."""
+        size = self.cache.shape.rows if self.fixed else FIXED_ROWS
+        while size < rows:
+            size *= 2
+        return size
 
-    def _mask(self, layer: LayerStore, dtype: torch.dtype) -> torch.Tensor:
-        """[S, 1, 1, capacity] additive mask over live rows."""
-        if layer.ring not in self._bias:
-            live = self.lengths + 1 if layer.ring is None else (self.positions + 1).clamp(max=layer.ring)
-            hidden = torch.arange(layer.capacity, device=live.device)[None] >= live[:, None]
-            bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
-            self._bias[layer.ring] = bias[:, None, None]
-        return self._bias[layer.ring]
+
+def step_writer(cache: SlotCache) -> StepWriter:
+    return DenseStepWriter(cache) if isinstance(cache, DenseCache) else PagedStepWriter(cache)
+
+
+def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:
+    """Put the new entry of every slot and head at flat rows [S * Hk]."""
+    keys.view(-1, keys.shape[-1]).index_copy_(0, at, call.key.reshape(at.numel(), -1))
+    values.view(-1, values.shape[-1]).index_copy_(0, at, call.value.reshape(at.numel(), -1))
+
+
+def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """[S, Hk or 1, 1, rows] additive mask that shows the first `live` [S, Hk or 1, 1] rows."""
+    hidden = torch.arange(rows, device=live.device) >= live
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
+    return bias[:, :, None]
+
+
+def read_rows(call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return grouped_attention(
+        call.query, keys, values, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
+    )

@@ -15,6 +15,7 @@ import torch
 
 from kvbench.engine.attention import AttentionCall, route
 from kvbench.errors import UserError, show
+from kvbench.eviction.api import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +35,16 @@ class LayerGeometry:
     def entry_bytes(self, element: int) -> int:
         """Bytes of one entry over all KV heads: K, V and a 4-byte position per head. `element`: bytes a number."""
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
+
+    def state_shape(self, state: State) -> tuple[int, ...]:
+        """The shape of a method's state, its named dimensions filled in."""
+        named = {"query_heads": self.query_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        return tuple(named[size] if isinstance(size, str) else size for size in state.shape)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.query_heads // self.kv_heads
 
     @property
     def evicts(self) -> bool:
@@ -101,6 +112,17 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
             f"every layer of the model has a sliding window (at most {window} tokens, sequences up to {longest}), so "
             "there is nothing to evict. Use --method full, or fewer --max-new-tokens."
         )
+
+
+def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ...]:
+    """The geometry of a cache that keeps keys and values for every query head."""
+    return tuple(replace(g, kv_heads=g.query_heads) if g.evicts else g for g in geometry)
+
+
+def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
+    """Raises UserError when evicting layers differ in KV heads, which uneven budgets cannot be counted over."""
+    if len({g.kv_heads for g in geometry if g.evicts}) > 1:
+        raise UserError("layers of this model differ in KV heads; methods with uneven budgets do not serve it.")
 
 
 def refuse_unsupported(config: Any) -> None:

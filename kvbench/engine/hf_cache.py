@@ -13,24 +13,29 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
 import torch
 from transformers import Cache
 
-from kvbench import registry
 from kvbench.engine.attention import AttentionCall, route
 from kvbench.engine.cache import SlotCache
 from kvbench.engine.evict import Evictor, one_thread
-from kvbench.engine.forward import BlockWriter, StepWriter
-from kvbench.engine.geometry import check_evicts, for_lengths, read_geometry
-from kvbench.engine.loop import capacity
-from kvbench.engine.prefill import stored_queries
+from kvbench.engine.forward import BlockWriter, StepWriter, step_writer
+from kvbench.engine.layout import Lengths, entry_budget, fit, make_cache, shape_of, stored_queries
+from kvbench.engine.loop import rules_for
+from kvbench.engine.model import load_draft, prepare
+from kvbench.engine.probes import Drafts, ReadPrompt, run_probes
+from kvbench.engine.prompt import PromptCache
 from kvbench.errors import UserError
 from kvbench.eviction.api import Method
+from kvbench.eviction.choose import from_label
 from kvbench.records import Request
+
+BLOCK = 512  # prompt queries that attend at once
 
 
 class EvictionCache(Cache):
@@ -38,12 +43,15 @@ class EvictionCache(Cache):
 
     Args:
         model: a transformers causal LM.
-        method: a registered name, or a Method with its options.
-        budget: entries per layer and KV head after an eviction; None only for a method that does not evict.
+        method: a registered name, also with options or as two joined by "+" (``"gkv(alpha=0.9)"``,
+            ``"snapkv+gkv"``), or a Method with its options.
+        budget: entries per layer and KV head after an eviction, or as a float the share of the prompt; None only for a
+            method that takes none.
         interval: generated tokens between evictions.
         max_tokens: longest prompt plus output; default the model's context. Sizes sliding-window rings, and the rows of
             methods that bound nothing.
         seed: of methods that draw random numbers.
+        tokenizer: for methods that read extra text (kvzip).
 
     Raises:
         UserError: unknown method, budget missing or too small, architecture not supported.
@@ -56,31 +64,37 @@ class EvictionCache(Cache):
         model: Any,
         method: str | Method,
         *,
-        budget: int | None = None,
+        budget: float | None = None,
         interval: int = 128,
         max_tokens: int | None = None,
         seed: int = 0,
+        tokenizer: Any = None,
     ) -> None:
         super().__init__(layers=[])
-        self.method: Method = registry.methods.get(method)() if isinstance(method, str) else method
-        if self.method.evicts and (budget is None or budget < self.method.min_budget()):
-            raise UserError(f"the method needs a budget of at least {self.method.min_budget()}; got {budget}.")
-        self.budget = budget if self.method.evicts else None
-        self.interval, self.trigger, self.seed = interval, self.method.trigger(interval), seed
+        self.method = from_label(method) if isinstance(method, str) else method
+        self.budget = check_budget(self.method, budget)
+        self.interval, self.seed = interval, seed
+        self.trigger = self.method.during("decode").trigger(interval)
         self.max_tokens = max_tokens or int(model.config.get_text_config().max_position_embeddings)
-        self.geometry = for_lengths(read_geometry(model), self.max_tokens)
-        if self.budget is not None:
-            check_evicts(self.geometry, self.max_tokens)
+        loaded = prepare(model, tokenizer)
+        self.geometry = fit(loaded.geometry, self.method, self.max_tokens)
+        self._loaded, self._group = loaded, max((g.group for g in loaded.geometry), default=1)
+        self._rules = rules_for(self.method, loaded)
+        self._drafts = Drafts(load_draft(loaded), model.get_input_embeddings().weight.shape[0])
         self.slots: SlotCache | None = None
+        self._prompt: PromptCache | None = None
         self._evictor: Evictor | None = None
         self._writer: BlockWriter | StepWriter | None = None
         self._seen = self._clock = 0
+        self._ids = torch.empty(0)
+        self._probing = False
         self._last = self.geometry[-1].index
         # The routing knows this cache weakly: when nobody holds the cache any more, the model gets its attention back.
-        myself = weakref.WeakMethod(self._attend)
+        myself, enter = weakref.WeakMethod(self._attend), weakref.WeakMethod(self._enter)
         stack = contextlib.ExitStack()
         stack.enter_context(route(model, lambda call: _alive(myself)(call)))
-        stack.callback(model.register_forward_pre_hook(_refuse_padding, with_kwargs=True).remove)
+        hook = model.register_forward_pre_hook(lambda *given: _alive(enter)(*given), with_kwargs=True)
+        stack.callback(hook.remove)
         self._close = weakref.finalize(self, stack.close)
 
     def update(
@@ -113,9 +127,9 @@ class EvictionCache(Cache):
     def batch_select_indices(self, indices: torch.Tensor) -> None:
         raise UserError("EvictionCache does not select rows of its batch.")
 
-    def entries(self) -> list[int]:
-        """Live entries per layer and KV head of each row of the batch."""
-        return list(self.slots.lengths) if self.slots else []
+    def entries(self) -> list[float]:
+        """Live entries per layer and KV head (their mean) of each row of the batch."""
+        return [self.slots.held(row) for row in range(self.slots.slots)] if self.slots else []
 
     def close(self) -> None:
         """Give the model its own attention back."""
@@ -129,7 +143,23 @@ class EvictionCache(Cache):
     ) -> None:
         self.close()
 
+    def _enter(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Before a forward pass: once the prompt was read and its first token is known, the prompt is evicted."""
+        _refuse_padding(kwargs)
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if self._probing or self._prompt is None:
+            if not self._probing and ids is not None:
+                self._ids = ids
+            return
+        if ids is None or ids.shape[1] != 1:
+            raise UserError("EvictionCache reads the prompt in one forward pass; later passes bring one token a row.")
+        with torch.no_grad():
+            self._settle(ids[:, 0].tolist())
+
     def _attend(self, call: AttentionCall) -> torch.Tensor:
+        if self._probing:
+            assert self._writer is not None
+            return self._writer(call)
         tokens = call.query.shape[2]
         if call.layer == self.geometry[0].index:
             self._begin(call, tokens)
@@ -142,98 +172,124 @@ class EvictionCache(Cache):
     def _begin(self, call: AttentionCall, tokens: int) -> None:
         if self._seen + tokens > self.max_tokens:
             raise UserError(f"the sequence outgrows this cache's max_tokens={self.max_tokens}; give a larger one.")
-        if tokens > 1 and self._seen:
-            raise UserError("EvictionCache reads the prompt in one forward pass; later passes bring one token a row.")
-        if tokens > 1 or not self._seen:
+        if self.slots is None:
             self._start(call, tokens)
             return
-        assert self.slots is not None
         assert isinstance(self._writer, StepWriter)
         self._writer.begin(keep_queries=True)
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
-        """The prompt of every row goes to a scratch cache of its full length."""
-        rows, method = call.query.shape[0], self.method
-        self._scratch = self._make(rows, tokens, None, call)
-        observer = None
-        if self.budget is not None:
-            self._evictor = Evictor(method, self.budget, self.trigger, self._scratch)
-            self._enter_rows(self._evictor, range(rows), tokens, 0, sample=-1)
-            observer = self._evictor.observe_block if method.needs().queries == "since_last" else None
-        self._writer = BlockWriter(self._scratch, observer)
+        """The prompt of every row goes to a cache of its full length."""
+        method, rows = self.method, range(call.query.shape[0])
+        budget = entry_budget(method, self.budget, tokens, self._group)
+        self._prompt = PromptCache(
+            self.geometry,
+            replace(self._rules, budget=budget),
+            prompt_len=tokens,
+            queries=stored_queries(method, self.interval, self.max_tokens)[0] if method.evicts else 0,
+            size=tokens,
+            noise_keys=[self._noise_key(row, -1) for row in rows],
+            device=call.query.device,
+        )
+        observes = method.evicts and method.needs().queries == "since_last"
+        self._writer = BlockWriter(self._prompt, BLOCK, self._prompt.hand_over if observes else None)
         self._writer.begin(0, tokens)
 
-    def _make(self, rows: int, size: int, longest: int | None, call: AttentionCall) -> SlotCache:
-        return SlotCache(
-            self.geometry,
-            slots=rows,
-            capacity=size,
-            columns=self.method.columns() if self.budget is not None else (),
-            queries=stored_queries(self.method.needs(), self.interval, self.max_tokens),
-            longest=longest,
-            bounded=self.budget is not None,
-            device=call.query.device,
-            dtype=call.key.dtype,
-        )
-
-    def _enter_rows(self, evictor: Evictor, rows: range, tokens: int, evictions: int, sample: int) -> None:
-        for row in rows:
-            request = Request(task="generate", doc_id=str(row), prompt_ids=(), max_new_tokens=0, seed=self.seed)
-            evictor.start(row, tokens, request.noise_key(sample), evictions)
+    def _noise_key(self, row: int, sample: int) -> int:
+        request = Request(task="generate", doc_id=str(row), prompt_ids=(), max_new_tokens=0, seed=self.seed)
+        return request.noise_key(sample)
 
     def _end(self, tokens: int) -> None:
-        """After the last layer: advance, evict what is due, and after the prompt move to the bounded slots."""
+        """After the last layer: advance, and evict what is due."""
         self._seen += tokens
         if self.slots is None:
-            self._settle(tokens)
+            assert self._prompt is not None
+            self._prompt.seen = tokens
             return
         self._clock += 1
-        for row in range(self.slots.slots):
-            self.slots.lengths[row] += 1
-            self.slots.seen[row] += 1
+        rows = range(self.slots.slots)
+        self.slots.advance(rows)
         if self._evictor is not None and self.trigger.due(self._clock):
             with one_thread(self.slots.device):
-                self._evictor.tick(range(self.slots.slots))
+                self._evictor.tick(rows)
 
-    def _settle(self, tokens: int) -> None:
-        scratch = self._scratch
-        rows = range(scratch.slots)
-        scratch.lengths = [tokens] * scratch.slots
-        scratch.seen = [tokens] * scratch.slots
-        evicted = 0
-        if self._evictor is not None:
-            self._enter_rows(self._evictor, rows, tokens, 0, sample=-1)
-            with one_thread(scratch.device):
-                evicted = int(bool(self._evictor.evict(rows)))
-        size = capacity(self.method, self.budget, self.interval, self.max_tokens)
-        first = scratch.layers[0]
-        self.slots = SlotCache(
-            self.geometry,
-            slots=scratch.slots,
-            capacity=size,
-            columns=scratch.column_specs,
-            queries=scratch.query_rows,
-            longest=self.max_tokens,
-            bounded=self.budget is not None,
-            device=scratch.device,
-            dtype=first.keys.dtype,
-        )
+    def _settle(self, first: list[int]) -> None:
+        """Evict the prompt and move to the bounded slots. first: the token that follows it in each row."""
+        prompt, method = self._prompt, self.method
+        assert prompt is not None
+        if method.evicts and prompt.full():
+            if method.during("prefill").needs().probes:
+                self._probe(prompt, first)
+            with one_thread(prompt.device):
+                prompt.evict([g.index for g in prompt.evicting])
+            prompt.evictions += 1
+            prompt.check(prompt.allowed())
+        rows = range(len(first))
+        lengths = Lengths(total=self.max_tokens, output=self.max_tokens)
+        shape = shape_of(self.geometry, method, self.budget, self.interval, lengths, len(rows))
+        dtype = prompt.layers[self._last].keys.dtype
+        self.slots = make_cache(self.geometry, method, shape, prompt.device, dtype)
         for row in rows:
-            self.slots.copy_from(scratch, row, [row])
-        if self.budget is not None:
-            self._evictor = Evictor(self.method, self.budget, self.trigger, self.slots)
-            self._enter_rows(self._evictor, rows, tokens, evicted, sample=0)
-        self._writer = StepWriter(self.slots)
-        del self._scratch
+            packed = {index: layer.pack(row) for index, layer in prompt.layers.items()}
+            self.slots.install(packed, [row], self._seen)
+        if method.evicts:
+            self._evictor = Evictor(self._rules, self.interval, self.slots)
+            for row in rows:
+                self._evictor.start(
+                    row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions
+                )
+        self._writer, self._prompt = step_writer(self.slots), None
+
+    def _probe(self, prompt: PromptCache, first: list[int]) -> None:
+        if len(first) > 1:
+            raise UserError("the method probes its prompt (extra tokens) and serves one row; generate rows one by one.")
+        ids = tuple(self._ids[0].tolist())
+        read = ReadPrompt(ids, prompt.allowed(), first[0], self._loaded.tokenizer, self._drafts)
+        self._probing = True
+        try:
+            with one_thread(prompt.device):
+                run_probes(self.method.during("prefill"), prompt, read, self._forward, BLOCK)
+        finally:
+            self._probing = False
+
+    def _forward(self, writer: BlockWriter, tokens: Sequence[int], start: int) -> torch.Tensor:
+        self._writer = writer
+        positions = writer.begin(start, len(tokens))
+        out = self._loaded.model(
+            input_ids=torch.tensor([list(tokens)], device=positions.device),
+            position_ids=positions[None],
+            attention_mask=None,
+            past_key_values=None,
+            use_cache=False,
+            logits_to_keep=1,
+        )
+        logits: torch.Tensor = out.logits[0, -1]
+        return logits
 
 
-def _alive(method: Any) -> Callable[[AttentionCall], torch.Tensor]:
-    found: Callable[[AttentionCall], torch.Tensor] | None = method()
+def check_budget(method: Method, budget: float | None) -> float | None:
+    """The budget, or None for a method that takes none. Raises UserError when it is missing, unusable or too small."""
+    if not method.takes_budget:
+        return None
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise UserError(
+            f"the method needs a budget: entries per layer and KV head (512), or a share of the prompt (0.25); "
+            f"got {budget!r}."
+        )
+    if isinstance(budget, float) and not 0 < budget <= 1:
+        raise UserError(f"a budget that is a share of the prompt lies above 0 and up to 1; got {budget}.")
+    if isinstance(budget, int) and budget < method.min_budget():
+        raise UserError(f"the method needs a budget of at least {method.min_budget()}; got {budget}.")
+    return budget
+
+
+def _alive(method: Any) -> Callable[..., Any]:
+    found: Callable[..., Any] | None = method()
     assert found is not None  # a dead cache's routing is closed by its finaliser
     return found
 
 
-def _refuse_padding(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def _refuse_padding(kwargs: dict[str, Any]) -> None:
     mask = kwargs.get("attention_mask")
     if mask is not None and not bool(mask.bool().all()):
         raise UserError(

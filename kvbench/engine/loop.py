@@ -11,17 +11,29 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 
 import torch
 
 from kvbench.engine.attention import AttentionCall, route
-from kvbench.engine.cache import SlotCache
-from kvbench.engine.evict import Evictor, KeptLog, one_thread
-from kvbench.engine.forward import StepWriter
-from kvbench.engine.geometry import check_evicts, for_lengths
-from kvbench.engine.model import LoadedModel
+from kvbench.engine.evict import Evictor, one_thread
+from kvbench.engine.forward import step_writer
+from kvbench.engine.layout import (
+    Layout,
+    Lengths,
+    check_prefill,
+    entry_budget,
+    fit,
+    make_cache,
+    shape_of,
+    stored_queries,
+)
+from kvbench.engine.model import LoadedModel, load_draft
 from kvbench.engine.packing import packed_linears
-from kvbench.engine.prefill import PromptReader, PromptState, stored_queries
+from kvbench.engine.prefill import Prefill, PromptReader, PromptState
+from kvbench.engine.probes import Drafts
+from kvbench.engine.prompt import KeptLog, Rules
+from kvbench.engine.rope import read_rope
 from kvbench.engine.sampler import draw
 from kvbench.engine.sequence import Sequence
 from kvbench.eviction import noise
@@ -36,12 +48,21 @@ class Engine:
 
     Args:
         loaded: model, tokenizer and geometry.
-        method: the eviction method; `budget` is None exactly when it does not evict.
+        method: the eviction method.
+        budget: entries per layer and KV head, or as a float the share of each prompt; None exactly when the method
+            takes none.
         slots: sequences decoded at once.
-        max_tokens: longest prompt plus output; sizes the rows of methods that do not bound them.
-        log: receives what every eviction kept, as (noise key, tokens seen, layer, positions); a prompt's key is that of
-            sample -1.
+        max_tokens: longest prompt plus output; `max_output`: longest output; `tail`: longest part of a prompt that is
+            read after its compression. They size the rows of a slot.
+        prefill_chunk, prefill: see `prefill.PromptReader`.
+        layout: of the cache; "auto" is dense for methods that keep heads equal and paged for others.
+        log: receives what every eviction kept, as (noise key, tokens seen, layer, positions of each head); a prompt's
+            key is that of sample -1.
         on_step: progress callback.
+
+    Raises:
+        UserError: the method cannot serve this model.
+        SetupError: weights that the method needs are missing or belong to another model.
     """
 
     def __init__(
@@ -49,47 +70,44 @@ class Engine:
         loaded: LoadedModel,
         method: Method,
         *,
-        budget: int | None,
+        budget: float | None,
         interval: int,
         slots: int,
         max_tokens: int,
+        max_output: int | None = None,
+        tail: int = 0,
         prefill_chunk: int = 512,
+        prefill: Prefill = "full",
+        layout: Layout = "auto",
         log: KeptLog | None = None,
         on_step: Snapshot | None = None,
     ) -> None:
         self.loaded, self.method, self.budget, self.on_step = loaded, method, budget, on_step
-        self.trigger = method.trigger(interval)
+        self.trigger = method.during("decode").trigger(interval)
         self.interval, self.max_tokens = interval, max_tokens
-        geometry = for_lengths(loaded.geometry, max_tokens)
-        if budget is not None:
-            check_evicts(geometry, max_tokens)
-        columns = method.columns() if budget is not None else ()
-        self.cache = SlotCache(
-            geometry,
-            slots=slots,
-            capacity=capacity(method, budget, interval, max_tokens),
-            columns=columns,
-            queries=stored_queries(method.needs(), interval, max_tokens),
-            bounded=budget is not None and method.decode_bounded,
-            longest=max_tokens,
-            device=loaded.device,
-            dtype=loaded.dtype,
-        )
-        self._entry_bytes, self._slot_bytes = self.cache.entry_bytes(), self.cache.slot_bytes()
-        self.evictor = Evictor(method, budget, self.trigger, self.cache, log) if budget is not None else None
+        check_prefill(method, prefill)
+        geometry = fit(loaded.geometry, method, max_tokens)
+        lengths = Lengths(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
+        shape = shape_of(geometry, method, budget, interval, lengths, slots)
+        self.cache = make_cache(geometry, method, shape, loaded.device, loaded.dtype, layout)
+        self._slot_bytes = self.cache.slot_bytes()
+        # Entries are counted per KV head, also where every query head has its own.
+        self._group = max((g.group for g in loaded.geometry), default=1)
+        self._copies = self._group if method.per_query_head else 1
+        self.rules = rules = rules_for(method, loaded)
+        self.evictor = Evictor(rules, interval, self.cache, log) if method.evicts else None
         self.reader = PromptReader(
             loaded.model,
             geometry,
-            method,
-            budget=budget,
-            interval=interval,
-            longest=max_tokens,
+            queries=stored_queries(method, interval, max_tokens)[0] if method.evicts else 0,
             chunk=prefill_chunk,
+            prefill=prefill,
+            tokenizer=loaded.tokenizer,
+            drafts=Drafts(load_draft(loaded), loaded.model.get_input_embeddings().weight.shape[0]),
             device=loaded.device,
-            dtype=loaded.dtype,
             log=log,
         )
-        self.writer = StepWriter(self.cache)
+        self.writer = step_writer(self.cache)
         self._handler: Callable[[AttentionCall], torch.Tensor] = self.writer
         self.live: list[Sequence | None] = [None] * slots
         self.last_tokens = [0] * slots
@@ -148,8 +166,12 @@ class Engine:
             return None
         began = self._now()
         self._handler = self.reader.handle
-        state = self.reader.read(request.prompt_ids, request.noise_key(-1))
-        self._handler = self.writer
+        budget = entry_budget(self.method, self.budget, len(request.prompt_ids), self._group)
+        rules = replace(self.rules, budget=budget)
+        try:
+            state = self.reader.read(request.prompt_ids, rules, request.noise_key(-1), request.compress_at)
+        finally:
+            self._handler = self.writer
         state.seconds = self._now() - began - state.evict_seconds
         return state
 
@@ -166,27 +188,23 @@ class Engine:
         bad = torch.isnan(logits.gather(-1, tokens[:, None])).squeeze(-1).tolist()
         placed: list[int] = []
         for slot, sequence, token, nan in zip(free, started, tokens.tolist(), bad):
-            sequence.meter.prefill_seconds = prompt.seconds / len(sequence.request.samples)
-            sequence.meter.evict_seconds = prompt.evict_seconds / len(sequence.request.samples)
-            held = prompt.cache.lengths[0]
-            sequence.meter.held(held, held * self._entry_bytes + self.cache.fixed_bytes(prompt.tokens))
-            sequence.meter.prefill_peak = prompt.tokens
-            if prompt.evicted and self.budget is not None:
-                sequence.meter.evicted(prompt.cache.lengths[0], prompt.tokens)
+            sequence.meter.read(prompt, len(sequence.request.samples), self._copies)
             self._accept(sequence, token, nan)
             if sequence.finished:
+                sequence.meter.held(prompt.held * self._copies, prompt.bytes_left(), prompt.bytes_extra())
                 self._finish(sequence)
                 continue
             placed.append(slot)
             self.live[slot], self.last_tokens[slot] = sequence, token
         if not placed:
             return
-        self.cache.copy_from(prompt.cache, 0, placed)
-        if self.evictor is not None:
-            for slot in placed:
-                occupant = self.live[slot]
-                assert occupant is not None
-                self.evictor.start(slot, prompt.tokens, occupant.key, int(prompt.evicted))
+        self.cache.install(prompt.layers, placed, prompt.tokens)
+        for slot in placed:
+            occupant = self.live[slot]
+            assert occupant is not None
+            self._hold(occupant, slot)
+            if self.evictor is not None:
+                self.evictor.start(slot, prompt.budget, prompt.tokens, occupant.key, prompt.decisions)
 
     def _step(self) -> None:
         """One token for every slot, then the evictions that are due."""
@@ -208,9 +226,7 @@ class Engine:
         drawn = draw(logits, keys, steps, self._sampling)
         nan = torch.isnan(logits.gather(-1, drawn[:, None])).squeeze(-1)
         new, bad = drawn.tolist(), nan.tolist()
-        for slot in live:
-            cache.lengths[slot] += 1
-            cache.seen[slot] += 1
+        cache.advance(live)
         self._measure(live)
         decoded = self._now()
         ticked = []
@@ -226,7 +242,7 @@ class Engine:
             for slot in evicted_slots:
                 sequence = self.live[slot]
                 assert sequence is not None
-                sequence.meter.evicted(cache.lengths[slot], cache.seen[slot])
+                sequence.meter.evicted(cache.held(slot) * self._copies, cache.seen[slot])
         evicted = self._now()
         for slot in live:
             sequence = self.live[slot]
@@ -241,21 +257,27 @@ class Engine:
 
     def _queries_wanted(self, live: list[int]) -> bool:
         """Whether this step's queries can still be among the stored ones at some sequence's next tick."""
-        width = self.cache.query_rows
-        if width == 0 or width >= self.interval:
+        width = self.cache.shape.queries
+        if width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
             return width > 0
-        return any((-(s.clock + 1)) % self.interval < width for s in (self.live[i] for i in live) if s is not None)
+        wanted = range(1, width + 1)
+        clocks = (s.clock for s in (self.live[i] for i in live) if s is not None)
+        return any(self.trigger.due(clock + ahead) for clock in clocks for ahead in wanted)
 
     def _measure(self, live: list[int]) -> None:
-        cache, total = self.cache, 0
+        total = 0
         for slot in live:
             sequence = self.live[slot]
             assert sequence is not None
-            size = cache.lengths[slot] * self._entry_bytes + cache.fixed_bytes(cache.seen[slot])
-            sequence.meter.held(cache.lengths[slot], size)
-            total += size
+            total += self._hold(sequence, slot)
         if self.on_step is not None:
             self.on_step(len(live), total, len(live))
+
+    def _hold(self, sequence: Sequence, slot: int) -> int:
+        """Note what a slot holds; returns its live bytes."""
+        cache, size = self.cache, self.cache.live_bytes(slot)
+        sequence.meter.held(cache.held(slot) * self._copies, size, cache.extra_bytes(slot))
+        return size
 
     def _accept(self, sequence: Sequence, token: int, nan: bool) -> None:
         """Append a token and decide whether the sequence ends with it."""
@@ -299,7 +321,7 @@ class Engine:
     def _release(self, slot: int) -> None:
         """An idle slot goes on computing a one-entry row at position 0 that nobody reads."""
         self.live[slot], self.last_tokens[slot] = None, 0
-        self.cache.lengths[slot] = self.cache.seen[slot] = 0
+        self.cache.clear(slot)
 
     def _now(self) -> float:
         if self.loaded.device.type == "cuda":
@@ -307,9 +329,16 @@ class Engine:
         return time.perf_counter()
 
 
-def capacity(method: Method, budget: int | None, interval: int, max_tokens: int) -> int:
-    """Rows a slot needs: budget plus growth between evictions, or the whole sequence where nothing bounds it."""
-    growth = method.trigger(interval).growth
-    if budget is None or growth is None:
-        return max_tokens
-    return min(budget + growth, max_tokens)
+def rules_for(method: Method, loaded: LoadedModel) -> Rules:
+    """The method with all that it needs of a model. Raises SetupError when its weights are missing or another's."""
+    weights = {}
+    if (needed := method.weights()) is not None:
+        from kvbench.engine.weights import load_weights
+
+        weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device)
+    return Rules(
+        method=method,
+        budget=None,
+        weights=weights,
+        rope=read_rope(loaded.model) if method.needs().rope else None,
+    )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +13,7 @@ import transformers
 
 from kvbench.engine.geometry import LayerGeometry, read_geometry
 from kvbench.errors import SetupError, UserError, show
+from kvbench.models import describe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -29,6 +32,7 @@ class LoadedModel:
     dtype: torch.dtype
     context: int
     stop_ids: frozenset[int]
+    folder: Path | None = None  # where its weights lie, when that is a folder
 
     def decode(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
@@ -81,6 +85,16 @@ def load(path: str, *, revision: str | None = None, device: str = "auto", dtype:
     return prepare(_move(model, where).eval(), tokenizer)
 
 
+def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
+    """Loads draft models by name, on the device and in the number type of the model they draft for."""
+
+    def load_beside(name: str) -> LoadedModel:
+        dtype = str(target.dtype).removeprefix("torch.")
+        return load(str(describe(name).folder or name), device=str(target.device), dtype=dtype)
+
+    return load_beside
+
+
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     """Wrap a model already in memory. Raises UserError when its architecture is not supported."""
     parameter = next(model.parameters())
@@ -99,6 +113,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
         parameter.dtype,
         int(getattr(config, "max_position_embeddings", 0) or 1 << 20),
         _stop_ids(model, tokenizer),
+        folder if (folder := Path(getattr(model.config, "_name_or_path", ""))).is_dir() and folder.name else None,
     )
 
 

@@ -12,6 +12,7 @@ machine's total memory, not from what is free at the moment, so that a resumed r
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import time
 from collections.abc import Callable
@@ -21,10 +22,8 @@ from typing import Any
 import torch
 import transformers
 
-from kvbench.engine.cache import plan_slot_bytes
-from kvbench.engine.geometry import LayerGeometry, check_evicts, for_lengths, read_geometry, refuse_unsupported
-from kvbench.engine.loop import capacity
-from kvbench.engine.prefill import stored_queries
+from kvbench.engine.geometry import LayerGeometry, read_geometry, refuse_unsupported
+from kvbench.engine.layout import Lengths, entry_budget, fit, plan_slot_bytes, shape_of
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction.api import Method
 
@@ -92,34 +91,34 @@ def plan_cell(
     machine: Machine,
     method: Method,
     *,
-    budget: int | None,
+    budget: float | None,
     interval: int,
     sequences: int,
     max_tokens: int,
     slots: int | str,
     device: torch.device,
     dtype: torch.dtype,
+    max_output: int | None = None,
+    tail: int = 0,
 ) -> Plan:
     """Plan one cell of a run.
 
     Args:
         sequences: samples of the whole cell, done or not; slots chosen here never outnumber them.
-        max_tokens: longest prompt plus output.
+        max_tokens, max_output, tail: see `Engine`.
 
     Raises:
         SetupError: not even one slot, or not the wanted number, fits into memory.
         UserError: the model has nothing to evict at this length.
     """
-    geometry = for_lengths(shape.geometry, max_tokens)
-    if budget is not None:
-        check_evicts(geometry, max_tokens)
-    rows = capacity(method, budget, interval, max_tokens)
-    columns = len(method.columns()) if budget is not None else 0
-    queries = stored_queries(method.needs(), interval, max_tokens)
-    slot = plan_slot_bytes(geometry, rows, max_tokens, columns, queries, dtype)
+    geometry = fit(shape.geometry, method, max_tokens)
+    lengths = Lengths(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
+    held = shape_of(geometry, method, budget, interval, lengths, 1)
+    slot = plan_slot_bytes(geometry, method, held, dtype)
     usable = int(machine.memory * USABLE[device.type]) - shape.parameters * dtype.itemsize
     # The prompt being read is held once in full, with scratch of about the same size.
-    usable -= 2 * plan_slot_bytes(geometry, max_tokens, max_tokens, columns, 0, dtype)
+    whole = dataclasses.replace(held, rows=max_tokens, queries=0)
+    usable -= 2 * plan_slot_bytes(geometry, method, whole, dtype)
     fitting = usable // slot
     if fitting < 1:
         raise SetupError(
@@ -129,11 +128,13 @@ def plan_cell(
     if slots != "auto" and int(slots) > fitting:
         raise SetupError(f"--slots {slots} do not fit into memory; at most {fitting} do.")
     chosen = min(fitting, MOST_SLOTS[device.type], sequences) if slots == "auto" else int(slots)
-    live = rows if budget is None else min(budget + interval / 2, rows)
-    mean = max_tokens / 2 if budget is None else live
+    entries = entry_budget(method, budget, max_tokens, 1)
+    rows = held.rows
+    live = rows if entries is None else min(entries + interval / 2, rows)
+    mean = max_tokens / 2 if entries is None else live
     return Plan(
         slots=max(1, chosen),
-        entries_after=budget,
+        entries_after=entries,
         entries_peak=rows,
         slot_bytes=slot,
         limit=roofline(shape, machine, max(1, chosen), mean, dtype),

@@ -17,13 +17,17 @@ from kvbench.engine.model import LoadedModel
 
 
 class KeptHistory:
-    """Collects (noise key, tokens seen, layer, positions [Hk, C]) events; pass it as `Engine(log=...)`."""
+    """Collects (noise key, tokens seen, layer, positions of each head) events; pass it as `Engine(log=...)`."""
 
     def __init__(self) -> None:
-        self.events: dict[int, list[tuple[int, int, torch.Tensor]]] = defaultdict(list)
+        self.events: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = defaultdict(list)
 
-    def __call__(self, key: int, seen: int, layer: int, kept: torch.Tensor) -> None:
-        self.events[key].append((seen, layer, kept.clone()))
+    def __call__(self, key: int, seen: int, layer: int, kept: list[torch.Tensor]) -> None:
+        self.events[key].append((seen, layer, [head.cpu().clone() for head in kept]))
+
+    def heads(self, keys: Sequence[int], layer: int, default: int) -> int:
+        """Heads that hold entries of their own: KV heads, or query heads where the method has it so."""
+        return next((len(kept) for key in keys for _, at, kept in self.events[key] if at == layer), default)
 
     def visible(self, keys: Sequence[int], layer: int, heads: int, length: int) -> torch.Tensor:
         """[Hk, T, T] bool: what each query could see. `keys`: the sample's key, preceded by its prompt's."""
@@ -34,7 +38,8 @@ class KeptHistory:
                 if at != layer or seen >= length:
                     continue
                 alive = torch.zeros(heads, length, dtype=torch.bool)
-                alive.scatter_(1, kept.cpu(), True)
+                for head, positions in enumerate(kept):
+                    alive[head, positions] = True
                 alive[:, seen:] = True
                 mask[:, seen:] &= alive[:, None]  # queries from position `seen` on run after this eviction
         return mask
@@ -49,11 +54,12 @@ def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, 
     def attend(call: AttentionCall) -> torch.Tensor:
         b, hq, t, _ = call.query.shape
         hk = call.key.shape[1]
+        held = history.heads(keys, call.layer, hk)
         grid = torch.arange(length)
-        visible = history.visible(keys, call.layer, hk, length)  # causal where nothing was ever evicted
+        visible = history.visible(keys, call.layer, held, length)  # causal where nothing was ever evicted
         if call.window is not None:
             visible = visible & (grid[:, None] - grid[None] < call.window)
-        visible = visible.repeat_interleave(hq // hk, dim=0).to(device)
+        visible = visible.repeat_interleave(hq // held, dim=0).to(device)
         k = call.key.repeat_interleave(hq // hk, dim=1)
         v = call.value.repeat_interleave(hq // hk, dim=1)
         logits = (call.query.double() @ k.double().transpose(-1, -2)) * call.scaling

@@ -6,9 +6,10 @@ import gc
 
 import pytest
 import torch
+from support.methods import EVICTING, VARIANTS, small, with_tables
 from support.models import build, requests
 
-from kvbench import EvictionCache, registry
+from kvbench import EvictionCache
 from kvbench.engine.loop import Engine
 from kvbench.errors import UserError
 from kvbench.records import Sampling
@@ -22,20 +23,27 @@ def generate(loaded, prompt, cache, tokens, rows=2):
     return out[:, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("architecture", ["qwen3", "llama", "gemma2", "mistral-wide"])
-@pytest.mark.parametrize("method", registry.methods.names())
+@pytest.mark.parametrize(
+    ("method", "architecture"),
+    [(method, "qwen3") for method in ["full", *EVICTING, *VARIANTS]]
+    + [(method, name) for name in ("llama", "gemma2", "mistral-wide") for method in ("gkv", "h2o", "ada-kv")],
+)
 def test_greedy_tokens_equal_the_engine(method, architecture):
-    loaded = build(architecture)
-    instance = registry.methods.get(method)()
-    budget = 32 if instance.evicts else None
+    loaded = with_tables(build(architecture))
+    instance = small(method)
+    budget = 32 if instance.takes_budget else None
     for request in requests(lengths=(20, 60), new_tokens=(50, 50), samples=1, sampling=Sampling()):
         engine = Engine(loaded, instance, budget=budget, interval=16, slots=3, max_tokens=200)
         [done] = engine.generate([request])
-        with EvictionCache(loaded.model, method, budget=budget, interval=16, max_tokens=200) as cache:
-            texts = generate(loaded, list(request.prompt_ids), cache, 50, rows=1 if method == "random" else 2)
-        if method != "random":  # its noise is keyed by task and doc, which generate does not have
+        loaded.model.config._name_or_path = str(loaded.folder)
+        with EvictionCache(
+            loaded.model, instance, budget=budget, interval=16, max_tokens=200, tokenizer=loaded.tokenizer
+        ) as cache:
+            rows = 1 if instance.kind == "noise" or instance.needs().probes else 2
+            texts = generate(loaded, list(request.prompt_ids), cache, 50, rows=rows)
+        if instance.kind != "noise":  # noise is keyed by task and doc, which generate does not have
             assert all(row == list(done.token_ids) for row in texts)
-        if instance.evicts:
+        if instance.evicts and instance.decode_bounded:
             assert max(cache.entries()) <= 48
     assert loaded.model.config._attn_implementation == "sdpa"  # the model is as before
 

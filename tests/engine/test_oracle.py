@@ -4,10 +4,12 @@ serve.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 
 import pytest
 import torch
+from support.methods import EVICTING, VARIANTS, small, with_tables
 from support.models import ARCHITECTURES, build, requests
 
 from kvbench import registry
@@ -17,7 +19,7 @@ from kvbench.engine.reference import KeptHistory, dense_logits
 from kvbench.eviction import noise
 
 
-def largest_difference(loaded, method_name, *, budget, interval, slots, todo, monkeypatch):
+def largest_difference(loaded, method_name, *, budget, interval, slots, todo, monkeypatch, **more):
     """Largest |logit - dense logit| over every generated token, and the evictions that happened."""
     seen = defaultdict(list)
     from kvbench.engine import loop
@@ -31,9 +33,18 @@ def largest_difference(loaded, method_name, *, budget, interval, slots, todo, mo
 
     monkeypatch.setattr(loop, "draw", spy)
     history = KeptHistory()
-    method = registry.methods.get(method_name)()
+    method = small(method_name)
     engine = Engine(
-        loaded, method, budget=budget, interval=interval, slots=slots, max_tokens=160, prefill_chunk=20, log=history
+        loaded,
+        method,
+        budget=budget,
+        interval=interval,
+        slots=slots,
+        max_tokens=160,
+        prefill_chunk=20,
+        tail=40,
+        log=history,
+        **more,
     )
     worst, evictions, finished = 0.0, 0, 0
     for done in engine.generate(todo):
@@ -63,13 +74,55 @@ def test_every_architecture_equals_the_dense_oracle(name, slots, monkeypatch):
     assert worst < 1e-4
 
 
-@pytest.mark.parametrize("method", [n for n, cls in registry.methods.items() if cls.evicts])
+@pytest.mark.parametrize("method", [*EVICTING, *VARIANTS])
 def test_every_method_equals_the_dense_oracle(method, monkeypatch):
     todo = requests(lengths=(9, 45, 30), new_tokens=(40, 20, 35), samples=2)
     worst, evictions = largest_difference(
-        build("qwen3"), method, budget=24, interval=8, slots=3, todo=todo, monkeypatch=monkeypatch
+        with_tables(build("qwen3")), method, budget=24, interval=8, slots=3, todo=todo, monkeypatch=monkeypatch
     )
-    assert evictions > 4
+    assert evictions >= 4
+    assert worst < 1e-4
+
+
+@pytest.mark.parametrize("name", ["gemma2", "gpt-oss", "qwen2-sliding", "phi"])
+@pytest.mark.parametrize("method", ["ada-kv while decoding", "kvzip"])
+def test_uneven_budgets_on_other_architectures(method, name, monkeypatch):
+    todo = requests(lengths=(9, 45, 30), new_tokens=(40, 20, 35), samples=1)
+    worst, evictions = largest_difference(
+        build(name), method, budget=24, interval=8, slots=2, todo=todo, monkeypatch=monkeypatch
+    )
+    assert evictions >= 2
+    assert worst < 1e-4
+
+
+@pytest.mark.parametrize("method", ["snapkv", "ada-kv", "h2o", "gkv", "expected-attention"])
+@pytest.mark.parametrize("architecture", ["qwen3", "gemma2"])
+def test_prompts_evicted_chunk_by_chunk(method, architecture, monkeypatch):
+    todo = requests(lengths=(9, 75, 60), new_tokens=(40, 20, 35), samples=1)
+    worst, evictions = largest_difference(
+        build(architecture),
+        method,
+        budget=24,
+        interval=8,
+        slots=2,
+        todo=todo,
+        monkeypatch=monkeypatch,
+        prefill="chunked",
+    )
+    assert evictions >= 4
+    assert worst < 1e-4
+
+
+@pytest.mark.parametrize("method", ["snapkv", "ada-kv", "h2o", "gkv", "kvzip", "laq"])
+def test_a_question_read_after_the_compression(method, monkeypatch):
+    todo = [
+        dataclasses.replace(request, compress_at=len(request.prompt_ids) - 7)
+        for request in requests(lengths=(19, 45, 60), new_tokens=(40, 20, 35), samples=1)
+    ]
+    worst, evictions = largest_difference(
+        build("qwen3"), method, budget=24, interval=8, slots=2, todo=todo, monkeypatch=monkeypatch
+    )
+    assert evictions >= 2
     assert worst < 1e-4
 
 
@@ -78,8 +131,12 @@ def test_oracle_notices_a_wrong_position(monkeypatch):
     loaded = build("qwen3")
     history = KeptHistory()
     original = KeptHistory.__call__
+
+    def shifted(kept):
+        return [(head - 1).clamp(min=0) for head in kept]
+
     monkeypatch.setattr(
-        KeptHistory, "__call__", lambda self, k, s, layer, kept: original(self, k, s, layer, (kept - 1).clamp(min=0))
+        KeptHistory, "__call__", lambda self, k, s, layer, kept: original(self, k, s, layer, shifted(kept))
     )
     method = registry.methods.get("knorm")()
     engine = Engine(loaded, method, budget=24, interval=8, slots=1, max_tokens=160, log=history)

@@ -63,6 +63,12 @@ class Words:
     """A tokenizer whose words are numbers."""
 
     eos_token_id = None
+    chat_template = None
+
+    def __call__(self, text: str, **_: Any) -> dict[str, list[int]]:
+        """A number stands for itself, every other word for its length."""
+        words = text.split()
+        return {"input_ids": [int(w) if w.isdigit() and int(w) < VOCABULARY else len(w) for w in words]}
 
     def __len__(self) -> int:
         return VOCABULARY

@@ -1,0 +1,232 @@
+"""PagedCache: every layer and KV head of a slot holds as many entries as it was left, in pages of its own.
+
+K, V, positions and columns lie in a pool of pages, one pool for each shape of entry; a page belongs to one head of one
+layer of one slot. A block table names the pages of a head in order, so its logical row r is row r % PAGE of its page
+r // PAGE. Free pages are a list. Compaction is hole filling within a head, in the same order as in the dense layout, so
+that both give the same tokens for a method that keeps heads equal; pages left empty go back to the list.
+
+Block tables and lengths are kept on the host (numpy), because they change every step and decide about memory; one
+copy a step goes to the device. Page 0 is never given out: idle slots write and read there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from kvbench.engine.cache import Batch, EvictingStore, RingStore, Rows, Shape, SlotCache
+from kvbench.engine.geometry import LayerGeometry
+from kvbench.engine.prompt import PackedLayer
+
+PAGE = 16  # entries
+
+
+class Pool:
+    """Pages for entries of one shape, shared by all layers that have it."""
+
+    def __init__(
+        self, geometry: LayerGeometry, shape: Shape, pages: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        rows = pages * PAGE
+        self.keys = torch.zeros(rows, geometry.head_dim, device=device, dtype=dtype)
+        self.values = torch.zeros(rows, geometry.value_dim, device=device, dtype=dtype)
+        self.positions = torch.zeros(rows, device=device, dtype=torch.int32)
+        self.columns = {c.name: torch.full((rows,), c.init, device=device) for c in shape.columns}
+        self.free = list(range(pages - 1, 0, -1))
+        self.page_extra = PAGE * 4 * (1 + len(self.columns))  # bytes of positions and columns
+        element = self.keys.element_size()
+        self.page_bytes = PAGE * (geometry.head_dim + geometry.value_dim) * element + self.page_extra
+
+    def tensors(self) -> list[torch.Tensor]:
+        return [self.keys, self.values, self.positions, *self.columns.values()]
+
+
+class PagedStore(EvictingStore):
+    """One layer: lengths [S, Hk] and block tables [S, Hk, W] into a pool."""
+
+    def __init__(
+        self, geometry: LayerGeometry, shape: Shape, pool: Pool, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(geometry, shape, device, dtype)
+        self.pool, self.specs, self.device = pool, shape.columns, device
+        heads = (shape.slots, geometry.kv_heads)
+        self.lengths = np.zeros(heads, dtype=np.int64)
+        self.known = np.zeros(heads, dtype=np.int64)  # rows whose positions and columns are written
+        self.table = np.zeros((*heads, -(-shape.rows // PAGE) + 1), dtype=np.int64)
+        self.pages = np.zeros(heads, dtype=np.int64)  # how many of a table's entries are in use
+
+    def reserve(self, slots: Sequence[int] | np.ndarray, lengths: np.ndarray) -> None:
+        """Give and take pages so that heads of these slots have room for `lengths` [b, Hk] rows."""
+        wanted, width = -(-lengths // PAGE), self.table.shape[2]
+        if (most := int(wanted.max(initial=0))) > width:
+            self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
+        slots = np.asarray(slots)
+        present = self.pages[slots]
+        for i, h in zip(*np.nonzero(wanted != present)):
+            row, had, want = self.table[slots[i], h], present[i, h], wanted[i, h]
+            self.pages[slots[i], h] = want
+            if want > had:
+                taken = self.pool.free[len(self.pool.free) - (want - had) :]
+                del self.pool.free[len(self.pool.free) - (want - had) :]
+                row[had:want] = taken
+            else:
+                self.pool.free.extend(row[want:had].tolist())
+                row[want:had] = 0
+
+    def physical(self, slot: int, head: np.ndarray, row: np.ndarray) -> torch.Tensor:
+        """Pool rows of logical rows."""
+        return torch.from_numpy(self.table[slot, head, row // PAGE] * PAGE + row % PAGE).to(self.device)
+
+    def live(self, slot: int, first: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """(head, row) of every live row of a slot, from row `first` [Hk] on."""
+        rows = np.arange(self.lengths[slot].max(initial=0))
+        mask = rows < self.lengths[slot][:, None]
+        if first is not None:
+            mask &= rows >= first[:, None]
+        head, row = np.nonzero(mask)
+        return head, row
+
+    def install(self, packed: PackedLayer, slots: Sequence[int]) -> None:
+        lengths = np.array(packed.lengths)
+        self.reserve(slots, np.tile(lengths, (len(slots), 1)))
+        names = list(self.pool.columns)
+        sources = [packed.keys, packed.values, packed.positions, *(packed.columns[name] for name in names)]
+        targets = [self.pool.keys, self.pool.values, self.pool.positions, *(self.pool.columns[n] for n in names)]
+        for slot in slots:
+            self.lengths[slot] = self.known[slot] = lengths
+            at = self.physical(slot, *self.live(slot))
+            for target, source in zip(targets, sources):
+                target.index_copy_(0, at, source)
+
+    def complete(self, batch: Batch) -> None:
+        for i, slot in enumerate(batch.slots):
+            head, row = self.live(slot, self.known[slot])
+            if not head.size:
+                continue
+            at = self.physical(slot, head, row)
+            age = torch.from_numpy(self.lengths[slot][head] - row).to(self.device)
+            self.pool.positions.index_copy_(0, at, (batch.seen[i] - age).int())
+            for spec in self.specs:
+                self.pool.columns[spec.name].index_fill_(0, at, spec.init)
+            self.known[slot] = self.lengths[slot]
+
+    def rows(self, batch: Batch) -> Rows:
+        [slot] = batch.slots
+        lengths = self.lengths[slot]
+        longest, heads = int(lengths.max()), np.arange(len(lengths))
+        at = self.physical(slot, heads[:, None], np.arange(longest)[None]).view(-1)
+
+        def pick(x: torch.Tensor) -> torch.Tensor:
+            return x.index_select(0, at).view(1, len(heads), longest, *x.shape[1:])
+
+        valid = None
+        if int(lengths.min()) < longest:
+            valid = torch.from_numpy(np.arange(longest) < lengths[:, None])[None].to(self.device)
+        columns = {name: pick(column) for name, column in self.pool.columns.items()}
+        return Rows(pick(self.pool.keys), pick(self.pool.values), pick(self.pool.positions).long(), columns, valid)
+
+    def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
+        [slot] = batch.slots
+        head, row = self.live(slot)
+        exists = (torch.from_numpy(head).to(self.device), torch.from_numpy(row).to(self.device))
+        self.pool.columns[name].index_copy_(0, self.physical(slot, head, row), value[0][exists])
+
+    def compact(self, batch: Batch, keep: torch.Tensor) -> None:
+        [slot] = batch.slots
+        stays = keep[0].cpu().numpy()
+        counts = stays.sum(axis=-1)
+        front = np.arange(stays.shape[1]) < counts[:, None]
+        holes, movers = np.nonzero(~stays & front), np.nonzero(stays & ~front)  # as many, head by head
+        to, source = self.physical(slot, *holes), self.physical(slot, *movers)
+        for tensor in self.pool.tensors():
+            tensor.index_copy_(0, to, tensor.index_select(0, source))
+        self.reserve([slot], counts[None])
+        self.lengths[slot] = self.known[slot] = counts
+
+    def clear(self, slot: int) -> None:
+        self.reserve([slot], np.zeros((1, self.lengths.shape[1]), dtype=np.int64))
+        self.lengths[slot] = self.known[slot] = 0
+
+
+class PagedCache(SlotCache):
+    def __init__(
+        self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        super().__init__(geometry, shape, device, dtype)
+        kinds: dict[tuple[int, int], list[LayerGeometry]] = {}
+        for g in geometry:
+            if g.evicts:
+                kinds.setdefault((g.head_dim, g.value_dim), []).append(g)
+        self.pools = {
+            kind: Pool(members[0], shape, 1 + pages(members, shape), device, dtype) for kind, members in kinds.items()
+        }
+        self.layers = [
+            PagedStore(g, shape, self.pools[g.head_dim, g.value_dim], device, dtype)
+            if g.evicts
+            else RingStore(g, shape, device, dtype)
+            for g in geometry
+        ]
+        self.stores = [layer for layer in self.layers if isinstance(layer, PagedStore)]
+        self._heads = sum(store.lengths.shape[1] for store in self.stores)
+
+    def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
+        index = torch.tensor(slots, device=self.device)
+        for layer in self.layers:
+            part = packed[layer.geometry.index]
+            layer.install_extras(part, index, seen)
+            if isinstance(layer, PagedStore):
+                layer.install(part, slots)
+            elif isinstance(layer, RingStore):
+                layer.install(part, index, seen)
+        for slot in slots:
+            self.seen[slot] = seen
+
+    def make_room(self) -> None:
+        """A page for the next entry of every live head."""
+        live = [slot for slot in range(self.slots) if self.seen[slot]]
+        for store in self.stores if live else ():
+            short = [s for s in live if (store.lengths[s] == store.pages[s] * PAGE).any()]
+            if short:
+                store.reserve(short, store.lengths[short] + 1)
+
+    def advance(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            self.seen[slot] += 1
+        for store in self.stores:
+            store.lengths[list(slots)] += 1
+
+    def clear(self, slot: int) -> None:
+        self.seen[slot] = 0
+        for store in self.stores:
+            store.clear(slot)
+
+    def held(self, slot: int) -> float:
+        return float(sum(store.lengths[slot].sum() for store in self.stores)) / max(1, self._heads)
+
+    def batches(self, slots: Sequence[int]) -> list[list[int]]:
+        """One by one: how far a sequence's heads are padded must not depend on its neighbours."""
+        return [[slot] for slot in slots]
+
+    def settle(self, slots: Sequence[int]) -> None:
+        """Lengths are those of each head already."""
+
+    def live_bytes(self, slot: int) -> int:
+        used = sum(int(store.pages[slot].sum()) * store.pool.page_bytes for store in self.stores)
+        return used + self.fixed_bytes(self.seen[slot])
+
+    def extra_bytes(self, slot: int) -> int:
+        beside = sum(int(store.pages[slot].sum()) * store.pool.page_extra for store in self.stores)
+        return beside + sum(layer.extra_bytes() for layer in self.layers)
+
+    def bytes(self) -> int:
+        total = sum(layer.extra_bytes() for layer in self.layers) * self.slots
+        total += sum(layer.bytes() for layer in self.layers if isinstance(layer, RingStore))
+        return total + sum(t.numel() * t.element_size() for pool in self.pools.values() for t in pool.tensors())
+
+
+def pages(layers: Sequence[LayerGeometry], shape: Shape) -> int:
+    """Pages that always suffice: the entries' own, and a part-filled one for each head."""
+    heads = sum(g.kv_heads for g in layers)
+    return shape.slots * heads * (-(-shape.rows // PAGE) + 1)

@@ -1,0 +1,118 @@
+"""Probes: extra token rows that continue a prompt at its true positions. The method sees their queries at every layer;
+their keys and values are dropped again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from kvbench.engine.forward import BlockWriter
+from kvbench.engine.prompt import PromptCache, PromptLayer
+from kvbench.errors import SetupError, UserError, show
+from kvbench.eviction.api import Method, Probe
+
+Forward = Callable[[BlockWriter, Sequence[int], int], torch.Tensor]  # (writer, tokens, first position) -> logits [V]
+
+
+@dataclass(slots=True)
+class Drafts:
+    """Models that propose how a prompt goes on, loaded once. `load` turns a name into a model of the engine."""
+
+    load: Callable[[str], Any]
+    vocabulary: int
+    _loaded: dict[str, Any] = field(default_factory=dict)
+
+    def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
+        """Greedy tokens of the draft model. Raises SetupError when its vocabulary is another."""
+        if name not in self._loaded:
+            self._loaded[name] = self.load(name)
+        model = self._loaded[name].model
+        if (size := model.get_input_embeddings().weight.shape[0]) != self.vocabulary:
+            raise SetupError(
+                f"draft model {show(name)} has {size} tokens, the model {self.vocabulary}: "
+                "a draft model must share the tokenizer."
+            )
+        tokens = torch.tensor([list(ids)], device=model.device)
+        out = model.generate(
+            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, num_beams=1
+        )
+        return tuple(out[0, len(ids) :].tolist())
+
+
+@dataclass
+class ReadPrompt:
+    """What a method may know and ask of a prompt that was read (`api.Prompt`)."""
+
+    ids: tuple[int, ...]
+    budget: int
+    next_token: int
+    tokenizer: Any
+    drafts: Drafts
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    @cached_property
+    def reply_header(self) -> tuple[int, ...]:
+        if not getattr(self._tokenizer, "chat_template", None):
+            return ()
+        word = "user-turn-0f3c"  # in no template
+        turn = [{"role": "user", "content": word}]
+        # What follows the user's last word, the end of the turn included.
+        text = self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+        return self.encode(text.rpartition(word)[2])
+
+    def draft(self, model: str, count: int) -> tuple[int, ...]:
+        return self.drafts.continue_(model, self.ids, count)
+
+    @property
+    def _tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            raise UserError("the method reads extra text and needs the model's tokenizer.")
+        return self.tokenizer
+
+
+def run_probes(method: Method, cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
+    """Run every probe that the method asks for; `cache` ends with the rows it had, and new columns."""
+    copies: dict[Method, PromptCache] = {}
+    steps = method.probes(prompt)
+    rows = {index: layer.rows for index, layer in cache.layers.items()}
+    try:
+        probe = next(steps)
+        while True:
+            if probe.against is not None and probe.against not in copies:
+                copies[probe.against] = cache.evicted_by(probe.against)
+            target = cache if probe.against is None else copies[probe.against]
+            probe = steps.send(_run(probe, cache, target, forward, block))
+    except StopIteration:
+        for index, layer in cache.layers.items():
+            layer.truncate(rows[index])
+
+
+def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward, block: int) -> int:
+    """One probe; returns the greedy token after it."""
+    before = {index: layer.rows for index, layer in target.layers.items()}
+    target.prompt_rows = target.prompt_rows or before
+    start = cache.seen + target.extra
+
+    def observe(layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
+        index = layer.geometry.index
+        first = target.prompt_rows[index]
+        own = torch.arange(cache.seen, cache.seen + rows - first, device=queries.device)
+        full = cache.layers[index]
+        seen = (cache.prompt_rows or {}).get(index, full.rows)
+        view = cache.view(full, queries, positions, seen, probe, (layer.keys[:, :, first:rows], own))
+        cache.observe(full, view)
+
+    logits = forward(BlockWriter(target, block, observe), probe.tokens, start)
+    if probe.keep:
+        target.extra += len(probe.tokens)
+    else:
+        for index, layer in target.layers.items():
+            layer.truncate(before[index])
+    return int(logits.argmax())

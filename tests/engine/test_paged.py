@@ -1,0 +1,169 @@
+"""The paged layout: the same tokens as the dense one, memory that follows the entries, pages that come back."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from support.methods import EVICTING, small, with_tables
+from support.models import build, requests
+
+from kvbench.engine.cache import Shape
+from kvbench.engine.loop import Engine
+from kvbench.engine.paged import PAGE, PagedCache, pages
+from kvbench.engine.prompt import PackedLayer
+from kvbench.eviction.api import Column
+
+TODO = dict(lengths=(9, 60, 33, 5, 100, 48), new_tokens=(40, 50, 30, 40, 30, 30), samples=2)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return with_tables(build("qwen3"))
+
+
+def engine(loaded, method, **more):
+    instance = small(method)
+    budget = 24 if instance.takes_budget else None
+    return Engine(loaded, instance, budget=budget, interval=8, slots=4, max_tokens=200, **more)
+
+
+def tokens(made, todo):
+    return {(d.request.doc_id, d.sample): d.token_ids for d in made.generate(todo)}
+
+
+@pytest.mark.parametrize("method", ["full", *(name for name in EVICTING if small(name).uniform)])
+def test_both_layouts_give_the_same_tokens(loaded, method):
+    todo = requests(**TODO)
+    assert tokens(engine(loaded, method, layout="paged"), todo) == tokens(engine(loaded, method, layout="dense"), todo)
+
+
+@pytest.mark.parametrize("method", ["pyramidkv", "ada-kv", "headkv", "cake", "duo", "kvzip", "two methods, uneven"])
+def test_bytes_follow_entries_within_a_page_a_head(loaded, method):
+    made = engine(loaded, method)
+    cache = made.cache
+    assert isinstance(cache, PagedCache)
+    entry = next(iter(cache.pools.values())).page_bytes // PAGE
+    heads = sum(store.lengths.shape[1] for store in cache.stores)
+    checked = []
+
+    def step(count, live, slots):
+        for slot in range(cache.slots):
+            if cache.seen[slot]:
+                held = cache.held(slot) * heads * entry
+                used = cache.live_bytes(slot) - cache.fixed_bytes(cache.seen[slot])
+                assert held <= used < held + heads * PAGE * entry
+                checked.append(slot)
+
+    made.on_step = step
+    list(made.generate(requests(**TODO)))
+    assert len(checked) > 100
+    for pool in cache.pools.values():  # every page came back, once
+        assert sorted(pool.free) == list(range(1, len(pool.keys) // PAGE))
+
+
+def test_heads_end_with_different_lengths(loaded):
+    made = engine(loaded, "ada-kv while decoding")
+    spread = []
+
+    def step(*_):
+        spread.append(max(int(np.ptp(store.lengths, axis=1).max()) for store in made.cache.stores))
+
+    made.on_step = step
+    list(made.generate(requests(**TODO)))
+    assert max(spread) > 4
+
+
+def test_a_short_cache_read_whole_and_a_long_one_in_doubling_sizes_agree(loaded, monkeypatch):
+    from kvbench.engine import forward
+
+    todo = requests(**TODO)
+    whole = tokens(engine(loaded, "ada-kv"), todo)
+    monkeypatch.setattr(forward, "FIXED_ROWS", 16)
+    doubled = tokens(engine(loaded, "ada-kv"), todo)
+    shuffled = tokens(engine(loaded, "ada-kv"), todo[::-1])
+    assert whole == doubled == shuffled
+
+
+def test_compaction_against_a_list_of_lists(loaded):
+    """Random installs, steps and evictions, with plain lists as the slow reference."""
+    geometry = loaded.geometry[:2]
+    shape = Shape(slots=3, rows=40, bounded=True, longest=400, columns=(Column(name="c", init=-1.0),))
+    cache = PagedCache(geometry, shape, torch.device("cpu"), torch.float32)
+    total = 1 + pages(geometry, shape)
+    rng = random.Random(0)
+    truth: dict[int, list[list[int]]] = {}
+
+    def values(positions, dim):
+        return torch.tensor([[float(p)] * dim for p in positions]).view(-1, dim)
+
+    for _ in range(120):
+        slot = rng.randrange(3)
+        if slot not in truth:
+            seen = rng.randrange(20, 60)
+            packed = {}
+            for g in geometry:
+                kept = [sorted(rng.sample(range(seen), rng.randrange(1, 20))) for _ in range(g.kv_heads)]
+                truth.setdefault(slot, []).extend(kept)
+                flat = [p for head in kept for p in head]
+                packed[g.index] = PackedLayer(
+                    lengths=[len(head) for head in kept],
+                    keys=values(flat, g.head_dim),
+                    values=values(flat, g.value_dim),
+                    positions=torch.tensor(flat, dtype=torch.int32),
+                    columns={"c": torch.tensor(flat, dtype=torch.float32)},
+                    states={},
+                    queries=torch.zeros(g.query_heads, 0, g.head_dim),
+                )
+            cache.install(packed, [slot], seen)
+        elif rng.random() < 0.2:
+            cache.clear(slot)
+            del truth[slot]
+        else:
+            steps = rng.randrange(1, 12)
+            for _ in range(steps):
+                cache.make_room()
+                for store in cache.stores:
+                    length = store.lengths[slot]
+                    at = store.physical(slot, np.arange(len(length)), length)
+                    store.pool.keys[at] = float(cache.seen[slot])
+                    store.pool.values[at] = float(cache.seen[slot])
+                for head in truth[slot]:
+                    head.append(cache.seen[slot])
+                cache.advance([slot])
+            made = batch(slot, cache)
+            for number, store in enumerate(cache.stores):
+                store.complete(made)
+                rows = store.rows(made)
+                heads = truth[slot][number * 2 : number * 2 + 2]
+                valid = rows.valid if rows.valid is not None else torch.ones_like(rows.positions, dtype=torch.bool)
+                shown = [sorted(p[v].tolist()) for p, v in zip(rows.positions[0], valid[0])]
+                assert shown == [sorted(head) for head in heads]
+                assert torch.equal(rows.keys[0, ..., 0][valid[0]], rows.positions[0][valid[0]].float())
+                old = rows.columns["c"][0][valid[0]]
+                assert torch.equal(old[old >= 0], rows.positions[0][valid[0]][old >= 0].float())
+                keep = valid & (torch.rand(valid.shape) < 0.7)
+                keep[..., 0] = True
+                for h, head in enumerate(heads):
+                    head[:] = rows.positions[0, h][keep[0, h]].tolist()
+                store.compact(made, keep)
+        used = sum(int(store.pages.sum()) for store in cache.stores)
+        assert used + len(next(iter(cache.pools.values())).free) + 1 == total
+
+
+def batch(slot, cache):
+    from kvbench.engine.cache import Batch
+
+    one = torch.tensor([0])
+    return Batch(
+        slots=[slot],
+        index=torch.tensor([slot]),
+        everyone=False,
+        seen=torch.tensor([cache.seen[slot]]),
+        prompt_len=one,
+        evictions=one,
+        noise_key=one,
+        allowed=40,
+    )

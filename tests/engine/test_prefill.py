@@ -1,0 +1,141 @@
+"""Reading prompts: what is held at the peak, what the prompt itself sees, probes that leave nothing behind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from support.methods import small, with_tables
+from support.models import build, requests
+
+from kvbench.engine.loop import Engine
+from kvbench.errors import UserError
+from kvbench.eviction.api import Column, Method, Needs, Once, Probe
+from kvbench.records import Sampling
+
+BUDGET = 24
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return with_tables(build("qwen3"))
+
+
+def generate(loaded, method, length=200, tokens=1, **more):
+    [request] = requests(lengths=(length,), new_tokens=(tokens,), samples=1, sampling=Sampling())
+    engine = Engine(loaded, method, budget=BUDGET, interval=8, slots=1, max_tokens=300, prefill_chunk=16, **more)
+    [done] = engine.generate([request])
+    return done
+
+
+def test_layer_by_layer_the_peak_is_one_full_layer(loaded):
+    usage = generate(loaded, small("snapkv")).usage
+    entry = loaded.geometry[0].entry_bytes(4)
+    layer, window = 200 * entry, 8 * 4 * 16 * 4
+    left = BUDGET * entry
+    assert usage.kv_bytes_prefill_peak <= layer + 2 * left + 3 * window
+    assert usage.kv_bytes_prefill_peak >= layer
+
+
+def test_methods_that_need_all_layers_hold_them(loaded):
+    assert generate(loaded, small("cake")).usage.kv_bytes_prefill_peak >= 3 * 200 * loaded.geometry[0].entry_bytes(4)
+
+
+def test_chunked_memory_does_not_grow_with_the_prompt(loaded):
+    short, long = (generate(loaded, small("snapkv"), n, prefill="chunked").usage for n in (100, 250))
+    assert short.kv_bytes_prefill_peak == long.kv_bytes_prefill_peak
+    assert long.entries_prefill_peak <= BUDGET + 16
+
+
+@pytest.mark.parametrize("method", ["snapkv", "h2o", "ada-kv", "kvzip", "cake", "laq", "two methods"])
+def test_the_first_token_is_the_full_cache_s(loaded, method):
+    [request] = requests(lengths=(200,), new_tokens=(1,), samples=1, sampling=Sampling())
+    full = Engine(loaded, small("full"), budget=None, interval=8, slots=1, max_tokens=300)
+    [want] = full.generate([request])
+    assert generate(loaded, small(method)).token_ids == want.token_ids
+
+
+def test_probes_are_refused_by_chunked_reading(loaded):
+    with pytest.raises(UserError, match="chunked"):
+        generate(loaded, small("kvzip"), prefill="chunked")
+
+
+@dataclass(frozen=True)
+class Asking(Method):
+    """Records what its probes see; keeps the newest."""
+
+    log: list = field(default_factory=list, hash=False, compare=False)
+
+    def needs(self):
+        return Needs(probes=True)
+
+    def trigger(self, interval):
+        return Once()
+
+    def columns(self):
+        return (Column(name="seen"),)
+
+    def probes(self, prompt):
+        self.log.append(("prompt", prompt.ids, prompt.next_token, prompt.budget))
+        token = yield Probe(tokens=(3, 4, 5))
+        self.log.append(("answer", token))
+        token = yield Probe(tokens=(6,), keep=True)
+        token = yield Probe(tokens=(7, 8), against=small("knorm"), keep=True)
+        yield Probe(tokens=(9,), against=small("knorm"))
+
+    def observe(self, view):
+        self.log.append((view.layer, view.probe.tokens, view.query_positions[0].tolist(), view.keys.shape[2]))
+        self.log.append(view.probe_positions[0].tolist())
+        return {"seen": view.columns["seen"] + 1}
+
+    def score(self, view):
+        assert bool((view.columns["seen"] == 4).all())  # each of four probes was seen once by every entry
+        return view.positions.float()
+
+
+def test_probes_have_true_positions_and_leave_nothing(loaded):
+    method = Asking()
+    done = generate(loaded, method, length=40, tokens=20)
+    plain = generate(loaded, Newest(), length=40, tokens=20)
+    assert done.token_ids == plain.token_ids
+    assert done.usage.entries_after_evict == BUDGET
+    log = [entry for entry in method.log if entry[0] == 0]
+    assert [(tokens, positions, rows) for _, tokens, positions, rows in log] == [
+        ((3, 4, 5), [40, 41, 42], 40),
+        ((6,), [40], 40),
+        ((7, 8), [40, 41], 40),
+        ((9,), [42], 40),
+    ]
+    assert method.log[method.log.index(log[3]) + 1] == [40, 41, 42]  # the kept probe's keys and its own
+    kind, ids, next_token, budget = method.log[0]
+    assert (kind, len(ids), budget) == ("prompt", 40, BUDGET)
+    assert next_token == done.token_ids[0]
+
+
+@dataclass(frozen=True)
+class Newest(Method):
+    def trigger(self, interval):
+        return Once()
+
+    def score(self, view):
+        return view.positions.float()
+
+
+def test_a_probe_equals_the_same_tokens_in_a_longer_prompt(loaded):
+    """The greedy token after a probe is the one after prompt + probe."""
+    method = Asking()
+    [request] = requests(lengths=(40,), new_tokens=(1,), samples=1, sampling=Sampling())
+    generate(loaded, method, length=40)
+    answer = next(entry[1] for entry in method.log if entry[0] == "answer")
+    ids = torch.tensor([[*request.prompt_ids, 3, 4, 5]])
+    with torch.no_grad():
+        assert int(loaded.model(ids).logits[0, -1].argmax()) == answer
+
+
+def test_a_share_of_the_prompt(loaded):
+    for length, want in ((200, 50), (40, 10), (12, 9)):  # 9 is the least that a window of 8 leaves a choice to
+        [request] = requests(lengths=(length,), new_tokens=(5,), samples=1)
+        engine = Engine(loaded, small("snapkv"), budget=0.25, interval=8, slots=2, max_tokens=300)
+        [done] = engine.generate([request])
+        assert (done.usage.budget_entries, done.usage.entries_after_evict) == (want, want)
