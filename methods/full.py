@@ -16,8 +16,8 @@ from kvbench.registry import methods
 @methods.register("full")
 @dataclass(frozen=True)
 class Full(Method):
+    kind = "none"
     evicts = False
-    decode_bounded = False
 
     def trigger(self, interval: int) -> Trigger:
         return Never()

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvbench.eviction.api import Column, Method, Needs, Protect, ScoreOut, option
+from kvbench.eviction.global_score import MEMORY, merged, normalised, stored
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.redundancy import redundancy
 from kvbench.eviction.view import LayerView
@@ -62,12 +63,15 @@ class GKV(Method):
         return Protect(recent=self.window)
 
     def columns(self) -> tuple[Column, ...]:
-        return () if self.form == "local" else (Column(name="memory", init=float("nan")),)
+        return () if self.form == "local" else (MEMORY,)
 
     def score(self, view: LayerView) -> ScoreOut:
         among = view.older(self.window)
-        score = self._remember(view, self._local(view, among))
-        columns = {} if self.form == "local" else {"memory": torch.where(among, score, float("nan"))}
+        score = self._local(view, among)
+        columns = {}
+        if self.form != "local":
+            score = merged(view, score, self.form, self.alpha)
+            columns = stored(score, among)
         order = view.text_order()
         if self.kernel > 1:
             score = view.pool(score, "max", self.kernel, among, order)
@@ -83,17 +87,4 @@ class GKV(Method):
         return self._normalised(rows.mean(dim=-2) + self.gamma * rows.std(dim=-2), among)
 
     def _normalised(self, x: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-        if not self.norm:
-            return x
-        # An all-zero head stays all zero.
-        return x / x.masked_fill(~among, 0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
-
-    def _remember(self, view: LayerView, local: torch.Tensor) -> torch.Tensor:
-        if self.form == "local":
-            return local
-        memory = view.columns["memory"]
-        if self.form == "max":
-            merged = torch.maximum(self.alpha * memory, local)
-        else:
-            merged = self.alpha * memory + local * (1 - self.alpha if self.form == "mean" else 1)
-        return torch.where(memory.isnan(), local, merged)
+        return normalised(x, among) if self.norm else x

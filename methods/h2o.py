@@ -7,6 +7,8 @@ The sum is a column: it stays with its entry, never decays, and is not divided b
 Default: half of the budget is for recent tokens, as in the paper.
 
 The released code evicts at every step and knows one KV head per query head only; kvbench takes the group's mean.
+`reduce_g=max` keeps a sum for each query head and takes their maximum, as KVCache-Factory does on request; entries have
+one column for each query head of a group then, so `group` must say how many those are.
 Between two evictions the cache only grows, so adding up at the next eviction gives the same sums. Other "H2O"s differ:
 the R-KV repository's scores the last query only, KVCache-Factory's adds nothing while decoding, and G-KV's is
 `gkv form=sum window=1 redundancy=false`.
@@ -15,8 +17,10 @@ the R-KV repository's scores the last query only, KVCache-Factory's adds nothing
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from kvbench.eviction.api import Column, Method, Needs, Protect, option
+from kvbench.eviction.options import OptionError
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -28,18 +32,31 @@ class H2O(Method):
     paper = "Zhang et al., arXiv 2306.14048"
 
     recent: float = option(0.5, "recent tokens: below 1 a share of the budget, otherwise a number of tokens", low=0)
+    reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")
+    group: int = option(1, "query heads of a KV head; only reduce_g=max asks for it", low=1)
 
     def needs(self) -> Needs:
         return Needs(queries="since_last")
 
     def columns(self) -> tuple[Column, ...]:
-        return (Column(name="acc"),)
+        return tuple(Column(name=name) for name in self._names)
 
     def protect(self, budget: int) -> Protect:
         return Protect(recent=int(self.recent * budget) if self.recent < 1 else int(self.recent))
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        return {"acc": view.columns["acc"] + view.attend(reduce_g="mean", reduce_q="sum")}
+        if self.reduce_g == "mean":
+            return {"acc": view.columns["acc"] + view.attend(reduce_g="mean", reduce_q="sum")}
+        sums = view.attend(reduce_g=None, reduce_q="sum")  # [b, Hk, g, N]
+        if sums.shape[2] != self.group:
+            raise OptionError("group", f"must be {sums.shape[2]} for this model; got {self.group}.")
+        return {name: view.columns[name] + sums[:, :, head] for head, name in enumerate(self._names)}
 
     def score(self, view: LayerView) -> torch.Tensor:
-        return view.columns["acc"]
+        if self.reduce_g == "mean":
+            return view.columns["acc"]
+        return torch.stack([view.columns[name] for name in self._names]).amax(dim=0)
+
+    @property
+    def _names(self) -> tuple[str, ...]:
+        return ("acc",) if self.reduce_g == "mean" else tuple(f"acc{head}" for head in range(self.group))

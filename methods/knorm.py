@@ -20,6 +20,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class KNorm(Method):
     paper = "Devoto et al., arXiv 2406.11430"
+    kind = "keys"
 
     recent: int = option(0, "newest tokens that always stay", low=0)
 

@@ -17,6 +17,8 @@ from kvbench.registry import methods
 @methods.register("random")
 @dataclass(frozen=True)
 class Random(Method):
+    kind = "noise"
+
     recent: int = option(16, "newest tokens that always stay", low=0)
 
     def protect(self, budget: int) -> Protect:

@@ -10,6 +10,10 @@ The paper zeroes similarities below the threshold; the code, followed here, keep
 What else the code does is under `compat=reference`: slots stay in score order, so that pooling and "most recent" go by
 rank; a row without a similar key spares slot 0; and it acts already when the budget is exactly filled. Not reproduced:
 it scores every sequence of a batch with the first one's redundancy.
+
+`global_score=max|mean|sum` puts the global score of G-KV (arXiv 2512.00504) in the place of I: the vote before pooling,
+divided by its head's maximum, merged with what the entry scored before (decay alpha) and stored so, then pooled. As
+that I is at most about 1 and R sums to 1, R is divided by its head's maximum too, as in G-KV.
 """
 
 from __future__ import annotations
@@ -19,6 +23,8 @@ from typing import Literal
 
 from kvbench.eviction import slots
 from kvbench.eviction.api import Column, Every, Method, Needs, Protect, ScoreOut, Trigger, option
+from kvbench.eviction.global_score import MEMORY, merged, normalised, stored
+from kvbench.eviction.options import OptionError
 from kvbench.eviction.redundancy import redundancy
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -36,6 +42,15 @@ class RKV(Method):
     threshold: float = option(0.5, "cosine above which two keys count as similar", low=0, high=1)
     spare: Literal["last", "first"] = option("last", "which of several similar keys a row spares")
     compat: Literal["none", "reference"] = option("none", "reproduce the released code's slot order and its slot 0")
+    global_score: Literal["none", "max", "mean", "sum"] = option(
+        "none", "merge the vote with those before, as gkv does"
+    )
+    alpha: float = option(0.8, "decay of what an entry scored before, for global_score", above=0, high=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.compat == "reference" and self.global_score != "none":
+            raise OptionError("global_score", "is no part of the code that compat=reference reproduces.")
 
     def needs(self) -> Needs:
         return Needs(queries="window", window=self.window)
@@ -44,6 +59,8 @@ class RKV(Method):
         return Protect(recent=self.window)
 
     def columns(self) -> tuple[Column, ...]:
+        if self.global_score != "none":
+            return (MEMORY,)
         return (slots.RANK,) if self.compat == "reference" else ()
 
     def trigger(self, interval: int) -> Trigger:
@@ -52,9 +69,17 @@ class RKV(Method):
     def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
         votes = view.attend(domain="outside_window", order="group_then_softmax", reduce_g="max", reduce_q="mean")
         among = view.older(self.window)
+        columns = {}
+        if self.global_score != "none":
+            votes = merged(view, normalised(votes, among), self.global_score, self.alpha)
+            columns = stored(votes, among)
         reference = self.compat == "reference"
         order = slots.slot_order(view) if reference else view.text_order()
         importance = view.pool(votes, "max", self.kernel, among, order)
         repeats = redundancy(view, self.threshold, order, spare=self.spare, column_zero=reference)
+        if self.global_score != "none":
+            repeats = normalised(repeats, among)
         score = torch.where(among, self.lam * importance - (1 - self.lam) * repeats, float("-inf"))
-        return slots.keep_in_score_order(view, score, order, self.window) if reference else score
+        if reference:
+            return slots.keep_in_score_order(view, score, order, self.window)
+        return ScoreOut(score, columns) if columns else score

@@ -12,6 +12,9 @@ Decoding forms were published by others and differ, so results must name the var
 The window always stays. Pooling runs along the text. The R-KV code instead leaves slots in score order, so that from
 the second eviction on it pools over neighbours in rank, and it acts already when the budget is exactly filled:
 `compat=reference`.
+
+`global_score=max|mean|sum` ranks by the global score of G-KV (arXiv 2512.00504) instead: the vote, divided by its
+head's maximum, is merged with what the entry scored before (decay alpha); pooled for the ranking, stored unpooled.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from typing import Literal
 
 from kvbench.eviction import slots
 from kvbench.eviction.api import Column, Every, Method, Needs, Protect, ScoreOut, Trigger, option
+from kvbench.eviction.global_score import MEMORY, merged, normalised, stored
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -36,11 +40,17 @@ class SnapKVDecode(Method):
     window: int | None = option(None, "newest queries that vote and always stay; none: 8 (rkv) or 16 (gkv)", low=1)
     kernel: int | None = option(None, "max-pooling width, 1 for none; none: 7 (rkv) or 5 (gkv)", low=1, odd=True)
     compat: Literal["none", "reference"] = option("none", "reproduce the slot order of the R-KV code (rkv only)")
+    global_score: Literal["none", "max", "mean", "sum"] = option(
+        "none", "merge the vote with those before, as gkv does"
+    )
+    alpha: float = option(0.8, "decay of what an entry scored before, for global_score", above=0, high=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.compat == "reference" and self.variant != "rkv":
             raise OptionError("compat", "is for variant=rkv; the other code keeps its slots in text order.")
+        if self.compat == "reference" and self.global_score != "none":
+            raise OptionError("global_score", "is no part of the code that compat=reference reproduces.")
 
     @property
     def _window(self) -> int:
@@ -53,6 +63,8 @@ class SnapKVDecode(Method):
         return Protect(recent=self._window)
 
     def columns(self) -> tuple[Column, ...]:
+        if self.global_score != "none":
+            return (MEMORY,)
         return (slots.RANK,) if self.compat == "reference" else ()
 
     def trigger(self, interval: int) -> Trigger:
@@ -65,7 +77,13 @@ class SnapKVDecode(Method):
             votes = view.attend(domain="all", order="softmax_then_group", reduce_g="max", reduce_q="mean")
         kernel = self.kernel or {"rkv": 7, "gkv": 5}[self.variant]
         among = view.older(self._window)
+        columns = {}
+        if self.global_score != "none":
+            votes = merged(view, normalised(votes, among), self.global_score, self.alpha)
+            columns = stored(votes, among)
         reference = self.compat == "reference"
         order = slots.slot_order(view) if reference else view.text_order()
         score = view.pool(votes, "max", kernel, among, order)
-        return slots.keep_in_score_order(view, score, order, self._window) if reference else score
+        if reference:
+            return slots.keep_in_score_order(view, score, order, self._window)
+        return ScoreOut(score, columns) if columns else score

@@ -23,6 +23,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class StreamingLLM(Method):
     paper = "Xiao et al., arXiv 2309.17453"
+    kind = "position"
 
     sinks: int = option(4, "first tokens that always stay", low=0)
 

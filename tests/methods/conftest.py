@@ -35,7 +35,8 @@ def run(method, queries, keys, *, budget, interval, prompt, shuffle=None):
             cached, queries[:, :, seen - width : seen], positions=positions, columns=columns, budget=budget
         )
         if positions.shape[-1] > budget:
-            keep, new_columns = decide(method, view)
+            [verdict] = decide(method, [view])
+            keep, new_columns = verdict.keep, verdict.columns
             columns = {n: c[keep].view(b, hk, -1) for n, c in (columns | new_columns).items()}
             positions = positions[keep].view(b, hk, -1)
             kept.append(positions.sort(dim=-1).values)

@@ -13,7 +13,7 @@ from kvbench.registry import methods
 
 
 def kept(method, view):
-    keep, _ = decide(method, view)
+    keep = decide(method, [view])[0].keep
     return sorted(view.positions[0, 0][keep[0, 0]].tolist())
 
 

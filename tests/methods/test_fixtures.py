@@ -31,7 +31,7 @@ Q, K = closed_form("Q"), closed_form("K")
 
 def assert_same_but_for_ties(method, view, want):
     """The kept sets, allowing exchanges among exactly tied scores at the cut."""
-    keep, _ = decide(method, view)
+    keep = decide(method, [view])[0].keep
     out = method.score(view)
     score = out if isinstance(out, torch.Tensor) else out.score
     for head, expected in enumerate(want):
@@ -60,7 +60,7 @@ def test_reference_form_is_the_same_before_anything_was_evicted():
     for name in ("snapkv-decode", "rkv"):
         method = methods.get(name)(compat="reference")
         columns = {"rank": torch.full(K.shape[:3], torch.nan)}
-        keep, _ = decide(method, make_view(K, Q[:, :, -WINDOW:], budget=BUDGET, columns=columns))
+        keep = decide(method, [make_view(K, Q[:, :, -WINDOW:], budget=BUDGET, columns=columns)])[0].keep
         want = FIXTURES["snapkv_decode_rkv" if name == "snapkv-decode" else "rkv_lambda0.1"]["kept"]
         assert [row.nonzero().flatten().tolist() for row in keep[0]] == want
 
@@ -87,7 +87,8 @@ def test_gkv_memory():
     """Stored is the merged score before redundancy, in text order; the window stores nothing."""
     method = methods.get("gkv")(window=WINDOW)
     columns = {"memory": torch.full(K[:, :, :72].shape[:3], torch.nan)}
-    keep, new = decide(method, make_view(K[:, :, :72], Q[:, :, 64:72], columns=columns, budget=BUDGET))
+    [verdict] = decide(method, [make_view(K[:, :, :72], Q[:, :, 64:72], columns=columns, budget=BUDGET)])
+    keep, new = verdict.keep, verdict.columns
     stored = new["memory"][0, 0][keep[0, 0]]
     want = torch.tensor(FIXTURES["gkv_max_redundancy"]["first_stored_score_head0_first6"])
     torch.testing.assert_close(stored[:6], want, rtol=1e-4, atol=1e-6)

@@ -1,0 +1,203 @@
+"""ada-kv: the heads of a layer share its budget; a head whose scores stand out keeps more.
+
+Paper: Feng et al., Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation, arXiv 2407.11550.
+
+Scores, window and time of eviction are those of another method, `base` (default snapkv): its name, or its name with
+options as tables print it, ``snapkv(window=32, kernel=7)``. With free = C minus the protected entries of a head:
+
+    count_h     how many of the Hk free best scores of the layer are in head h
+    capacity_h  (1 - floor_alpha) count_h + floor_alpha free, besides the protected entries
+
+and each head keeps its own best. `normalize` first multiplies a head's scores by the share of their sum that its best
+`free` hold. Scores below zero (gkv, rkv) have no such share, so the lowest score of the layer is subtracted from all
+its heads before. Where `base` has budgets of its own for layers (pyramidkv), a layer's heads
+share what that gives them. Defaults: floor_alpha 0.2 and normalize, as in the released prediction script.
+
+rounding=exact makes every layer's total exact (largest remainder); official rounds as the released code does, each head
+by itself and floor_alpha free down first, so that some entries are lost; what comes out above the budget is taken back
+evenly. floor=guarantee is the rule of kvpress: every head is sure of its best floor_alpha C entries, protected ones
+included, and all others compete; kvpress has that with normalize=false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+from kvbench.errors import UserError, show
+from kvbench.eviction.api import (
+    Allocation,
+    Column,
+    Method,
+    Needs,
+    Probe,
+    Prompt,
+    Protect,
+    ScoreOut,
+    State,
+    Trigger,
+    Weights,
+    option,
+)
+from kvbench.eviction.choose import from_label
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.select import keep_mask, order_key, protected
+from kvbench.eviction.shares import split_exactly
+from kvbench.eviction.slots import RANK
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("ada-kv", aliases=("adakv",))
+@dataclass(frozen=True)
+class AdaKV(Method):
+    paper = "Feng et al., arXiv 2407.11550"
+
+    base: str = option("snapkv", "the method that scores, with its options in brackets")
+    floor_alpha: float = option(0.2, "share of the budget that is spread evenly over heads", low=0, high=1)
+    normalize: bool = option(True, "weight a head's scores by how concentrated they are")
+    floor: Literal["mix", "guarantee"] = option("mix", "what floor_alpha means: a part of every capacity, or a minimum")
+    rounding: Literal["exact", "official"] = option("exact", "how heads get whole numbers of entries (floor=mix)")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.floor == "guarantee" and self.rounding == "official":
+            raise OptionError("rounding", "is for floor=mix; with floor=guarantee nothing is rounded.")
+        try:
+            inner = self.inner
+        except UserError as error:
+            raise OptionError("base", f"is no method: {error}") from None
+        for wrong, wanted in (
+            (isinstance(inner, AdaKV), "another method than ada-kv"),
+            (not inner.takes_budget, "a method that takes a budget"),
+            ("+" in self.base.partition("(")[0], "one method (ada-kv itself can be combined by '+')"),
+            (inner.scope != "head" or inner.joint, "a method whose heads do not share a budget already"),
+            (RANK in inner.columns(), "a method whose scores compare between heads"),
+        ):
+            if wrong:
+                raise OptionError("base", f"must name {wanted}; got {show(self.base)}.")
+
+    @cached_property
+    def inner(self) -> Method:
+        """The method that scores."""
+        return from_label(self.base)
+
+    def needs(self) -> Needs:
+        return self.inner.needs()
+
+    def columns(self) -> tuple[Column, ...]:
+        return self.inner.columns()
+
+    def states(self) -> tuple[State, ...]:
+        return self.inner.states()
+
+    def protect(self, budget: int) -> Protect:
+        return self.inner.protect(budget)
+
+    def trigger(self, interval: int) -> Trigger:
+        return self.inner.trigger(interval)
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        return self.inner.allowed(budget, prompt_len, seen, evictions)
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        return self.inner.observe(view)
+
+    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
+        yield from self.inner.probes(prompt)
+
+    def weights(self) -> Weights | None:
+        return self.inner.weights()
+
+    def min_budget(self) -> int:
+        return self.inner.min_budget()
+
+    @property
+    def per_query_head(self) -> bool:
+        return self.inner.per_query_head
+
+    def score(self, view: LayerView) -> ScoreOut:
+        out = self.inner.score(view)
+        out = out if isinstance(out, ScoreOut) else ScoreOut(out)
+        return ScoreOut(out.score, out.columns, {"capacity": self._capacities(view, out)})
+
+    def quotas(self, allocation: Allocation) -> torch.Tensor:
+        return allocation.stats["capacity"]
+
+    def _capacities(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
+        """[b, Hk] int64: entries that each head keeps, protected ones included."""
+        must = protected(self.protect(view.budget), view.positions, view.seen, view.prompt_len, view.valid)
+        among = view.valid if must is None else view.valid & ~must
+        held, free = view.held(), among.sum(dim=-1)
+        fixed = held - free
+        heads = held.shape[1]
+        total = torch.minimum(self._total(view, out), held.sum(dim=-1))  # [b]
+        left = (total - fixed.sum(dim=-1)).clamp(min=0)
+        score = torch.where(among, out.score.float(), float("-inf"))
+        if self.normalize:
+            score = _weighted(score, among, left // heads)
+        if self.floor == "guarantee":
+            sure = (total // heads * self.floor_alpha).long()[:, None] - fixed
+            count = self._counts(view, score, among, left, sure)
+            return split_exactly(fixed + count, total, fixed.clamp(min=1), held)
+        count = self._counts(view, score, among, left)
+        if self.rounding == "official":
+            floor = (left // heads * self.floor_alpha).long()[:, None]
+            capacity = (count.float() * (1 - self.floor_alpha) + floor).round().long()
+            capacity = (fixed + capacity).clamp(min=1).minimum(held)
+            return split_exactly(capacity, torch.minimum(capacity.sum(dim=-1), total), fixed.clamp(min=1), held)
+        even = (left.double() / heads)[:, None]
+        ideal = fixed + count * (1 - self.floor_alpha) + even * self.floor_alpha
+        return split_exactly(ideal, total, fixed.clamp(min=1), held)
+
+    def _total(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
+        """[b] entries that the layer may keep."""
+        even = view.seen.new_full(view.seen.shape, view.budget * view.positions.shape[1])
+        if self.inner.uniform:
+            return even
+        allocation = Allocation(
+            budget=view.budget,
+            layers=(view.layer,),
+            ordinals=(view.ordinal,),
+            layer_count=view.layer_count,
+            query_heads=view.queries.shape[1],
+            held=view.held()[:, None],
+            seen=view.seen,
+            prompt_len=view.prompt_len,
+            stats={name: stat[:, None] for name, stat in out.stats.items()},
+            weights=view.weights,
+        )
+        quotas = self.inner.quotas(allocation)
+        return even if quotas is None else quotas.sum(dim=(1, 2))
+
+    def _counts(
+        self,
+        view: LayerView,
+        score: torch.Tensor,
+        among: torch.Tensor,
+        left: torch.Tensor,
+        sure: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[b, Hk] how many of the best `left` entries of a layer are in each head, its own best `sure` always."""
+        key = order_key(score, view.positions)
+        if sure is not None:
+            safe = keep_mask(score, view.positions, among, None, sure)
+            key = key.masked_fill(safe, torch.iinfo(torch.int64).max)
+        key = key.masked_fill(~among, torch.iinfo(torch.int64).min).flatten(1)
+        best = self.selector().choose(key, left, distinct=False).view_as(among)
+        return (best & among).sum(dim=-1)
+
+
+def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
+    """Scores times the share of their head's sum that its `best` largest hold, [b] one number a sequence."""
+    finite = among & score.isfinite()
+    lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
+    score = score - lowest
+    # Double, so that the length of the padding cannot show in the rounding of the sums.
+    ranked = torch.where(finite, score, 0.0).double().sort(dim=-1, descending=True).values
+    top = torch.arange(ranked.shape[-1], device=ranked.device) < best[:, None, None]
+    share = (ranked * top).sum(dim=-1) / ranked.sum(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
+    return torch.where(finite, score * share.float()[..., None], float("-inf"))

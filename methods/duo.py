@@ -1,0 +1,110 @@
+"""duo: retrieval heads keep everything, streaming heads keep the first and the newest tokens.
+
+Paper: Xiao et al., DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads,
+arXiv 2410.10819.
+
+A trained number alpha says how much a KV head needs its whole cache; the heads with the smallest stream, over all
+layers together. Streaming heads keep `sinks` + `recent` entries, while reading the prompt and while decoding.
+
+    sparsity=S   at least this share of the heads streams, as in the paper. No budget.
+    otherwise    as many retrieval heads as the budget C pays for right after the prompt, of P tokens, in the mean over
+                 all heads: R P + (heads - R) (sinks + recent) <= heads C. The choice holds for the whole sequence.
+                 Where sinks + recent > C all heads stream, with both parts shrunk in proportion.
+
+Either way retrieval heads also keep all that is generated, so nothing bounds the cache; what a budget allows grows by
+one entry a token.
+
+Defaults: sinks 64, recent 256, as deployed in the paper. The released code takes the heads above a quantile of alpha,
+kvpress a rounded number of heads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvbench.eviction.api import Allocation, Every, Method, ScoreOut, Trigger, Weights, option
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@dataclass(frozen=True, slots=True)
+class EveryTime(Every):
+    """Evict at every tick: streaming heads grow also while the mean over all heads is within what is allowed."""
+
+    def full(self, held: float, budget: int) -> bool:
+        return True
+
+
+@methods.register("duo", aliases=("duo-attention",))
+@dataclass(frozen=True)
+class Duo(Method):
+    paper = "Xiao et al., arXiv 2410.10819"
+    kind = "weights"
+    joint = True  # which heads stream is decided over all layers that evict
+    trained = True
+
+    sinks: int = option(64, "first tokens that a streaming head keeps", low=0)
+    recent: int = option(256, "newest tokens that a streaming head keeps", low=1)
+    sparsity: float | None = option(None, "share of heads that stream; none: by the budget", low=0, high=1)
+    table: str = option("auto", "safetensors with alpha; auto: duo.safetensors beside the model's weights")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.table:
+            raise OptionError("table", "must name a file, or be auto.")
+
+    def weights(self) -> Weights | None:
+        return Weights(kind="duo", path=self.table)
+
+    def trigger(self, interval: int) -> Trigger:
+        return EveryTime(interval)
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        if self.sparsity is not None:
+            return math.ceil(self.sparsity * min(self._size, seen) + (1 - self.sparsity) * seen)
+        return super().allowed(budget, prompt_len, seen, evictions) + seen - prompt_len
+
+    @property
+    def takes_budget(self) -> bool:
+        return self.sparsity is None
+
+    @property
+    def decode_bounded(self) -> bool:
+        return False
+
+    def min_budget(self) -> int:
+        return min(self.sinks, 1) + 1  # streaming heads shrink to a sink and the newest token
+
+    def score(self, view: LayerView) -> ScoreOut:
+        size = self._streaming(view.budget - (view.seen - view.prompt_len))
+        sinks = (self.sinks * size // self._size).clamp_min(min(self.sinks, 1))
+        positions = view.positions.float()
+        return ScoreOut(torch.where(view.positions < sinks[:, None, None], float("inf"), positions))
+
+    def quotas(self, allocation: Allocation) -> torch.Tensor:
+        held = allocation.held
+        alpha = allocation.weights["alpha"][list(allocation.layers)]
+        rank = alpha.flatten().argsort(stable=True).argsort(stable=True).view(alpha.shape).to(held.device)
+        budget = allocation.budget - (allocation.seen - allocation.prompt_len)  # as it was right after the prompt
+        size = self._streaming(budget)
+        heads = alpha.numel()
+        if self.sparsity is not None:
+            streaming = torch.full_like(size, math.ceil(self.sparsity * heads - 1e-9))
+        else:
+            excess = (allocation.prompt_len - size).clamp_min(1)  # what a retrieval head has more of
+            retrieval = (heads * (budget - size) // excess).clamp(0, heads)
+            streaming = torch.where(allocation.prompt_len > budget, heads - retrieval, 0)
+        streams = rank[None] < streaming[:, None, None]
+        return torch.where(streams, torch.minimum(held, size[:, None, None]), held)
+
+    @property
+    def _size(self) -> int:
+        return self.sinks + self.recent
+
+    def _streaming(self, budget: torch.Tensor) -> torch.Tensor:
+        """[b] entries of a streaming head."""
+        size = torch.full_like(budget, self._size)
+        return size if self.sparsity is not None else torch.minimum(size, budget)

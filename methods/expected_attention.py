@@ -1,0 +1,104 @@
+"""expected-attention: keep what future queries are expected to attend to, from the statistics of past queries.
+
+Paper: Devoto et al., Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution,
+arXiv 2510.00636 (NVIDIA/kvpress).
+
+Queries before rotation are taken for Gaussian, with mean m and covariance S over all tokens seen but the first `sinks`.
+R is the rotation averaged over the next `n_future` positions, mu = R m and Sigma = R S R^T. For each query head
+
+    a_j = softmax_j(mu k_j / sqrt(d) + k_j^T Sigma k_j / (2 d))      over all entries but the sinks
+
+and the score is (mean of a_j over the group + epsilon) * |v_j|; `vnorm=false` leaves the value's norm out. Sinks always
+stay. Defaults: n_future 512, sinks 4, epsilon 0. The covariance is the population's, as in kvpress.
+
+kvpress takes the moments from the prompt, and while decoding from the last hidden states it has kept. Here they are
+running moments of a layer, so that later queries join the prompt's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.eviction.api import Method, Needs, Protect, State, option
+from kvbench.eviction.rope import Rope
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("expected-attention")
+@dataclass(frozen=True)
+class ExpectedAttention(Method):
+    paper = "Devoto et al., arXiv 2510.00636"
+
+    n_future: int = option(512, "coming positions over which the rotation is averaged", low=1)
+    sinks: int = option(4, "first tokens, which always stay; their queries do not count", low=0)
+    covariance: bool = option(True, "use the covariance of the queries, not their mean alone")
+    vnorm: bool = option(True, "multiply by the norm of the value")
+    epsilon: float = option(0.0, "added to the expected attention before it is multiplied by the norm", low=0)
+
+    def needs(self) -> Needs:
+        return Needs(queries="since_last", values=self.vnorm, rope=True)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(sinks=self.sinks)
+
+    def states(self) -> tuple[State, ...]:
+        spread = (State(name="spread", shape=("query_heads", "head_dim", "head_dim")),) if self.covariance else ()
+        return (State(name="count"), State(name="mean", shape=("query_heads", "head_dim")), *spread)
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        """Merge the moments of new queries into the running ones; sums of squares would cancel in float32."""
+        queries = view.rotate(view.queries, -view.query_positions)
+        counted = (view.query_positions >= self.sinks)[:, None, :, None]  # [b, 1, w, 1]
+        new = counted.sum(dim=(1, 2, 3)).float()
+        old = view.states["count"]
+        total = (old + new).clamp_min(1)
+        mean = torch.where(counted, queries, 0.0).sum(dim=2) / new.clamp_min(1)[:, None, None]
+        gap = mean - view.states["mean"]
+        values = {"count": old + new, "mean": view.states["mean"] + gap * (new / total)[:, None, None]}
+        if self.covariance:
+            centred = torch.where(counted, queries - mean[:, :, None], 0.0)
+            between = gap[..., :, None] * gap[..., None, :] * (old * new / total)[:, None, None, None]
+            values["spread"] = view.states["spread"] + centred.transpose(-1, -2) @ centred + between
+        return values
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        among = view.valid & (view.positions >= self.sinks)
+        logits = self._logits(view, torch.where(view.valid[..., None], view.keys.float(), 0.0))
+        expected = logits.masked_fill(~among[:, :, None], float("-inf")).softmax(dim=-1).mean(dim=2)
+        expected = torch.where(among, expected, 0.0)  # not even NaN where a head holds nothing but sinks
+        if not self.vnorm:
+            return expected
+        assert view.values is not None
+        return torch.where(among, (expected + self.epsilon) * view.values.float().norm(dim=-1), 0.0)
+
+    def _logits(self, view: LayerView, keys: torch.Tensor) -> torch.Tensor:
+        """[b, Hk, g, N] logarithm of exp(q k / sqrt(d)) in the mean over the expected queries."""
+        assert view.rope is not None, "the method declares Needs(rope=True)"
+        b, heads = keys.shape[:2]
+        d = keys.shape[-1]
+        turn = mean_rotation(view.rope, view.seen, self.n_future, d)  # [b, d, d]
+        mean = (view.states["mean"] @ turn.transpose(-1, -2)).view(b, heads, -1, d)
+        logits = (keys @ mean.transpose(-1, -2)).transpose(-1, -2) * view.scaling
+        if self.covariance:
+            spread = view.states["spread"] / view.states["count"].clamp_min(1)[:, None, None, None]
+            spread = (turn[:, None] @ spread @ turn[:, None].transpose(-1, -2)).view(b, heads, -1, d, d)
+            bend = [((keys @ spread[:, :, i]) * keys).sum(dim=-1) for i in range(spread.shape[2])]
+            logits = logits + 0.5 * view.scaling**2 * torch.stack(bend, dim=2)
+        return logits
+
+
+def mean_rotation(rope: Rope, start: torch.Tensor, count: int, d: int) -> torch.Tensor:
+    """[b, d, d] float32 matrices: the rotation averaged over positions start .. start + count - 1, start [b]."""
+    frequencies = rope.frequencies.to(start.device, torch.float64)
+    ahead = torch.arange(count, device=start.device, dtype=torch.float64)
+    angles = (start.double()[:, None] + ahead)[..., None] * frequencies  # [b, count, r / 2]
+    cos, sin = angles.cos().mean(dim=1).float(), angles.sin().mean(dim=1).float()
+    half = len(frequencies)
+    first = torch.arange(half, device=start.device)
+    first, second = (2 * first, 2 * first + 1) if rope.interleaved else (first, first + half)
+    matrix = torch.eye(d, device=start.device).repeat(len(start), 1, 1)  # what RoPE leaves alone stays
+    matrix[:, first, first], matrix[:, second, second] = cos, cos
+    matrix[:, first, second], matrix[:, second, first] = -sin, sin
+    return matrix

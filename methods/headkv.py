@@ -1,0 +1,73 @@
+"""headkv: SnapKV's scores under budgets that follow how much each head matters for retrieval and reasoning.
+
+Paper: Fu et al., Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and
+Reasoning, arXiv 2410.19258.
+
+A table estimated beforehand gives every query head an importance. With base = C - window, every head puts
+floor(base / beta) entries into a pool, keeps the others, and gets back a share of the pool:
+
+    capacity_h = base - floor(base / beta) + pi_h floor(base / beta) L Hk
+
+pi is the table to the power `temp`, the mean over each group of query heads, normalised over the heads of all layers
+that evict. The window stays besides. Defaults: beta 1.2, temp 1, and those of `snapkv`.
+
+The released code gives every query head a cache of its own and rounds each capacity by itself; here a KV head takes the
+mean over its group, as in KVCache-Factory, and largest remainders make the sum exact. No head falls below one entry
+beside the window, and what a head cannot fill goes to the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.errors import UserError
+from kvbench.eviction.api import Allocation, Weights, option
+from kvbench.eviction.prompt_vote import PromptVote
+from kvbench.eviction.shares import split_exactly
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("headkv")
+@dataclass(frozen=True)
+class HeadKV(PromptVote):
+    paper = "Fu et al., arXiv 2410.19258"
+    kind = "weights"
+    trained = True
+    joint = True  # shares are relative to the heads of every layer that evicts, and only together those are known
+
+    table: str = option("auto", "file with the importance of every query head; auto: headkv.safetensors of the model")
+    beta: float = option(1.2, "the pool takes base / beta entries of every head", low=1)
+    temp: float = option(1.0, "power of the importance; above 1 sharpens it", above=0)
+
+    def weights(self) -> Weights:
+        return Weights(kind="headkv", path=self.table)
+
+    def quotas(self, allocation: Allocation) -> torch.Tensor:
+        held = allocation.held
+        b, layers, heads = held.shape
+        base = allocation.budget - self.window
+        pooled = int(base // self.beta)
+        share = self._shares(allocation).to(held.device)  # [L, Hk], summing to 1
+        ideal = self.window + base - pooled + share * (pooled * layers * heads)
+        flat = held.reshape(b, -1)
+        low = flat.clamp(max=self.window + 1)
+        return split_exactly(ideal.reshape(1, -1).expand(b, -1), layers * heads * allocation.budget, low, flat).view_as(
+            held
+        )
+
+    def _shares(self, allocation: Allocation) -> torch.Tensor:
+        table = allocation.weights["importance"].double()
+        if table.ndim != 2 or table.shape[1] != allocation.query_heads or table.shape[0] <= max(allocation.layers):
+            raise UserError(
+                f"headkv: a table of {list(table.shape)} does not fit {allocation.query_heads} query heads."
+            )
+        if not bool((table.isfinite() & (table >= 0)).all()):
+            raise UserError("headkv: importances must be finite and not negative.")
+        table = table[list(allocation.layers)]
+        if not bool(table.any()):
+            table = torch.ones_like(table)
+        # Only ratios count; the largest as 1 keeps high powers from running out of range.
+        power = (table / table.max()) ** self.temp
+        grouped = power.unflatten(1, (allocation.held.shape[2], -1)).mean(dim=2)
+        return grouped / grouped.sum()

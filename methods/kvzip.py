@@ -1,0 +1,91 @@
+"""kvzip: keep what the model looks at when it is asked to repeat its context, whatever the question will be.
+
+Paper: Kim et al., KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, arXiv 2505.23416.
+
+After the prompt was read it is cut into chunks. For each one a probe runs against the full cache: "Repeat the previous
+context exactly." (from the second chunk on "Repeat the part of the previous context exactly, starting with " and the
+last `postfix` tokens of the chunk before), the tokens that open the assistant's turn, and the chunk itself. Score:
+
+    zip_j = max over query heads of the group and over the probe's queries of
+            softmax over [sinks, this chunk, the probe's own keys up to the query]
+
+for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competition over all layers and heads.
+
+The released code takes the system prompt for the sinks and leaves it and everything before the question out of the
+competition; kvbench has one prompt, question included, and protects the first `sinks` tokens (4, as kvpress does). The
+code's threshold is strict: it keeps one entry fewer than asked for, and none of those that tie with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvbench.eviction.api import Column, Method, Needs, Once, Probe, Prompt, Protect, Trigger, option
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+FIRST = "\n\nRepeat the previous context exactly."
+LATER = "\n\nRepeat the part of the previous context exactly, starting with "
+
+
+@methods.register("kvzip")
+@dataclass(frozen=True)
+class KVzip(Method):
+    paper = "Kim et al., arXiv 2505.23416"
+    kind = "probes"
+
+    chunk: int = option(2000, "prompt tokens that one probe repeats", low=1)
+    postfix: int = option(8, "last tokens of the chunk before that a probe begins with", low=0)
+    level: Literal["pair", "head"] = option("pair", "one competition over the whole model, or a budget for each head")
+    sinks: int = option(4, "first tokens, which always stay and are in the softmax of every chunk", low=0)
+
+    @property
+    def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # here it follows an option
+        return "model" if self.level == "pair" else "head"
+
+    def needs(self) -> Needs:
+        return Needs(probes=True)
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="zip"),)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(sinks=self.sinks)
+
+    def trigger(self, interval: int) -> Trigger:
+        return Once()
+
+    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
+        total = len(prompt.ids)
+        for start in range(self.sinks, total, self.chunk):
+            end = min(start + self.chunk, total)
+            if start == self.sinks:
+                question = prompt.encode(FIRST)
+            else:
+                question = prompt.encode(LATER) + prompt.ids[max(start - self.postfix, self.sinks) : start]
+            yield Probe(tokens=(*question, *prompt.reply_header, *prompt.ids[start:end]), span=(start, end))
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        assert view.probe is not None
+        start, end = view.probe.span
+        inside = view.valid & (view.positions >= start) & (view.positions < end)
+        # Only a chunk of a long prompt counts, so the rest need not be multiplied.
+        among = inside | (view.valid & (view.positions < self.sinks))
+        rows = (~among).to(torch.uint8).argsort(dim=-1, stable=True)[..., : int(among.sum(dim=-1).max())]
+        part = replace(
+            view,
+            keys=view.keys.gather(2, rows[..., None].expand(-1, -1, -1, view.keys.shape[-1])),
+            values=None,
+            positions=view.positions.gather(-1, rows),
+            valid=among.gather(-1, rows),
+            whole=False,
+        )
+        most = torch.zeros_like(view.columns["zip"]).scatter_(-1, rows, part.attend(reduce_g="max", reduce_q="max"))
+        best = view.columns["zip"]
+        return {"zip": torch.where(inside, torch.maximum(best, most), best)}
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        return view.columns["zip"]

@@ -1,0 +1,93 @@
+"""laq: the queries of a cheap draft vote for the prompt (Lookahead Q-Cache).
+
+Paper: Wang et al., Lookahead Q-Cache: Achieving More Consistent KV Cache Eviction via Pseudo Query, arXiv 2505.20334.
+
+The prompt's cache is copied and cut to the budget by `inner`. From the copy `n` tokens are generated greedily, the
+first being the one that follows the full prompt. Their queries, and those of the last `w2` prompt tokens, score
+the full prompt:
+
+    score_j = maxpool( sum over these queries of the group's mean of softmax over the prompt's keys )
+
+The drafted tokens are dropped and generation starts anew. The last `w2` tokens stay. Defaults: n 8, w2 8 (LAQ++ of the
+paper; `w2=0` is LAQ), kernel 7, inner SnapKV with its window of 32.
+
+The released code keeps entries of its own for every query head, and masks the prompt's last keys as if the drafted
+tokens were among them; here drafted queries see the whole prompt. A stop token does not end the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+from kvbench.errors import UserError, show
+from kvbench.eviction.api import Column, Method, Needs, Once, Probe, Prompt, Protect, Trigger, option
+from kvbench.eviction.choose import from_label
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("laq", aliases=("lookahead-q-cache",))
+@dataclass(frozen=True)
+class LAQ(Method):
+    paper = "Wang et al., arXiv 2505.20334"
+    kind = "probes"
+
+    n: int = option(8, "drafted tokens whose queries vote", low=1)
+    inner: str = option("snapkv", "method that cuts the copy the draft is generated from, as NAME(OPTION=VALUE)")
+    w2: int = option(8, "last prompt tokens that vote too and always stay", low=0)
+    kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            inner = self._inner
+        except UserError as error:
+            raise OptionError("inner", f"is no method: {error}") from None
+        needs = inner.needs()
+        apart = needs.queries != "since_last" and not (needs.probes or inner.columns() or inner.states())
+        if not (inner.takes_budget and apart) or inner.weights() is not None:
+            raise OptionError(
+                "inner", f"must score from the newest queries alone, without state or weights; got {show(self.inner)}."
+            )
+
+    @cached_property
+    def _inner(self) -> Method:
+        return from_label(self.inner)
+
+    def needs(self) -> Needs:
+        inner = self._inner.needs()
+        window = max(self.w2, inner.width)  # the copy is cut by queries that were kept for this method
+        kind: Literal["window", "none"] = "window" if window else "none"
+        return Needs(queries=kind, window=window, values=inner.values, rope=inner.rope, probes=True)
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="laq"),)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.w2)
+
+    def trigger(self, interval: int) -> Trigger:
+        return Once()
+
+    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
+        inner, token = self._inner, prompt.next_token
+        for _ in range(self.n):
+            token = yield Probe(tokens=(token,), against=inner, keep=True)
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        prompt = replace(view, probe_keys=None, probe_positions=None)  # drafted keys take no share of the attention
+        return {"laq": view.columns["laq"] + prompt.attend(reduce_g="mean", reduce_q="sum")}
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        votes = view.columns["laq"]
+        if self.w2:
+            votes = votes + view.last_queries(self.w2).attend(reduce_g="mean", reduce_q="sum")
+        return view.pool(votes, "max", self.kernel, view.older(self.w2))
+
+    def min_budget(self) -> int:
+        return max(super().min_budget(), self._inner.min_budget())

@@ -1,0 +1,67 @@
+"""morphkv: a cache of constant size; distant tokens stay by the attention of the window before the current token.
+
+Paper: Ghadia et al., Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs,
+arXiv 2503.00979.
+
+Always kept are the current token and the `window` before it. These `window` tokens vote about all older ones:
+
+    llama    softmax over the older keys of the group's sum of logits, as in the released Llama file
+    mistral  softmax over the older keys for each query head, then the group's maximum, as in the Mistral file
+
+and the votes are added up (`fuse=sum`) or their maximum taken (`fuse=max`). All older keys were there when the voters
+were computed, so votes taken again at an eviction are the votes of those steps.
+
+Defaults: window 32, sum; the paper's tasks use windows of 30 to 200 with either. It evicts at every step: interval 1.
+
+The released code keeps one entry more than its capacity; kvbench's budget counts every entry. With grouped queries the
+Llama file prunes its stored logits for each query head, its keys for each KV head, and thus confuses them from the
+second eviction on. The Mistral file lets one voter too few vote: `voters=W-1`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvbench.eviction.api import Method, Needs, Protect, option
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("morphkv")
+@dataclass(frozen=True)
+class MorphKV(Method):
+    paper = "Ghadia et al., arXiv 2503.00979"
+
+    window: int = option(32, "tokens before the current one that always stay and vote", low=1)
+    fuse: Literal["sum", "max"] = option("sum", "how the votes of the window are merged")
+    form: Literal["llama", "mistral"] = option("llama", "whose reduction over the group: logits summed, or maximum")
+    voters: int | None = option(None, "how many tokens before the current one vote; none: the window", low=1)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.voters is not None and self.voters > self.window:
+            raise OptionError("voters", f"must be at most the window, {self.window}; got {self.voters}.")
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self._voters + 1)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.window + 1)
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        last = view.last_queries(self._voters + 1)
+        window = replace(last, queries=last.queries[:, :, :-1], query_positions=last.query_positions[:, :-1])
+        llama = self.form == "llama"
+        return window.attend(
+            order="group_then_softmax" if llama else "softmax_then_group",
+            reduce_g="sum" if llama else "max",
+            reduce_q=self.fuse,
+            among=view.older(self.window + 1),
+        )
+
+    @property
+    def _voters(self) -> int:
+        return self.window if self.voters is None else self.voters

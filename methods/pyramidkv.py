@@ -1,0 +1,77 @@
+"""pyramidkv: SnapKV's scores under budgets that fall from the first layer to the last.
+
+Paper: Cai et al., PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling, arXiv 2406.02069.
+
+With base = C - window and T prompt tokens, layer l of L keeps the window and
+
+    most - l (most - least) / (L - 1)    where least = base / beta and most = 2 base - least,
+
+or most = T - window and least = 2 base - most where the prompt has no more than that. A prompt shorter than 2 base gets
+base everywhere, as in the released code. Layers are counted among those that evict. Defaults: beta 20, and those of
+`snapkv`.
+
+rounding:
+    exact     whole numbers by largest remainder; all layers together keep L C entries a head.
+    official  KVCache-Factory: least and the step between layers are rounded down. The layers then often sum to more
+              than L C; what is above is taken back evenly from all layers.
+    kvpress   base = C, so that the window is part of a layer's share; uniform unless least >= window; each layer
+              rounded by itself, and what is above L C taken back as well.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction.api import Allocation, option
+from kvbench.eviction.prompt_vote import PromptVote
+from kvbench.eviction.shares import split_exactly
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("pyramidkv")
+@dataclass(frozen=True)
+class PyramidKV(PromptVote):
+    paper = "Cai et al., arXiv 2406.02069"
+
+    beta: int = option(20, "steepness: the last layer keeps base / beta scored entries", low=1)
+    rounding: Literal["exact", "official", "kvpress"] = option("exact", "how layers get whole numbers of entries")
+
+    def quotas(self, allocation: Allocation) -> torch.Tensor:
+        count, held = allocation.layer_count, allocation.held
+        rows = [self.layer_sizes(allocation.budget, int(seen), count) for seen in allocation.seen]
+        sizes = torch.tensor(rows, device=held.device)[:, list(allocation.ordinals)]  # [b, L]
+        return sizes[..., None].expand_as(held)
+
+    def layer_sizes(self, budget: int, tokens: int, layers: int) -> list[int]:
+        """Entries a head keeps in every layer after a prompt of `tokens`, the window included; never above budget."""
+        ideal = self.ideal_sizes(budget, tokens, layers)
+        exact = self.rounding == "exact"
+        low = min(self.window + 1 if exact else self.window, tokens)
+        total = layers * budget if exact else min(int(sum(ideal)), layers * budget)
+        return split_exactly(torch.tensor([ideal], dtype=torch.float64), total, low, tokens)[0].tolist()
+
+    def ideal_sizes(self, budget: int, tokens: int, layers: int) -> list[float]:
+        """What the formula gives, whole numbers for the released codes, whatever their sum."""
+        base, older = budget - self.window, tokens - self.window
+        uniform = [float(budget)] * layers
+        if layers == 1 or tokens <= budget:
+            return uniform
+        if self.rounding == "kvpress":
+            least = budget / self.beta
+            most = 2 * budget - least
+            if most >= older:
+                most, least = float(older), 2.0 * budget - older
+            if not most >= least >= self.window:
+                return uniform
+            return [float(round(most - i * ((most - least) / (layers - 1)))) for i in range(layers)]
+        if tokens < 2 * base:
+            return uniform
+        official = self.rounding == "official"
+        least = base // self.beta if official else base / self.beta
+        most = 2 * base - least
+        if most >= older:
+            most, least = older, 2 * base - older
+        step = (most - least) // (layers - 1) if official else (most - least) / (layers - 1)
+        return [float(most - i * step + self.window) for i in range(layers)]

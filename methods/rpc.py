@@ -1,0 +1,102 @@
+"""rpc: reasoning path compression; the newest tokens vote about the reasoning so far, the prompt comes first.
+
+Paper: Song et al., Reasoning Path Compression: Compressing Generation Trajectories for Efficient LLM Reasoning,
+arXiv 2505.13866.
+
+Score of a generated token older than the newest R: softmax over these tokens only, summed over the newest R queries
+(`selectors=new`: the newest alone), mean over all query heads (`aggregate=group`: over the group), then pooling. With
+`all` every head of a layer keeps the same generated tokens. The newest R always stay.
+
+    native  the paper's schedule: the first compression after P + R generated tokens, then every P, and the n-th one
+            (n = 0, 1, ...) keeps the prompt, (n + 1) P / c generated tokens and the newest R. The cache grows without
+            bound; no budget, no interval.
+    fixed   a budget at the run's interval. Generated tokens go first; entries of the prompt only when it alone is too
+            much, by the same vote taken among them. A prompt that fills the budget leaves room for the newest R only.
+
+Defaults as in the released library: P 1024, R 32, c 4, average pooling of 7. Its code stores the newest R - 1 queries
+and adds the newest of them once more: `compat=reference`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from kvbench.eviction.api import Every, Method, Needs, Protect, Trigger, option
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+# Powers of two scale without rounding: votes for generated tokens come to lie below every vote for the prompt.
+GENERATED, PROMPT = 2.0**-64, 2.0**-40
+
+
+@methods.register("rpc")
+@dataclass(frozen=True)
+class RPC(Method):
+    paper = "Song et al., arXiv 2505.13866"
+
+    form: Literal["fixed", "native"] = option("fixed", "a fixed budget, or the paper's growing cache")
+    P: int = option(1024, "generated tokens between compressions (native)", low=1)
+    R: int = option(32, "newest tokens, which vote and always stay", low=1)
+    c: float = option(4.0, "compression ratio of the reasoning (native)", low=1)
+    kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)
+    pool: Literal["avg", "max"] = option("avg", "kind of pooling")
+    aggregate: Literal["all", "group"] = option("all", "mean over all query heads of a layer, or over each group")
+    selectors: Literal["recent", "new"] = option("recent", "who votes: the newest R queries, or the newest one")
+    compat: Literal["none", "reference"] = option("none", "count the newest query twice, as the released code does")
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self.R if self.selectors == "recent" else 1)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.R, prompt=self.form == "native")
+
+    def trigger(self, interval: int) -> Trigger:
+        return Every(self.P, after=self.R) if self.form == "native" else Every(interval)
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        if self.form == "fixed":
+            return super().allowed(budget, prompt_len, seen, evictions)
+        # Counted by tokens: a ratio of 1 evicts nothing, and evictions would not be counted.
+        compressions = max(0, (seen - prompt_len - self.R) // self.P)
+        return prompt_len + compressions * int(self.P / self.c) + self.R
+
+    @property
+    def takes_budget(self) -> bool:
+        return self.form == "fixed"
+
+    @property
+    def decode_bounded(self) -> bool:
+        return self.form == "fixed"
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        older, prompt = view.older(self.R), view.positions < view.prompt_len[:, None, None]
+        voters = view.last_queries(self.needs().window)  # another method may have asked for more
+        if self.compat == "reference" and self.selectors == "recent":
+            last = [voters.queries[:, :, 1:], voters.queries[:, :, -1:]]
+            at = [voters.query_positions[:, 1:], voters.query_positions[:, -1:]]
+            voters = replace(voters, queries=torch.cat(last, dim=2), query_positions=torch.cat(at, dim=1))
+        generated = self._votes(voters, older & ~prompt)
+        if self.form == "native":
+            return generated
+        return torch.where(prompt, self._votes(voters, older & prompt).clamp_min(PROMPT), generated * GENERATED)
+
+    def _votes(self, view: LayerView, among: torch.Tensor) -> torch.Tensor:
+        """Pooled votes [b, Hk, N] for the entries `among`, which are also all that the softmax runs over."""
+        votes = view.attend(reduce_g="mean", reduce_q="sum", among=among)
+        if self.aggregate == "all":
+            votes = _mean_over_heads(votes, view.positions, among)
+        return view.pool(votes, self.pool, self.kernel, among)
+
+
+def _mean_over_heads(votes: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+    """Every entry's votes [b, Hk, N] averaged over the heads; the token is what counts, not where a head stores it."""
+    b, heads, _ = votes.shape
+    end = int(positions.max()) + 1
+    at = torch.where(among, positions, end)  # all others share a place that nobody reads
+    by_token = votes.new_zeros(b, heads, end + 1).scatter_(-1, at, votes)
+    mean = by_token[:, 0]
+    for head in range(1, heads):  # always in this order, so that the last bits are the same everywhere
+        mean = mean + by_token[:, head]
+    return (mean / heads)[:, None].expand(-1, heads, -1).gather(-1, at)

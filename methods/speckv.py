@@ -1,0 +1,76 @@
+"""speckv: a small draft model writes the answer first, and the model's queries on that draft choose what stays.
+
+Paper: Galim et al., Draft-based Approximate Inference for LLMs, arXiv 2506.08373 (SpecKV).
+
+The draft model, of the same tokenizer, greedily continues the prompt by `n` tokens. They run as a continuation of the
+prompt, and with the last `window` prompt queries theirs score the prompt:
+
+    score_j = maxpool( max over these queries and the group's query heads of softmax over all keys up to the query )
+
+The last `window` prompt tokens stay, the drafted ones are dropped. Defaults: window 32, kernel 7, max.
+
+The released code drafts as many tokens as may be generated, which costs as much as the answer; here `n` is 64. Its
+sparse prefill, which is another thing than eviction, is left out. `reduce=mean` adds up instead; the mean over a fixed
+number of queries ranks alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.errors import UserError
+from kvbench.eviction.api import Column, Method, Needs, Once, Probe, Prompt, Protect, Trigger, option
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("speckv")
+@dataclass(frozen=True)
+class SpecKV(Method):
+    paper = "Galim et al., arXiv 2506.08373"
+    kind = "probes"
+
+    draft: str | None = option(None, "folder or hub name of the draft model; it must share the tokenizer (required)")
+    n: int = option(64, "tokens that the draft model writes", low=1)
+    window: int = option(32, "last prompt tokens that vote too and always stay", low=1)
+    reduce: Literal["max", "mean"] = option("max", "how votes of queries and of query heads are merged")
+    kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self.window, probes=True)
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="draft"),)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.window)
+
+    def trigger(self, interval: int) -> Trigger:
+        return Once()
+
+    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
+        if not self.draft:
+            raise UserError(
+                "method 'speckv' needs a draft model of the same tokenizer: --method-opt speckv.draft=FOLDER_OR_NAME."
+            )
+        tokens = prompt.draft(self.draft, self.n)
+        if tokens:  # an answer may be over before it begins
+            yield Probe(tokens=tokens)
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        return {"draft": self._merge(view.columns["draft"], self._votes(view))}
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        votes = self._merge(view.columns["draft"], self._votes(view.last_queries(self.window)))
+        return view.pool(votes, "max", self.kernel, view.older(self.window))
+
+    def _votes(self, view: LayerView) -> torch.Tensor:
+        if self.reduce == "max":
+            return view.attend(reduce_g="max", reduce_q="max")
+        return view.attend(reduce_g="mean", reduce_q="sum")
+
+    def _merge(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.maximum(a, b) if self.reduce == "max" else a + b
