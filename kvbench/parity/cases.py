@@ -69,12 +69,10 @@ class Case:
         except (OSError, SafetensorError) as error:
             raise UserError(f"cannot read the tensors of parity case {show(self.path)}: {error}") from None
 
-    def slots(self, step: int) -> torch.Tensor:
-        """[L, H, N] token in every slot before a step, in the reference's own slot order."""
-        flat = self.tensors[f"cache.{step}"]
-        if len(self._split("cache", step)) != self.layers * self.heads or flat.numel() % (self.layers * self.heads):
-            raise UserError(f"parity case {show(self.name)}: slots of step {step} are not equal for all heads.")
-        return flat.long().view(self.layers, self.heads, -1)
+    def slots(self, step: int) -> list[list[torch.Tensor]]:
+        """Token in every slot before a step, for each layer and head, in the reference's own slot order."""
+        units = [unit.long() for unit in self._split("cache", step)]
+        return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
     def kept(self, step: int) -> list[set[int]]:
         """Tokens that each unit keeps."""
@@ -94,8 +92,7 @@ class Case:
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 
     def in_text_order(self, step: int) -> bool:
-        slots = self.slots(step)
-        return bool((slots.diff(dim=-1) > 0).all())
+        return all(bool((row.diff() > 0).all()) for layer in self.slots(step) for row in layer)
 
     def _split(self, name: str, step: int) -> list[torch.Tensor]:
         flat, offsets = self.tensors[f"{name}.{step}"], self.tensors[f"{name}_off.{step}"].tolist()

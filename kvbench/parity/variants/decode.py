@@ -1,44 +1,11 @@
-"""Which kvbench method, options and budget stand for which variant of the reference code.
-
-One function for each family of variants turns a case's hyperparameters into plans; `VARIANTS` is the table, `REASONS`
-says why the others are not run. The prose of it is docs/parity.md.
-"""
+"""Methods that evict while decoding, and the simplest of those that evict a prompt."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from kvbench.parity.cases import Case
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """How to run one case. `states` maps method columns to the reference's states, for teacher forcing."""
-
-    method: str
-    options: dict[str, Any] = field(default_factory=dict)
-    budget: int
-    every_token: bool = False  # the reference is called after every token, the file stores only some of the calls
-    states: dict[str, str] = field(default_factory=dict)
-    prompt_memory: bool = False  # G-KV's memory starts with the attention that the prompt's own queries pay
-    sorted_steps: bool = False  # judge, teacher-forced, only the steps that start from slots in text order
-
-
-class NotCoveredError(Exception):
-    """A case that is not run; the message is the reason."""
-
-
-def plans(case: Case) -> list[Plan]:
-    """Plans of a case. Raises NotCoveredError."""
-    if not case.has_decisions:
-        raise NotCoveredError("values without decisions")
-    make = VARIANTS.get((case.method, case.variant))
-    if make is None:
-        reason = REASONS.get((case.method, case.variant)) or f"no method for {case.method!r} yet"
-        raise NotCoveredError(reason)
-    return make(case)
+from kvbench.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants, kvpress_budget
 
 
 def _snapkv_rkv_repo(case: Case) -> list[Plan]:
@@ -100,9 +67,10 @@ def _h2o_real_drop(case: Case) -> list[Plan]:
 def _h2o_prefill(case: Case) -> list[Plan]:
     h = case.hyper
     group = case.tensors["q"].shape[1] // case.tensors["k"].shape[1]
-    if h.get("gqa_score_agg", "mean") != "mean" and group > 1:
-        raise NotCoveredError("h2o takes the mean over the group of query heads, not the maximum")
-    return [Plan(method="h2o", options={"recent": h["window_size"]}, budget=h["max_capacity_prompt"])]
+    options = {"recent": h["window_size"]}
+    if h.get("gqa_score_agg", "mean") == "max" and group > 1:
+        options |= {"reduce_g": "max", "group": group}
+    return [Plan(method="h2o", options=options, budget=h["max_capacity_prompt"])]
 
 
 def _streaming_call(case: Case) -> list[Plan]:
@@ -125,7 +93,7 @@ def _streaming_prefill(case: Case) -> list[Plan]:
 
 
 def _streaming_kvpress(case: Case) -> list[Plan]:
-    return _streaming(case.hyper["n_sink"], _kvpress_budget(case))
+    return _streaming(case.hyper["n_sink"], kvpress_budget(case))
 
 
 def _streaming(sinks: int, budget: int) -> list[Plan]:
@@ -133,19 +101,14 @@ def _streaming(sinks: int, budget: int) -> list[Plan]:
 
 
 def _knorm_kvpress(case: Case) -> list[Plan]:
-    return [Plan(method="knorm", budget=_kvpress_budget(case))]
+    return [Plan(method="knorm", budget=kvpress_budget(case))]
 
 
 def _tova_kvpress(case: Case) -> list[Plan]:
-    return [Plan(method="tova", options={"recent": 1}, budget=_kvpress_budget(case))]
+    return [Plan(method="tova", options={"recent": 1}, budget=kvpress_budget(case))]
 
 
-def _kvpress_budget(case: Case) -> int:
-    """kvpress names the share to remove, and rounds in floating point."""
-    return max(1, int(case.seen[0] * (1 - case.hyper["compression_ratio"])))
-
-
-VARIANTS: dict[tuple[str, str], Callable[[Case], list[Plan]]] = {
+VARIANTS: Variants = {
     ("snapkv", "decode_rkv_repo"): _snapkv_rkv_repo,
     ("snapkv", "snapkv_form"): _gkv_repo,
     ("rkv", "r1kv"): _rkv_rkv_repo,
@@ -170,9 +133,6 @@ VARIANTS: dict[tuple[str, str], Callable[[Case], list[Plan]]] = {
     ("tova", "kvpress_prefill"): _tova_kvpress,
 }
 
-REASONS: dict[tuple[str, str], str] = {
-    ("snapkv", "official_prefill"): "prefill snapkv is not implemented yet (and keeps one cache per query head here)",
-    ("snapkv", "kvpress_prefill"): "prefill snapkv is not implemented yet",
-    ("snapkv", "kvcache_factory_prefill"): "prefill snapkv is not implemented yet",
+REASONS: Reasons = {
     ("h2o", "h2o_mask_simulation"): "a mask simulation: nothing is dropped, hidden tokens come back",
 }
