@@ -26,11 +26,11 @@ from typing import Any
 import torch
 import transformers
 
-from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel, pick_device, pick_dtype, prepare
 from kvbench.engine.plan import Machine, ModelShape, measure, roofline
 from kvbench.errors import BudgetViolation, KVBenchError, UserError, show
+from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.records import Request
 
@@ -102,7 +102,7 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
         raise UserError(f"--baseline {show(setting.baseline)}: choose transformers, none.")
     if setting.repeats < 1:
         raise UserError(f"--repeats must be 1 or more; got {setting.repeats}.")
-    method: Method = registry.methods.get(setting.method)()
+    method = choose.make(setting.method, {})
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # until the copies are made: threads do not survive a fork
     try:
@@ -149,7 +149,7 @@ def _measure(
         ours.append(_apart(setting, loaded, lambda n: _run_engine(setting, method, loaded, ids, n)))
         if setting.baseline == "transformers":
             theirs.append(_apart(setting, loaded, lambda n: _run_generate(loaded, ids, n)))
-    held = setting.budget + setting.interval / 2 if method.evicts else setting.prompt + setting.new_tokens / 2
+    held = setting.budget + setting.interval / 2 if method.takes_budget else setting.prompt + setting.new_tokens / 2
     limit = roofline(shape, machine, sequences, held, loaded.dtype)
     runs = [run for pair in ours for run in pair]
     return Measured(
@@ -217,7 +217,7 @@ def _run_engine(setting: Setting, method: Method, loaded: LoadedModel, ids: torc
     engine = Engine(
         loaded,
         method,
-        budget=setting.budget if method.evicts else None,
+        budget=setting.budget if method.takes_budget else None,
         interval=setting.interval,
         slots=len(ids),
         max_tokens=ids.shape[1] + tokens,

@@ -7,18 +7,18 @@ traceback. Nothing here or in a command's checks imports torch.
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from kvbench import __version__, terminal
-from kvbench.commands import audit, bench, doctor, repair, report, run, show
+from kvbench.commands import audit, bench, doctor, repair, report, run, show, train
 from kvbench.commands import list as list_command
 from kvbench.errors import Interrupted, KVBenchError, UserError
 from kvbench.errors import show as quoted
@@ -27,8 +27,9 @@ from kvbench.registry import did_you_mean
 EPILOG = """Start here:
   kvbench run --suite demo
   kvbench list methods
-  kvbench run --method full,gkv --budget 48 --task walk
+  kvbench run --method full,gkv --budget 48 --interval 32 --task walk
 """
+LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that take several values with commas
 
 
 class _Group(TyperGroup):
@@ -59,19 +60,8 @@ app.command("report", epilog=report.EPILOG)(report.report)
 app.command("repair", epilog=repair.EPILOG)(repair.repair)
 app.command("bench", epilog=bench.EPILOG)(bench.bench)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-
-
-@app.command("audit", epilog="Example:\n  kvbench audit --parity tests/data/parity")
-def _audit(
-    parity: Annotated[
-        str, typer.Option("--parity", metavar="DIR", help="Folder with recorded decisions.", show_default=False)
-    ],
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
-) -> int:
-    """Check methods against decisions recorded from the code of their papers."""
-    if not Path(parity).is_dir():
-        raise UserError(f"--parity {quoted(parity)} is not a folder.")
-    return audit.audit_parity(Path(parity), json)
+app.command("audit", epilog=audit.EPILOG)(audit.audit)
+app.command("train", epilog=train.EPILOG)(train.train)
 
 
 @app.callback()
@@ -105,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KVBenchError, typer.TyperException) as error:
         if debug:
             traceback.print_exc()
-        expected = error if isinstance(error, KVBenchError) else _usage(error)
+        expected = error if isinstance(error, KVBenchError) else _usage(error, given)
         terminal.fail(expected)
         return expected.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -126,14 +116,25 @@ def _reader_gone() -> int:
     return 0
 
 
-def _usage(error: Any) -> UserError:
+def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
     """A parser's error in our words."""
     option = getattr(error, "option_name", None)
     if option and "such option" in str(error):
         known = [name for p in error.ctx.command.params for name in (*p.opts, *p.secondary_opts)]
         return UserError(f"no option {quoted(option)}.{did_you_mean(option, known)}")
     message = str(error.format_message()).strip()
+    if "unexpected extra argument" in message and (meant := _with_commas(given)):
+        return UserError(f"{message[:1].lower() + message[1:].rstrip('.')}. Did you mean {meant}?")
     return UserError((message[:1].lower() + message[1:]).rstrip(".") + ".")
+
+
+def _with_commas(given: Sequence[str]) -> str:
+    """``--budget 48,64`` where ``--budget 48 64`` was typed."""
+    for place, option in enumerate(given):
+        values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
+        if option in LISTS and len(values) > 1:
+            return f"{option} {quoted(','.join(values))[1:-1]}"
+    return ""
 
 
 if __name__ == "__main__":

@@ -18,11 +18,14 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from kvbench import registry
+from kvbench.budget import Budget, label, order
 from kvbench.errors import UserError, show
-from kvbench.values import BadValue, budget, choice, flag, got, number, parse, setting, text, unknown_key, whole
+from kvbench.values import BadValue, budget, choice, files, flag, got, number, parse, setting, text, unknown_key, whole
 
 Value = bool | int | float | str | None
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+PREFILL = ("full", "chunked")
+COMPRESS = ("query-aware", "query-agnostic")  # the prompt is evicted with its question, or before it
 MOST = 1_000_000  # questions of a task, samples of a question
 
 
@@ -36,7 +39,7 @@ def count(raw: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChoice:
-    """A method and the options that differ from its defaults, sorted by name."""
+    """A method, or two joined by ``+``, and the options that differ from the defaults, sorted by name."""
 
     name: str
     options: tuple[tuple[str, Value], ...] = ()
@@ -51,9 +54,11 @@ class MethodChoice:
         return f"{self.name}({options})" if options else self.name
 
     @property
-    def evicts(self) -> bool:
-        """False for the full cache, which takes no budget."""
-        return bool(getattr(registry.methods.get(self.name), "evicts", True))
+    def takes_budget(self) -> bool:
+        """False for the full cache, and where a method's options say how much stays."""
+        if "+" in self.name:  # methods that take none cannot be combined
+            return True
+        return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +66,13 @@ class Cell:
     """One method at one budget on one task."""
 
     method: MethodChoice
-    budget: int | None
+    budget: Budget | None
     task: str
 
     @property
     def label(self) -> str:
-        """``walk gkv @48``."""
-        return f"{self.task} {self.method.label}" + ("" if self.budget is None else f" @{self.budget}")
+        """``walk gkv @48`` or ``walk gkv @25%``."""
+        return f"{self.task} {self.method.label}" + ("" if self.budget is None else f" @{label(self.budget)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +81,7 @@ class Grid:
 
     methods: tuple[MethodChoice, ...]
     tasks: tuple[str, ...]
-    budgets: tuple[int, ...] = ()
+    budgets: tuple[Budget, ...] = ()
     limit: int | None = None
 
     def cells(self) -> list[Cell]:
@@ -84,7 +89,7 @@ class Grid:
             Cell(method=method, budget=size, task=task)
             for task in self.tasks
             for method in self.methods
-            for size in (self.budgets if method.evicts else (None,))
+            for size in (self.budgets if method.takes_budget else (None,))
         ]
 
 
@@ -114,6 +119,9 @@ class RunConfig:
     task_file: str | None = setting(None, text)  # a task as a JSONL file
     slots: int | Literal["auto"] = setting("auto", whole(1, word="auto"))  # sequences decoded together
     prefill_chunk: int = setting(512, whole(1))
+    prefill: Literal["full", "chunked"] = setting("full", choice(*PREFILL))  # evict once it is read, or by chunks
+    compress: Literal["query-aware", "query-agnostic"] = setting("query-aware", choice(*COMPRESS))
+    plugin: tuple[str, ...] = setting((), files)  # files that register methods and tasks
 
     def __post_init__(self) -> None:
         for name, parser in PARSERS.items():
@@ -122,14 +130,15 @@ class RunConfig:
         limits: dict[str, int | None] = {}
         for grid in self.grids:
             for size in grid.budgets:
-                parse("'budget'", budget, size)
+                parse("'budget'", budget, label(size))
             for task in grid.tasks:
                 if limits.setdefault(task, grid.limit) != grid.limit:
                     raise UserError(f"task {show(task)} has two limits: {limits[task]} and {grid.limit}.")
 
     def cells(self) -> tuple[Cell, ...]:
         """The grid expanded, each cell once; a method that does not evict appears once per task, without a budget."""
-        return tuple(dict.fromkeys(cell for grid in self.grids for cell in grid.cells()))
+        cells = [cell for grid in self.grids for cell in grid.cells()]
+        return tuple({(cell, cell.label): cell for cell in cells}.values())
 
     def limit_for(self, task: str) -> int | None:
         """How many questions of a task are asked; None is all."""
@@ -144,8 +153,8 @@ class RunConfig:
         return tuple(dict.fromkeys(method for grid in self.grids for method in grid.methods))
 
     @property
-    def budgets(self) -> tuple[int, ...]:
-        return tuple(sorted({size for grid in self.grids for size in grid.budgets}))
+    def budgets(self) -> tuple[Budget, ...]:
+        return tuple(sorted({label(size): size for grid in self.grids for size in grid.budgets}.values(), key=order))
 
     def hash(self) -> str:
         """16 hex digits over everything that can change a row; the order in which cells were listed does not count.
@@ -155,7 +164,8 @@ class RunConfig:
         free = ("grids", *OPERATIONAL)
         identity = {k: v for k, v in self.to_dict().items() if k not in free and v != DEFAULTS[k]}
         identity["limits"] = {task: self.limit_for(task) for task in self.tasks}
-        identity["cells"] = sorted([c.task, c.method.label, c.budget or 0] for c in self.cells())
+        cells = sorted(self.cells(), key=lambda c: (c.task, c.method.label, order(c.budget or 0)))
+        identity["cells"] = [[c.task, c.method.label, _plain(c.budget or 0)] for c in cells]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_dict(self) -> dict[str, Any]:
@@ -163,13 +173,19 @@ class RunConfig:
         grids = [
             {
                 "methods": [{"name": m.name, "options": dict(m.options)} for m in grid.methods],
-                "budgets": list(grid.budgets),
+                "budgets": [_plain(size) for size in grid.budgets],
                 "tasks": list(grid.tasks),
                 "limit": grid.limit,
             }
             for grid in self.grids
         ]
-        return {"grids": grids} | {name: getattr(self, name) for name in PARSERS}
+        settings = {name: getattr(self, name) for name in PARSERS}
+        return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
+
+    def stored(self) -> dict[str, Any]:
+        """What run.json keeps and compares. Younger settings stay out at their default, so that old runs go on."""
+        kept = self.to_dict() | dict.fromkeys(OPERATIONAL)
+        return {k: v for k, v in kept.items() if k not in YOUNGER or v not in (None, DEFAULTS[k])}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
@@ -180,13 +196,13 @@ class RunConfig:
         grids = tuple(
             Grid(
                 methods=tuple(MethodChoice(name=m["name"], options=tuple(m["options"].items())) for m in g["methods"]),
-                budgets=tuple(g["budgets"]),
+                budgets=tuple(parse("'budget'", budget, size) for size in g["budgets"]),
                 tasks=tuple(g["tasks"]),
                 limit=g.get("limit"),
             )
             for g in data["grids"]
         )
-        return cls(grids=grids, **{name: data[name] for name in PARSERS if name in data})
+        return cls(grids=grids, **{name: data[name] for name in PARSERS if data.get(name) is not None})
 
     def differences(self, other: RunConfig) -> list[tuple[str, Any, Any]]:
         """(setting, mine, the other's) for all that differs and counts; methods, budgets and tasks as their lists."""
@@ -198,11 +214,17 @@ class RunConfig:
         settings = {k: v for k, v in self.to_dict().items() if k != "grids"} | dict.fromkeys(OPERATIONAL)
         return settings | {
             "methods": sorted(m.label for m in self.methods),
-            "budgets": list(self.budgets),
+            "budgets": [_plain(size) for size in self.budgets],
             "tasks": sorted(self.tasks),
         }
 
 
+def _plain(size: Budget) -> int | str:
+    """A budget for JSON: a share as its label, since JSON readers do not tell 1.0 from 1."""
+    return size if isinstance(size, int) else label(size)
+
+
 PARSERS = {f.name: f.metadata["parser"] for f in dataclasses.fields(RunConfig) if "parser" in f.metadata}
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig)}
-OPERATIONAL = ("data",)  # where things are: free to differ when a run is continued
+OPERATIONAL = ("data", "plugin")  # where things are: free to differ when a run is continued
+YOUNGER = ("prefill", "compress", "plugin")  # settings that runs of the first format did not have

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kvbench.errors import SetupError, UserError, show
+from kvbench.models import UNREACHABLE
 from kvbench.task import Manifest
 
 BUNDLED = Path(__file__).parent / "bundled"
@@ -143,7 +144,9 @@ def _mismatch(manifest: Manifest, count: int, ids: Sequence[str], ids_sha256: st
 
 def _from_hub(task: str, manifest: Manifest, revision: str | None) -> tuple[list[dict[str, Any]], str | None]:
     import datasets
+    import huggingface_hub
 
+    huggingface_hub.logging.set_verbosity_error()  # it tells of every retry; `hub_error` tells the outcome
     try:
         table = datasets.load_dataset(manifest.hub, manifest.config, split=manifest.split, revision=revision)
     except Exception as error:
@@ -174,18 +177,11 @@ def hub_error(error: Exception, task: str, manifest: Manifest) -> SetupError:
         )
     if "GatedRepoError" in kinds or re.search(r"\bgated\b", text):
         return SetupError(f"data set {show(manifest.hub)} is gated: accept the terms on its page and set HF_TOKEN.")
-    unreachable = {
-        "ConnectionError",
-        "OfflineModeIsEnabled",
-        "ConnectError",
-        "TimeoutException",
-        "LocalEntryNotFoundError",
-        "gaierror",
-    }
-    if kinds & unreachable:
+    if kinds & UNREACHABLE:
         return SetupError(
-            f"task {show(task)} is not on this machine and the hub is unreachable. Run it once on a connected machine, "
-            f"or give a folder that holds {manifest.path} with --data or KVBENCH_DATA."
+            f"task {show(task)} is not on this machine and the hub is unreachable. Run it once on a connected machine "
+            f"(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder that holds {manifest.path} with --data or "
+            "KVBENCH_DATA."
         )
     if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError", "RevisionNotFoundError"}:
         return SetupError(

@@ -19,6 +19,15 @@ from typing import Any
 from kvbench.errors import SetupError, UserError, show
 
 TINY = "tiny"
+TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+UNREACHABLE = {
+    "ConnectionError",
+    "OfflineModeIsEnabled",
+    "ConnectError",
+    "TimeoutException",
+    "LocalEntryNotFoundError",
+    "gaierror",
+}  # class names of the libraries that talk to the hub
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 
 
@@ -40,6 +49,13 @@ class ModelInfo:
         text = self.config.get("text_config")
         value = self.config.get("max_position_embeddings") or (text or {}).get("max_position_embeddings")
         return int(value) if value else None
+
+    @property
+    def group(self) -> int | None:
+        """Query heads that share a KV head; None when it is unknown."""
+        text = self.config.get("text_config") or self.config
+        query, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
+        return int(query) // int(kv) if query and kv else None
 
     @property
     def has_chat_template(self) -> bool | None:
@@ -82,6 +98,37 @@ def _local(name: str, folder: Path) -> ModelInfo:
     return ModelInfo(name=name, folder=folder, config=_json(folder / "config.json"))
 
 
+def check_tokenizer(name: str, folder: Path) -> None:
+    """A tokenizer must be there: transformers makes an empty one for some models where it is not. Raises SetupError."""
+    if not any((folder / file).is_file() for file in TOKENIZERS):
+        raise SetupError(
+            f"model {show(name)}: it has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights."
+        )
+
+
+def unreadable(name: str, where: str, error: Exception) -> SetupError:
+    """The line for a model whose tokenizer or configuration transformers cannot load."""
+    about = f"model {show(name)}"
+    if not Path(where).is_dir():
+        chain: list[BaseException] = [error]
+        while (link := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 10:
+            chain.append(link)
+        kinds = {base.__name__ for e in chain for base in type(e).__mro__}
+        if "GatedRepoError" in kinds:
+            return SetupError(f"{about} is gated: accept the terms on its page and set HF_TOKEN.")
+        if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError"}:
+            return SetupError(
+                f"the hub has no {about}, or not that --revision (or it is private and HF_TOKEN not set)."
+            )
+        if kinds & UNREACHABLE or "connect to" in str(error):
+            return SetupError(
+                f"{about} is not on this machine and the hub is unreachable. Give a local folder with --model, or "
+                "fetch it on a connected machine; HF_HUB_OFFLINE=1 then uses the cached copy without asking the hub."
+            )
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return SetupError(f"{about} cannot be read: {reason}")
+
+
 def revision(info: ModelInfo) -> str | None:
     """What tells one state of a model from another: the hub commit, or for a local folder a hash of its weights.
 
@@ -93,7 +140,7 @@ def revision(info: ModelInfo) -> str | None:
     if info.folder.parent.name == "snapshots":
         return info.folder.name
     digest = hashlib.sha256((info.folder / "config.json").read_bytes())
-    for path in sorted(info.folder.glob("*.safetensors")):
+    for path in _weights(info.folder):
         size = path.stat().st_size
         digest.update(f"{path.name} {size}".encode())
         with path.open("rb") as file:
@@ -103,9 +150,14 @@ def revision(info: ModelInfo) -> str | None:
     return digest.hexdigest()[:16]
 
 
+def _weights(folder: Path) -> list[Path]:
+    """The model's own files; a method's table beside them has a card of its name."""
+    return [path for path in sorted(folder.glob("*.safetensors")) if not path.with_suffix(".json").is_file()]
+
+
 def check_weights(name: str, folder: Path) -> None:
     """Weights must be there, as safetensors, and whole. Raises SetupError."""
-    files = sorted(folder.glob("*.safetensors"))
+    files = _weights(folder)
     if not files:
         if pickles := [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]:
             raise SetupError(

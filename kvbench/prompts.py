@@ -165,6 +165,36 @@ def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
     return [int(i) for i in ids]
 
 
+def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tuple[list[int], int]:
+    """Token ids as of `encode`, and how many of them end within the turn's context or before it.
+
+    Raises UserError when the text does not hold the turn as it is (a template may change it), or when the tokenizer
+    does not say where its tokens lie.
+    """
+    end = _context_end(text, turn)
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(
+            "the tokenizer does not say which text a token covers, so the end of the context is unknown; "
+            "use --compress query-aware."
+        )
+    found = tokenizer(text, add_special_tokens=not chat, return_attention_mask=False, return_offsets_mapping=True)
+    ids, offsets = [int(i) for i in found["input_ids"]], found["offset_mapping"]
+    leading = next((i for i, (_, stop) in enumerate(offsets) if stop > end), len(ids))
+    return ids, leading
+
+
+def _context_end(text: str, turn: Turn) -> int:
+    """Where the context ends in a rendered prompt. Templates often strip blanks from both ends of a turn."""
+    user, lead = turn.user.strip(), len(turn.user) - len(turn.user.lstrip())
+    place = text.rfind(user)
+    if place < 0:
+        raise UserError(
+            "the chat template changes the prompt's text, so the end of the context cannot be found; "
+            "use --compress query-aware or another --chat-template."
+        )
+    return place + len(turn.context) - lead
+
+
 def effective_thinking(
     tokenizer: Any, thinking: bool | None, *, chat: bool, chat_template: str | None = None
 ) -> bool | None:

@@ -10,6 +10,7 @@ import difflib
 import importlib
 import importlib.metadata
 import pkgutil
+import re
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
@@ -17,6 +18,7 @@ from typing import Generic, TypeVar
 from kvbench.errors import UserError, show
 
 T = TypeVar("T")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.ASCII)
 
 
 def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
@@ -38,6 +40,10 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f" Did you mean {listed}?"
 
 
+class NameTaken(UserError):
+    """A name that is registered already."""
+
+
 class Registry(Generic[T]):
     """Names to classes.
 
@@ -55,14 +61,16 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]:
-        """Class decorator. Raises UserError when the name is taken, naming both modules."""
+        """Class decorator. Raises UserError when a name cannot be typed, or is taken, naming both modules."""
 
         def add(member: T) -> T:
             origin = getattr(member, "__module__", "?")
             for n in (name, *aliases):
+                if not _NAME.fullmatch(n):
+                    raise UserError(f"{self.kind} {show(n)}: a name has lower-case letters, digits, '-', '_' and '.'.")
                 taken = self._origin.get(n)
                 if taken is not None:
-                    raise UserError(f"{self.kind} {show(n)} is defined twice: in {taken} and in {origin}.")
+                    raise NameTaken(f"{self.kind} {show(n)} is defined twice: in {taken} and in {origin}.")
             self._members[name] = member
             for n in (name, *aliases):
                 self._origin[n] = origin
@@ -70,6 +78,15 @@ class Registry(Generic[T]):
             return member
 
         return add
+
+    def save(self) -> tuple[dict[str, T], dict[str, str], dict[str, str]]:
+        """What is registered now, for `restore`."""
+        self._discover()
+        return dict(self._members), dict(self._aliases), dict(self._origin)
+
+    def restore(self, saved: tuple[dict[str, T], dict[str, str], dict[str, str]]) -> None:
+        members, aliases, origin = saved
+        self._members, self._aliases, self._origin = dict(members), dict(aliases), dict(origin)
 
     def names(self) -> list[str]:
         """Registered names without aliases, sorted."""

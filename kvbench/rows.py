@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from kvbench import env, registry
+from kvbench import env
 from kvbench.records import Generation, Usage
 from kvbench.task import Score, Task
-from kvbench.work import PlannedRow
+from kvbench.work import PlannedRow, make_method
 
 if TYPE_CHECKING:
     from kvbench.run import CellPlan
@@ -29,17 +29,20 @@ def make_row(
     found = score if status == "ok" and score is not None else Score(value=None)
     aux = dict(found.aux)
     no_answer = aux.pop("no_answer", None)
-    floor = None
-    if cell.budget is not None:
-        floor = task.floor(cell.budget, planned.identity["interval"])
+    floor, budget = None, planned.identity["budget"]
+    if budget is not None:
+        if generation.usage is not None and generation.usage.budget_entries is not None:
+            budget = generation.usage.budget_entries
+        floor = task.floor(budget, planned.identity["interval"])
     row = {
         **planned.identity,
         **host,
         "row_key": planned.key,
+        "budget": budget,
         "cluster_id": doc.cluster,
         "category": doc.meta.get("category"),
         "slots": cell_plan.plan.slots,
-        "decode_bounded": registry.methods.get(cell.method.name).decode_bounded,  # type: ignore[attr-defined]
+        "decode_bounded": make_method(cell).decode_bounded,
         "status": status,
         "note": note or None,
         "stop_reason": generation.stop_reason or None,
@@ -73,8 +76,10 @@ def _usage(usage: Usage, limit: float) -> dict[str, Any]:
         "entries_mean": usage.entries_mean,
         "entries_prefill_peak": usage.entries_prefill_peak,
         "kv_bytes_peak": usage.kv_bytes_peak,
+        "kv_bytes_extra": usage.kv_bytes_extra,
         "kv_bytes_mean": usage.kv_bytes_mean,
         "kv_bytes_slot": usage.kv_bytes_slot,
+        "kv_bytes_prefill_peak": usage.kv_bytes_prefill_peak,
         "evictions": usage.evictions,
         "first_eviction": usage.first_eviction,
         "prefill_seconds": usage.prefill_seconds,

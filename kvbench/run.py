@@ -10,6 +10,7 @@ gets here.
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import sys
 import time
@@ -20,19 +21,20 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+import huggingface_hub
 import transformers
 
-from kvbench import env, models
+from kvbench import env, models, plugins
 from kvbench.config import OPERATIONAL, Cell, RunConfig
 from kvbench.data import Data
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel, load, pick_device, pick_dtype
 from kvbench.engine.plan import Machine, ModelShape, Plan, measure, plan_cell, read_shape, use_threads
-from kvbench.errors import Interrupted, SetupError, UserError, show
+from kvbench.errors import Interrupted, UserError, show
 from kvbench.records import Generation
 from kvbench.rows import make_row
 from kvbench.scoring.pool import ScorePool
-from kvbench.store import Journal, RunFolder
+from kvbench.store import Journal, RunFolder, resume_command
 from kvbench.task import Output, Score
 from kvbench.work import PlannedRow, TaskWork, make_method
 
@@ -50,7 +52,9 @@ class CellPlan:
     cell: Cell
     rows: list[PlannedRow]
     plan: Plan
-    max_tokens: int
+    max_tokens: int  # of prompt and output
+    max_output: int
+    tail: int  # of a prompt, behind its context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,18 +127,20 @@ def execute(
         "device": str(device),
         "threads": threads,
         **{name: getattr(config, name) for name in OPERATIONAL},
+        "data_variable": os.environ.get("KVBENCH_DATA"),
+        "plugins": plugins.loaded(config.plugin),
         "sources": dict(sources or {}),
         "model": identity,
         "tasks": {n: {"version": w.task.version, "data": dict(w.data)} for n, w in works.items()},
         "plans": [{"cell": p.cell.label, "plan": p.plan.line()} for p in plans],
     }
     opener = RunFolder.resume if resume else RunFolder.start
-    kept = config.to_dict() | dict.fromkeys(OPERATIONAL)
-    extra: dict[str, Any] = {} if resume else {"config": kept, "command": command, "planned": total}
+    extra: dict[str, Any] = {} if resume else {"config": config.stored(), "command": command, "planned": total}
     with opener(
         out, name, environment=environment, take_over=take_over, allow_version_change=allow_version_change, **extra
     ) as folder:
         _check_data(name, folder.info["environment"]["tasks"], environment["tasks"])
+        _check_plugins(name, folder.info["environment"].get("plugins", []), environment["plugins"])
         done = folder.done_keys()
         for text in folder.notices:
             say(text)
@@ -164,17 +170,30 @@ def _check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
             )
 
 
+def _check_plugins(run: str, before: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> None:
+    """A continued run must have the plug-ins it began with, wherever their files lie now."""
+    if sorted(p["sha256"] for p in before) != sorted(p["sha256"] for p in now):
+        was, has = (
+            ", ".join(f"{Path(p['path']).name} {p['sha256'][:12]}" for p in ps) or "none" for ps in (before, now)
+        )
+        raise UserError(
+            f"the plug-ins of run {show(run)} changed since it began ({was}; now {has}). Give another --run-name."
+        )
+
+
 def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
     """Tokenizer and configuration, from a folder or the hub."""
     transformers.logging.set_verbosity_error()
+    if Path(where).is_dir():
+        models.check_tokenizer(config.model, Path(where))
+    huggingface_hub.logging.set_verbosity_error()  # it tells of every retry; the outcome is told below
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
         return tokenizer, transformers.AutoConfig.from_pretrained(
             where, revision=config.revision, trust_remote_code=False
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SetupError(f"model {show(config.model)} cannot be read: {reason}") from error
+        raise models.unreadable(config.model, where, error) from error
 
 
 def _plan(
@@ -189,8 +208,12 @@ def _plan(
     dtype: Any,
 ) -> CellPlan:
     rows = work.rows(cell, config, identity, str(dtype).removeprefix("torch."))
-    lengths = [len(p.ids) + p.max_new_tokens for p in work.prompts]
-    most = max((n for n in lengths if n <= context), default=1)  # longer prompts become rows without a sequence
+    fitting = [p for p in work.prompts if len(p.ids) + p.max_new_tokens <= context]  # others become rows all the same
+    lengths = {
+        "max_tokens": max((len(p.ids) + p.max_new_tokens for p in fitting), default=1),
+        "max_output": max((p.max_new_tokens for p in fitting), default=1),
+        "tail": max((len(p.ids) - (p.compress_at or len(p.ids)) for p in fitting), default=0),
+    }
     method = make_method(cell)
     plan = plan_cell(
         shape,
@@ -199,12 +222,12 @@ def _plan(
         budget=cell.budget,
         interval=config.interval,
         sequences=max(1, len(rows)),
-        max_tokens=most,
         slots=config.slots,
         device=device,
         dtype=dtype,
+        **lengths,
     )
-    return CellPlan(cell=cell, rows=rows, plan=plan, max_tokens=most)
+    return CellPlan(cell=cell, rows=rows, plan=plan, **lengths)
 
 
 class _Runner:
@@ -270,7 +293,10 @@ class _Runner:
             interval=self.config.interval,
             slots=cell_plan.plan.slots,
             max_tokens=cell_plan.max_tokens,
+            max_output=cell_plan.max_output,
+            tail=cell_plan.tail,
             prefill_chunk=self.config.prefill_chunk,
+            prefill=self.config.prefill,
             on_step=step,
         )
         with contextlib.suppress(_Stop):
@@ -328,8 +354,7 @@ class _Runner:
     def _interrupt(self, journal: Journal) -> None:
         journal.flush()
         raise Interrupted(
-            f"interrupted: {self.done} of {self.total} rows saved; "
-            f"continue with kvbench run --resume {self.folder.name}",
+            f"interrupted: {self.done} of {self.total} rows saved; continue with {resume_command(self.folder.path)}",
             128 + (self.stop or signal.SIGINT),
         )
 

@@ -20,13 +20,15 @@ from typing import Any
 
 from kvbench.config import PARSERS
 from kvbench.errors import UserError, show
-from kvbench.registry import did_you_mean
+from kvbench.registry import did_you_mean, near
 from kvbench.values import unknown_key
 
 AXES = ("method", "budget", "task")
 BLOCK = (*AXES, "limit")
 KEYS = (*AXES, "method_opt", *PARSERS)
 SUITES = Path(__file__).parent / "suites"
+PREFIX = "KVBENCH_"
+ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are no setting of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +88,22 @@ def gather(
         for key, value in flags.items()
         if value not in (None, (), [])
     }
-    names = {k: f"KVBENCH_{k.upper()}" for k in KEYS if k != "data"}  # KVBENCH_DATA is read where data are looked for
+    names = {k: PREFIX + k.upper() for k in KEYS if k != "data"}  # KVBENCH_DATA is read where data are looked for
     variables = {k: Given(environ[n], f"environment variable {n}") for k, n in names.items() if environ.get(n)}
     blocks: list[Layer] = next((blocks for _, blocks in reversed(files) if blocks), [])
     return Gathered([layer for layer, _ in files], variables, typed, blocks)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each KVBENCH_ variable that nothing reads."""
+    words = {key.lower(): PREFIX + key.upper() for key in (*KEYS, *(n.removeprefix(PREFIX) for n in ELSEWHERE))}
+    found = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in words.values():
+            close = near(name.removeprefix(PREFIX), list(words), 1)
+            hint = f" Did you mean {words[close[0]]}?" if close else ""
+            found.append(f"environment variable {name} is not known and has no effect.{hint}")
+    return found
 
 
 def suites() -> dict[str, Path]:

@@ -48,7 +48,7 @@ class SyntheticTask(Task):
 
     def _doc(self, seed: int) -> Doc:
         problem = self.cell.generate(seed)
+        facts, line_end, rest = problem.prompt.partition("\n")  # the facts, then what is asked of them
+        turn = Turn(context=facts + line_end, question=rest)
         meta = {"category": self.variant, "seed": seed}
-        return Doc(
-            doc_id=f"{self.variant}-{seed}", turns=(Turn(question=problem.prompt),), reference=problem.answer, meta=meta
-        )
+        return Doc(doc_id=f"{self.variant}-{seed}", turns=(turn,), reference=problem.answer, meta=meta)

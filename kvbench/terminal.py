@@ -18,6 +18,7 @@ from kvbench.errors import Interrupted, KVBenchError, show
 if TYPE_CHECKING:
     from rich.console import Console
 
+NARROW = 60  # tables are not folded further: in fewer columns nobody can read them
 WIDE = 400  # columns where stdout is no terminal and COLUMNS is not set: tables are not folded
 
 
@@ -68,7 +69,9 @@ def console() -> Console:
             raise BrokenPipeError
 
     width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDE
-    return Quiet(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
+    made = Quiet(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
+    made.width = max(NARROW, made.width)
+    return made
 
 
 def grid(*columns: str, right: tuple[str, ...] = ()) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import field
 from typing import Any
 
+from kvbench.budget import Budget, label
 from kvbench.errors import UserError, show
 from kvbench.registry import did_you_mean
 
@@ -117,6 +118,11 @@ def text(raw: object) -> str:
     return raw.strip()
 
 
+def files(raw: object) -> tuple[str, ...]:
+    """One path or a list of them."""
+    return tuple(text(path) for path in (raw if isinstance(raw, (list, tuple)) else [raw]))
+
+
 def flag(raw: object) -> bool:
     """A switch: true or false in a file, also 1/0, yes/no, on/off in an environment variable."""
     word = str(raw).strip().lower()
@@ -127,19 +133,25 @@ def flag(raw: object) -> bool:
     raise BadValue("true or false", show(raw))
 
 
-def budget(raw: object, entry: int | None = None) -> int:
-    """Entries per layer and KV head. `entry` is the position in a list of several, for the message."""
+def budget(raw: object, entry: int | None = None) -> Budget:
+    """Entries per layer and KV head, or a share of the prompt: 512, "25%" -> 0.25.
+
+    `entry` is the position in a list of several, for the message.
+    """
     value = as_whole(raw)
     literal = str(raw).strip()
     if value is None:
         if literal.endswith("%"):
-            raise BadValue(predicate=_share(literal))
+            return _share(literal)
         number_like = _number(literal)
         if number_like is None and entry is not None:
             raise BadValue(predicate=f"entry {entry} ({show(raw)}) is not a number.")
-        meant = number_like is not None and "e" in literal.lower() and number_like >= 1 and number_like.is_integer()
-        hint = f" Did you mean {int(number_like)}?" if meant and number_like else ""
-        raise BadValue(predicate=f"takes whole tokens per KV head (512); got {show(literal)}.{hint}")
+        hint = ""
+        if number_like is not None and "e" in literal.lower() and number_like >= 1 and number_like.is_integer():
+            hint = f" Did you mean {int(number_like)}?"
+        elif number_like is not None and 0 < number_like < 1:
+            hint = f" Did you mean {label(number_like)}?"
+        raise BadValue(predicate=f"{_TAKES}; got {show(literal)}.{hint}")
     if value == 0:
         raise BadValue(predicate="must be at least 1 token per KV head; use --method full for no eviction.")
     if value < 0:
@@ -147,15 +159,18 @@ def budget(raw: object, entry: int | None = None) -> int:
     return value
 
 
-def _share(literal: str) -> str:
+_TAKES = "takes whole tokens per KV head (512) or a share of the prompt (25%)"
+
+
+def _share(literal: str) -> float:
     share = _number(literal[:-1])
     if share is None:
-        return f"takes whole tokens per KV head (512); got {show(literal)}."
+        raise BadValue(predicate=f"{_TAKES}; got {show(literal)}.")
     if share <= 0:
-        return f"{literal} keeps nothing; give whole tokens per KV head (512)."
+        raise BadValue(predicate=f"{literal} keeps nothing; give whole tokens per KV head (512) or a larger share.")
     if share > 100:
-        return f"{literal} is above 100%; use --method full to keep everything."
-    return f"{literal} is a share of the prompt, which kvbench does not take; give whole tokens per KV head (512)."
+        raise BadValue(predicate=f"{literal} is above 100%; use --method full to keep everything.")
+    return float(f"{share:.10g}") / 100  # no more digits than `label` shows, so that both ways give the same number
 
 
 def _number(literal: str) -> float | None:

@@ -15,13 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvbench import prompts, registry
+from kvbench.budget import Budget, entries
 from kvbench.config import Cell, RunConfig
 from kvbench.data import Data
 from kvbench.errors import UserError, show
+from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.records import Request, Sampling
 from kvbench.store import row_key
 from kvbench.task import Doc, GenSpec, Task, get_task
+
+# Columns that came after the first runs: at these values they are left out of a row's key, so that old keys stay valid.
+YOUNGER = {"budget_share": None, "compress": "query-aware", "prefill": "full", "prefill_chunk": None}
 
 
 def load_task(name: str, task_file: str | None) -> Task:
@@ -37,9 +42,7 @@ def load_task(name: str, task_file: str | None) -> Task:
 
 def make_method(cell: Cell) -> Method:
     """The method of a cell with its options."""
-    cls = registry.methods.get(cell.method.name)
-    method: Method = cls(**dict(cell.method.options))
-    return method
+    return choose.make(cell.method.name, dict(cell.method.options))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,7 @@ class Prompt:
     ids: tuple[int, ...]
     max_new_tokens: int
     sha256: str
+    compress_at: int | None = None  # tokens before the question, for a query-agnostic run
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +86,8 @@ class TaskWork:
         """Load documents and render prompts.
 
         Raises:
-            UserError: no chat template (B049), or --max-new-tokens beyond the model's context (B032).
+            UserError: no chat template (B049), --max-new-tokens beyond the model's context (B032), or a query-agnostic
+                run of documents that have no context.
             SetupError: data cannot be had.
         """
         task = load_task(name, config.task_file)
@@ -102,7 +107,12 @@ class TaskWork:
             prompts.render(d, tokenizer, chat=chat, thinking=spec.thinking, chat_template=template, origin=origin)
             for d in docs
         ]
-        ids = [tuple(prompts.encode(tokenizer, text, chat=chat)) for text in texts]
+        marked: list[tuple[tuple[int, ...], int | None]]
+        if config.compress == "query-agnostic":
+            marked = [_to_context(task, doc, tokenizer, text, chat) for doc, text in zip(docs, texts)]
+        else:
+            marked = [(tuple(prompts.encode(tokenizer, text, chat=chat)), None) for text in texts]
+        ids = [i for i, _ in marked]
         fitting = [len(i) for i in ids if len(i) < context]
         notes = []
         if config.max_new_tokens and fitting and max(fitting) + config.max_new_tokens > context:
@@ -130,8 +140,9 @@ class TaskWork:
                     ids=i,
                     sha256=hashlib.sha256(text.encode()).hexdigest(),
                     max_new_tokens=max(1, min(spec.max_new_tokens, context - len(i))),
+                    compress_at=at,
                 )
-                for doc, text, i in zip(docs, texts, ids)
+                for doc, text, (i, at) in zip(docs, texts, marked)
             ],
         )
 
@@ -143,14 +154,19 @@ class TaskWork:
     def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str) -> list[PlannedRow]:
         """Every planned row of a cell, in the order of documents and samples. `model`: name and revision."""
         method = make_method(cell)
+        chunked = method.evicts and config.prefill == "chunked"
         shared = {
             "task": self.task.name,
             "task_version": self.task.version,
             "method": cell.method.name,
-            "method_version": method.version,
-            "options": _options(method),
+            "method_version": version(cell.method.name),
+            "options": method.options(),  # defaults included, so that a row says what really ran
             "budget": cell.budget,
+            "budget_share": cell.budget if isinstance(cell.budget, float) else None,
             "interval": config.interval if method.evicts else None,
+            "compress": config.compress if method.evicts else None,
+            "prefill": config.prefill if method.evicts else None,
+            "prefill_chunk": config.prefill_chunk if chunked else None,
             "seed": config.seed,
             "prompt_style": self.style,
             "thinking": self.thinking,
@@ -164,6 +180,8 @@ class TaskWork:
         revision = {k: self.data[k] for k in ("revision", "sha256") if self.data.get(k)}
         planned = []
         for prompt in self.prompts:
+            if cell.budget is not None:
+                shared["budget"] = applied_budget(cell.budget, method, len(prompt.ids))
             for sample in range(self.spec.n):
                 identity = shared | {
                     "doc_id": prompt.doc.doc_id,
@@ -171,8 +189,9 @@ class TaskWork:
                     "max_new_tokens": prompt.max_new_tokens,
                     "prompt_sha256": prompt.sha256,
                 }
+                named = {k: v for k, v in identity.items() if k not in YOUNGER or v not in (None, YOUNGER[k])}
                 planned.append(
-                    PlannedRow(key=row_key(identity | revision), prompt=prompt, sample=sample, identity=identity)
+                    PlannedRow(key=row_key(named | revision), prompt=prompt, sample=sample, identity=identity)
                 )
         return planned
 
@@ -193,6 +212,7 @@ class TaskWork:
                 sampling=self.sampling,
                 stop_strings=self.spec.stop,
                 seed=seed,
+                compress_at=prompt[doc_id].compress_at,
             )
             for doc_id, wanted in samples.items()
         ]
@@ -212,6 +232,30 @@ def _override(spec: GenSpec, config: RunConfig) -> GenSpec:
     return dataclasses.replace(spec, **{name: value for name, value in given.items() if value is not None})
 
 
-def _options(method: Method) -> dict[str, Any]:
-    """All options of a method, defaults included, so that a row says what really ran."""
-    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
+def applied_budget(budget: Budget, method: Method, prompt_tokens: int) -> int:
+    """Entries that a budget means for one prompt. A share never falls below what the method needs."""
+    size = entries(budget, prompt_tokens)
+    return max(size, method.min_budget()) if isinstance(budget, float) else size
+
+
+def version(name: str) -> str:
+    """The version of a method; of two methods theirs joined as their names are."""
+    parts: list[Any] = [registry.methods.get(part) for part in choose.canonical(name).split("+")]
+    return "+".join(str(part.version) for part in parts)
+
+
+def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[tuple[int, ...], int]:
+    """Token ids of a prompt, and how many of them come before its question."""
+    turn = doc.turns[0]
+    if not turn.context.strip():
+        raise UserError(
+            f"task {show(task.name)} has questions without a context ({show(doc.doc_id)}): there is nothing to "
+            "compress before the question. Use --compress query-aware."
+        )
+    ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
+    if not 0 < leading < len(ids):
+        raise UserError(
+            f"task {show(task.name)}: no token boundary parts context and question of {show(doc.doc_id)}. "
+            "Use --compress query-aware."
+        )
+    return tuple(ids), leading

@@ -17,6 +17,13 @@ LIGHT = [
         *("", "--help", "--version", *(f"{name} --help" for name in COMMANDS)),
         *("list methods", "list methods g-kv", "list tasks", "list tasks walk", "list models", "list models tiny"),
         *("list methods --json", "list tasks --json", "list methods h2o --json"),
+        *("list methods streaming-llm+gkv --json", "list methods gkv+full", "show x --method gkv"),
+        *(
+            "run --budget 48 64",
+            "run -m gkv tova --task walk",
+            "run --slots 2 --batch-size 2",
+            "list tasks --plugin no.py",
+        ),
         *("list methds", "list", "bench --method gvk --sequences 0", "audit --parity nowhere"),
         *("show nothing", "report nothing", "run --method", "run stray", "list models ./no"),
     )
@@ -52,13 +59,22 @@ def test_no_command_prints_help_on_stdout(light: dict) -> None:
 
 def test_list_methods_shows_each_with_its_nature(light: dict) -> None:
     methods = {entry["name"]: entry for entry in json.loads(light["list methods --json"].out)}
-    assert methods["full"]["evicts"] == "never"
+    assert (methods["full"]["phase"], methods["full"]["bounded"]) == (None, False)
+    gkv = {k: methods["gkv"][k] for k in ("kind", "phase", "scope", "bounded", "trained")}
+    assert gkv == {"kind": "attention", "phase": "prompt+decode", "scope": "head", "bounded": True, "trained": False}
     assert methods["gkv"]["aliases"] == ["g-kv"]
     assert methods["gkv"]["min budget"] == 17
     assert all(name in light["list methods"].out for name in methods)
     one = light["list methods g-kv"].out
     assert "window=16" in one
     assert "2512.00504" in one
+
+
+def test_list_shows_two_methods_under_one_budget(light: dict) -> None:
+    both = json.loads(light["list methods streaming-llm+gkv --json"].out)
+    assert both["about"].startswith("streaming-llm evicts the prompt and gkv what is generated")
+    assert (both["phase"], both["scope"], both["min budget"]) == ("prompt+decode", "head", 17)
+    assert {"gkv.window=16", "streaming-llm.sinks=4"} <= {option["option"] for option in both["options"]}
 
 
 def test_list_tasks_and_models(light: dict) -> None:
@@ -76,6 +92,12 @@ def test_list_tasks_and_models(light: dict) -> None:
         ("list", 2, "missing argument"),
         ("run --method", 2, "'--method' requires an argument"),
         ("run stray", 2, "unexpected extra argument"),
+        ("run --budget 48 64", 2, "extra argument(s) (64). Did you mean --budget 48,64?"),
+        ("run -m gkv tova --task walk", 2, "Did you mean -m gkv,tova?"),
+        ("run --slots 2 --batch-size 2", 2, "--slots and --batch-size are one setting; give one of them."),
+        ("list methods gkv+full", 2, "method 'full' takes no budget and cannot be combined with another."),
+        ("list tasks --plugin no.py", 2, "--plugin 'no.py' does not exist; give the path of a Python file."),
+        ("show x --method gkv", 2, "--method 'gkv' picks among the answers to one question; give --sample ID with it."),
         ("bench --method gvk --sequences 0", 2, "error: unknown method 'gvk'"),
         ("bench --method gvk --sequences 0", 2, "error: --sequences must be 1 or more; got 0."),
         ("audit --parity nowhere", 2, "--parity 'nowhere' is not a folder."),
@@ -108,6 +130,11 @@ def test_any_terminal(kvbench: Callable, env: dict[str, str]) -> None:
         assert "Traceback" not in result.err
         if "LANG" in env and argv[0] == "list":
             assert result.out.isascii()
+
+
+def test_a_narrow_terminal_still_gets_readable_tables(kvbench: Callable) -> None:
+    for columns in ("20", "1"):
+        assert max(map(len, kvbench("list", "models", env={"COLUMNS": columns}).out.splitlines())) >= 50
 
 
 def test_closed_pipe_ends_quietly() -> None:

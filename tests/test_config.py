@@ -13,7 +13,7 @@ from kvbench.commands.request import build
 from kvbench.config import Cell, Grid, MethodChoice, RunConfig
 from kvbench.errors import KVBenchError, UserError
 from kvbench.problems import Problems
-from kvbench.settings import Given, gather, suites
+from kvbench.settings import Given, gather, suites, unknown_variables
 
 
 def grid(
@@ -70,6 +70,31 @@ def test_hash_depends_on_what_changes_rows_and_on_nothing_else() -> None:
 def test_hash_is_stable_between_processes_and_versions() -> None:
     """A changed hash makes every run folder another run: change it on purpose only."""
     assert RunConfig(grids=(grid(),)).hash() == "46cfb771094b96ee"
+
+
+def test_shares_are_budgets_of_their_own() -> None:
+    config = RunConfig(grids=(grid("gkv", (64, 0.25, 1, 1.0)),))
+    assert [c.label for c in config.cells()] == ["walk gkv @64", "walk gkv @25%", "walk gkv @1", "walk gkv @100%"]
+    assert [(b, type(b)) for b in config.budgets] == [(1, int), (64, int), (0.25, float), (1.0, float)]
+    hashes = {RunConfig(grids=(grid("gkv", (b,)),)).hash() for b in (1, 1.0, 0.25, 0.5)}
+    assert len(hashes) == 4
+    again = RunConfig.from_dict(json.loads(json.dumps(config.to_dict())))
+    assert again == config
+    assert [type(b) for b in again.grids[0].budgets] == [int, float, int, float]
+    assert config.to_dict()["grids"][0]["budgets"] == [64, "25%", 1, "100%"]
+    with pytest.raises(UserError, match="'budget' 150% is above 100%"):
+        RunConfig(grids=(grid("gkv", (1.5,)),))
+
+
+def test_younger_settings_stay_out_of_the_record_at_their_default() -> None:
+    """Or runs that were begun before these settings existed could not be continued by the same command."""
+    base = RunConfig(grids=(grid(),), plugin=("a.py",))
+    assert not {"prefill", "compress", "plugin"} & set(base.stored())
+    other = dataclasses.replace(base, prefill="chunked", compress="query-agnostic")
+    assert (other.stored()["prefill"], other.stored()["compress"]) == ("chunked", "query-agnostic")
+    assert len({base.hash(), other.hash(), dataclasses.replace(base, prefill="chunked").hash()}) == 3
+    assert dataclasses.replace(base, plugin=()).hash() == base.hash()
+    assert RunConfig.from_dict(base.stored()) == dataclasses.replace(base, plugin=())
 
 
 def test_json_round_trip() -> None:
@@ -224,3 +249,35 @@ def test_an_option_goes_to_every_method_that_has_it_unless_it_is_named() -> None
 def test_a_default_given_by_hand_is_the_default() -> None:
     common = {"method": ["gkv"], "budget": ["64"], "task": ["walk"]}
     assert built(**common, method_opt=["window=16"]).hash() == built(**common).hash()
+
+
+def test_options_of_two_methods_name_theirs(tmp_path: Path) -> None:
+    common = {"method": ["H2O+gkv,gkv"], "budget": ["25%"], "task": ["walk"]}
+    assert [m.label for m in built(**common).methods] == ["h2o+gkv", "gkv"]
+    named = built(**common, method_opt=["gkv.window=8"])
+    assert [m.label for m in named.methods] == ["h2o+gkv(gkv.window=8)", "gkv(window=8)"]
+    pair = built(**common, method_opt=["h2o+g-kv.window=8", "window=4"][:1])
+    assert [m.label for m in pair.methods] == ["h2o+gkv(gkv.window=8)", "gkv"]
+    everyone = built(**common | {"method": ["rkv+gkv"]}, method_opt=["window=8"])
+    assert [m.options for m in everyone.methods] == [(("gkv.window", 8),)]  # 8 is what rkv has anyway
+    path = tmp_path / "c.toml"
+    path.write_text('task = "walk"\nbudget = "25%"\nmethod = [{name = "rkv+gkv", gkv.window = 8, "rkv.window" = 4}]\n')
+    assert built(config=path).cells()[0].label == "walk rkv+gkv(gkv.window=8, rkv.window=4) @25%"
+    path.write_text('task = "walk"\nbudget = 64\nmethod = [{name = "rkv+gkv", h2o.window = 8}]\n')
+    with pytest.raises(UserError, match=r"option 'h2o.window' is for method 'h2o', which is not in 'rkv\+gkv'"):
+        built(config=path)
+
+
+def test_unknown_variables_are_told_with_what_was_meant() -> None:
+    known = {
+        "KVBENCH_SEED": "1",
+        "KVBENCH_DATA": "x",
+        "KVBENCH_NO_PROGRESS": "1",
+        "KVBENCH_METHOD_OPT": "a=1",
+        "SEED": "2",
+    }
+    assert unknown_variables(known) == []
+    assert unknown_variables({"KVBENCH_SED": "3", "KVBENCH_XYZZY": "1"}) == [
+        "environment variable KVBENCH_SED is not known and has no effect. Did you mean KVBENCH_SEED?",
+        "environment variable KVBENCH_XYZZY is not known and has no effect.",
+    ]

@@ -99,6 +99,34 @@ def test_revision_of_a_cached_hub_model_is_its_commit(tmp_path: Path) -> None:
     assert models.revision(models.ModelInfo(name="o/m", folder=commit)) == "abc123"
 
 
+def test_what_transformers_could_not_read_is_told_in_one_line(tmp_path: Path) -> None:
+    class LocalEntryNotFoundError(Exception):
+        pass
+
+    class GatedRepoError(Exception):
+        pass
+
+    def told(where: str, error: Exception, cause: Exception | None = None) -> str:
+        error.__cause__ = cause
+        return str(models.unreadable("org/x", where, error))
+
+    no_tokenizer = "model 'org/x': it has no tokenizer files (tokenizer.json). Copy them beside its weights."
+    with pytest.raises(SetupError, match=re.escape(no_tokenizer)):
+        models.check_tokenizer("org/x", tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    models.check_tokenizer("org/x", tmp_path)
+    assert told(str(tmp_path), ValueError("expected value at line 1\nmore")) == (
+        "model 'org/x' cannot be read: expected value at line 1"
+    )
+    unreachable = told("org/x", OSError("We could not"), LocalEntryNotFoundError("?"))
+    assert unreachable.startswith(
+        "model 'org/x' is not on this machine and the hub is unreachable. Give a local folder"
+    )
+    assert "HF_HUB_OFFLINE=1" in unreachable
+    assert "\n" not in unreachable
+    assert "is gated: accept the terms" in told("org/x", OSError("?"), GatedRepoError("?"))
+
+
 def test_versions_and_machine() -> None:
     versions = env.versions()
     assert versions["kvbench"] == __version__

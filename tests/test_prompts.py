@@ -11,6 +11,7 @@ from kvbench.prompts import (
     check_template,
     effective_thinking,
     encode,
+    encode_to_context,
     load_template,
     render,
     template_text,
@@ -144,3 +145,46 @@ def test_template_text_is_what_is_in_force():
     assert template_text(tokenizer(PLAIN)) == PLAIN
     assert template_text(tokenizer(PLAIN), OPEN) == OPEN
     assert template_text(tokenizer(None)) is None
+
+
+@pytest.mark.parametrize(
+    ("template", "chat"),
+    [(None, False), (PLAIN, True), (SWITCH, True), (PLAIN.replace("m.content", "m.content | trim"), True)],
+)
+@pytest.mark.parametrize("context", ["Some facts. ", "  \nfacts: Z\u00fcrich \U0001f600.\n\n", "1+1?"])
+def test_the_context_ends_where_the_question_begins(template, chat, context):
+    """Also when the template strips blanks, when context and question are equal, and behind a system message."""
+    tok = tokenizer(template)
+    turn = Turn(context=context, question="1+1?", system="1+1?", answer_prefix=" So")
+    text = render(Doc(doc_id="q", turns=(turn,), reference="2"), tok, chat=chat)
+    ids, leading = encode_to_context(tok, text, turn, chat)
+    assert ids == encode(tok, text, chat=chat)
+    before = tok.decode(ids[:leading]).removeprefix("<s>")
+    after = tok.decode(ids[leading:])
+    assert before.endswith(context if "trim" not in (template or "") else context.lstrip())
+    assert after.startswith("1+1?")
+    assert after.count("1+1?") == 1
+
+
+def test_a_token_across_the_border_belongs_to_the_question():
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE(vocab={"a": 0, "b": 1, "c": 2, "bc": 3}, merges=[("b", "c")]))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    tok = PreTrainedTokenizerFast(tokenizer_object=core)
+    assert encode_to_context(tok, "abca", Turn(context="ab", question="ca"), False) == ([0, 3, 0], 1)
+
+
+def test_the_end_of_the_context_must_be_known():
+    turn = Turn(context="Facts. ", question="1+1?")
+    upper = tokenizer(PLAIN.replace("m.content", "m.content | upper"))
+    text = render(Doc(doc_id="q", turns=(turn,), reference="2"), upper, chat=True)
+    with pytest.raises(UserError, match="the end of the context cannot be found"):
+        encode_to_context(upper, text, turn, True)
+
+    class Slow:
+        is_fast = False
+
+    with pytest.raises(UserError, match="does not say which text a token covers"):
+        encode_to_context(Slow(), turn.user, turn, False)

@@ -7,9 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from kvbench import registry, terminal
+from kvbench import terminal
+from kvbench.commands import options
 from kvbench.config import DTYPES
+from kvbench.eviction import choose
 from kvbench.eviction.options import check_budget
+from kvbench.plugins import load_plugins
 from kvbench.problems import Problems
 from kvbench.values import choice, parse, split, whole
 
@@ -31,10 +34,12 @@ def bench(
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
+    plugin: options.Plugins = None,
     repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Timed rounds; medians are shown.")] = "5",
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
     """Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit."""
+    load_plugins(plugin or [])
     setting = _setting(
         numbers={
             "new-tokens": new_tokens,
@@ -73,9 +78,9 @@ def _setting(numbers: dict[str, str], sequences: str, method: str, names: dict[s
     with problems.collect():
         found["baseline"] = parse("--baseline", choice("transformers", "none"), names["baseline"])
     with problems.collect():
-        found["method"] = registry.methods.canonical(method)
-        made = registry.methods.get(method)()
-        if made.evicts and "budget" in found:
+        found["method"] = choose.canonical(method)
+        made = choose.make(method, {})
+        if made.takes_budget and "budget" in found:
             check_budget(found["method"], made, found["budget"])
     problems.stop()
     return found

@@ -8,9 +8,10 @@ What needs a tokenizer or a device is checked by the engine before the first tok
 
 from __future__ import annotations
 
-from kvbench import registry
+from kvbench.budget import Budget
 from kvbench.config import RunConfig
 from kvbench.errors import UserError, show
+from kvbench.eviction import choose
 from kvbench.eviction.options import check_budget
 from kvbench.models import ModelInfo
 from kvbench.problems import Problems
@@ -25,24 +26,30 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
             asked = f"--max-new-tokens {config.max_new_tokens}"
             raise UserError(f"prompt + {asked} is above the model's context of {context} tokens.")
-    _check_budgets(config, context, problems)
+    _check_budgets(config, context, (model and model.group) or 1, problems)
     for name in config.tasks:
         with problems.collect():
             _check_task(config, load_task(name, config.task_file), model, problems, duplicates)
 
 
-def _check_budgets(config: RunConfig, context: int | None, problems: Problems) -> None:
-    for largest in config.budgets:
+def _check_budgets(config: RunConfig, context: int | None, group: int, problems: Problems) -> None:
+    for size in config.budgets:
         with problems.collect():
-            if context is not None and largest > context:
-                raise UserError(f"--budget {largest} is above the model's context of {context} tokens.")
+            if context is not None and isinstance(size, int) and size > context:
+                raise UserError(f"--budget {size} is above the model's context of {context} tokens.")
     for grid in config.grids:
         for method in grid.methods:
             with problems.collect():
-                made = registry.methods.get(method.name)(**dict(method.options))
-                sizes: tuple[int | None, ...] = grid.budgets or (None,)
-                for size in sizes if made.evicts else sizes if len(grid.methods) == 1 else (None,):
-                    check_budget(method.name, made, size)
+                made = choose.make(method.name, dict(method.options))
+                sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
+                for given in sizes if made.takes_budget or len(grid.methods) == 1 else (None,):
+                    check_budget(method.name, made, given)
+                    if made.per_query_head and isinstance(given, int) and given // group < made.min_budget():
+                        least = f"{made.min_budget() * group} ({made.min_budget()} in each of {group} query heads)"
+                        raise UserError(
+                            f"method {show(method.label)} shares the budget of a KV head among the caches of its query "
+                            f"heads, so --budget must be at least {least}; got {given}."
+                        )
 
 
 def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems: Problems, duplicates: bool) -> None:

@@ -9,16 +9,20 @@ from typing import Annotated, Any
 import typer
 
 from kvbench import registry, terminal
+from kvbench.commands import options
 from kvbench.errors import UserError, show
+from kvbench.eviction import choose
 from kvbench.eviction.options import describe as describe_options
 from kvbench.models import TINY
 from kvbench.models import describe as describe_model
+from kvbench.plugins import load_plugins
 from kvbench.registry import did_you_mean
 from kvbench.task import get_task, task_names
 
 EPILOG = """Examples:
   kvbench list methods
   kvbench list methods gkv
+  kvbench list methods snapkv+gkv
   kvbench list tasks --json
 """
 KINDS = ("methods", "tasks", "models")
@@ -29,11 +33,13 @@ def list_(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="One of them, in full.", show_default=False)
     ] = None,
+    plugin: options.Plugins = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
 ) -> None:
     """List methods, tasks or models; with a name, that one with its options and defaults."""
     if kind not in KINDS:
         raise UserError(f"cannot list {show(kind)}.{did_you_mean(kind, KINDS)} There are {', '.join(KINDS)}.")
+    load_plugins(plugin or [])
     rows, one = {"methods": (_methods, _method), "tasks": (_tasks, _task), "models": (_models, _model)}[kind]
     if name is not None:
         entry = one(name)
@@ -54,32 +60,56 @@ def list_(
 
 
 def _methods() -> list[dict[str, Any]]:
-    found = []
-    for name, cls in registry.methods.items():
-        method: Any = cls()
-        found.append(
-            {
-                "name": name,
-                "evicts": ("decoding" if method.decode_bounded else "prompt") if method.evicts else "never",
-                "per": method.scope if method.evicts else None,
-                "min budget": method.min_budget() if method.evicts else None,
-                "aliases": registry.methods.aliases(name),
-                "paper": method.paper or None,
-            }
-        )
-    return found
+    return [_nature(name, cls()) for name, cls in registry.methods.items()]
+
+
+def _nature(name: str, method: Any) -> dict[str, Any]:
+    """What a method is with its default options."""
+    decodes = method.trigger(1).growth is not None
+    return {
+        "name": name,
+        "kind": method.kind if method.evicts else None,
+        "phase": ("prompt+decode" if decodes else "prompt") if method.evicts else None,
+        "scope": method.scope if method.evicts else None,
+        "bounded": method.decode_bounded,
+        "trained": method.trained,
+        "min budget": method.min_budget() if method.takes_budget else None,
+        "aliases": [] if "+" in name else registry.methods.aliases(name),
+        "paper": method.paper or None,
+    }
 
 
 def _method(name: str) -> dict[str, Any]:
-    canonical = registry.methods.canonical(name)
-    cls: Any = registry.methods.get(canonical)
-    entry = next(entry for entry in _methods() if entry["name"] == canonical)
-    options = [
-        {"option": f"{info.name}={info.default}", "type": info.type, "help": info.help}
-        for info in describe_options(cls)
-    ]
-    about = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "")
-    return entry | {"paper": cls.paper, "version": cls.version, "about": about, "options": options}
+    canonical = choose.canonical(name)
+    method = choose.make(canonical, {})
+    if "+" in canonical:
+        return _pair(canonical, method)
+    cls = type(method)
+    about = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
+    more = {"version": cls.version, "about": about, "options": _options(canonical)}
+    return _nature(canonical, method) | more
+
+
+def _pair(name: str, method: Any) -> dict[str, Any]:
+    """Two methods under one budget."""
+    first, second = name.split("+")
+    parts: list[Any] = [registry.methods.get(part) for part in (first, second)]
+    both: dict[str, Any] = {
+        "kind": "+".join(dict.fromkeys(str(part.kind) for part in parts)),
+        "scope": "+".join(dict.fromkeys(str(part.scope) for part in parts)),
+        "trained": any(part.trained for part in parts),
+        "paper": "; ".join(str(part.paper) for part in parts if part.paper) or None,
+        "version": "+".join(str(part.version) for part in parts),
+        "about": f"{first} evicts the prompt and {second} what is generated, under one budget. "
+        f"'kvbench list methods {first}' and 'kvbench list methods {second}' describe them.",
+        "options": [option for part in (first, second) for option in _options(part, f"{part}.")],
+    }
+    return _nature(name, method) | both
+
+
+def _options(name: str, prefix: str = "") -> list[dict[str, Any]]:
+    infos = describe_options(registry.methods.get(name))
+    return [{"option": f"{prefix}{i.name}={i.default}", "type": i.type, "help": i.help} for i in infos]
 
 
 def _tasks() -> list[dict[str, Any]]:

@@ -23,11 +23,17 @@ Texts = list[str] | None
 Switch = bool | None
 
 Method = Annotated[
-    Texts, _option("--method", "-m", help="Methods, repeatable or with commas.", metavar="NAME", panel=_WHAT)
+    Texts,
+    _option("--method", "-m", help="Methods; A+B: A on the prompt, B after. Repeatable.", metavar="NAME", panel=_WHAT),
 ]
 Budget = Annotated[
     Texts,
-    _option("--budget", "-b", help="KV entries per layer and KV head after an eviction; repeatable.", panel=_WHAT),
+    _option(
+        "--budget",
+        "-b",
+        help="KV entries per layer and head after an eviction, or 25% of the prompt; repeatable.",
+        panel=_WHAT,
+    ),
 ]
 TaskName = Annotated[
     Texts, _option("--task", "-t", help="Tasks, repeatable or with commas.", metavar="NAME", panel=_WHAT)
@@ -39,6 +45,10 @@ TaskFile = Annotated[
 MethodOpt = Annotated[
     Texts,
     _option("--method-opt", help="An option of a method; repeatable.", metavar="[METHOD.]NAME=VALUE", panel=_WHAT),
+]
+Plugin = Annotated[
+    Texts,
+    _option("--plugin", help="Python file with methods or tasks of your own; repeatable.", metavar="FILE", panel=_WHAT),
 ]
 Model = Annotated[
     Text,
@@ -88,6 +98,24 @@ Data = Annotated[
 Interval = Annotated[
     Text, _option("--interval", help="Generated tokens between evictions. Default: 128.", panel=_ENGINE)
 ]
+Compress = Annotated[
+    Text,
+    _option(
+        "--compress",
+        help="query-aware: evict with the question read. query-agnostic: before it. Default: query-aware.",
+        metavar="WHEN",
+        panel=_ENGINE,
+    ),
+]
+Prefill = Annotated[
+    Text,
+    _option(
+        "--prefill",
+        help="full: evict once the prompt is read. chunked: after every chunk, in bounded memory. Default: full.",
+        metavar="HOW",
+        panel=_ENGINE,
+    ),
+]
 Device = Annotated[
     Text, _option("--device", help="auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE", panel=_ENGINE)
 ]
@@ -120,3 +148,12 @@ TakeOver = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.", metavar="")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say where each setting came from.", metavar="")]
+Plugins = Annotated[
+    Texts,
+    typer.Option(
+        "--plugin",
+        help="Python file with methods or tasks of your own; repeatable.",
+        metavar="FILE",
+        show_default=False,
+    ),
+]

@@ -51,7 +51,7 @@ def report(
     from kvbench.report.render import Report, write
 
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
-    made = Report.make(load(find_runs(runs or []), columns, split=not runs and not columns), baseline)
+    made = Report.make(load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs), baseline)
     for notice in made.loaded.notices:
         terminal.warning(notice)
     for run, progress in made.loaded.unfinished.items():

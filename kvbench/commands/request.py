@@ -10,13 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvbench import registry
+from kvbench.budget import label
 from kvbench.config import OPERATIONAL, PARSERS, Grid, MethodChoice, RunConfig
 from kvbench.errors import UserError, show
-from kvbench.eviction.options import describe, parse_options, split_option, values
+from kvbench.eviction import choose
+from kvbench.eviction.options import describe, split_option
+from kvbench.plugins import load_plugins
 from kvbench.problems import Problems
 from kvbench.settings import Gathered, Given, Layer
 from kvbench.store import list_runs, manifest
@@ -32,7 +36,13 @@ MISSING = {
 
 
 def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
-    return _Builder(gathered, problems).config()
+    given = gathered.first("plugin")
+    before = len(problems.errors)
+    if given is not None:
+        with problems.collect():
+            load_plugins(parse(given.source, PARSERS["plugin"], given.value))
+    # Without its plug-ins a run's names would all be unknown: one problem, told as many.
+    return _Builder(gathered, problems).config() if len(problems.errors) == before else None
 
 
 def resumed(out: Path, name: str, gathered: Gathered, problems: Problems) -> RunConfig:
@@ -48,23 +58,45 @@ def resumed(out: Path, name: str, gathered: Gathered, problems: Problems) -> Run
         raise UserError(f"no run {show(name)} in {show(out)[1:-1]}. {known}")
     record = manifest.read(folder)
     stored = record["config"] | {key: record["environment"].get(key) for key in OPERATIONAL}
-    home = {k: os.path.expanduser(v) for k, v in stored.items() if isinstance(v, str)}
-    config = RunConfig.from_dict(stored | home)
+    if given := gathered.typed("plugin"):
+        stored["plugin"] = parse(given.source, PARSERS["plugin"], given.value)
+    if stored["data"] is None and not os.environ.get("KVBENCH_DATA"):
+        stored["data"] = record["environment"].get("data_variable")  # where KVBENCH_DATA led when the run began
+    config = RunConfig.from_dict({key: _at_home(value) for key, value in stored.items()})
+    load_plugins(config.plugin)
     for key in PARSERS:
         if given := gathered.typed(key):
             value, kept = parse(given.source, PARSERS[key], given.value), getattr(config, key)
             if key in OPERATIONAL:
                 config = dataclasses.replace(config, **{key: value})
             elif value != kept:
-                raise UserError(f"{_said(given, value)} differs from the run's {kept}. {KEEPS}")
+                was = "default" if kept is None else kept
+                raise UserError(f"{_said(given, value)} differs from the run's {was}. {KEEPS}")
     typed = _Builder(gathered, problems)
-    for key, kept in (("method", [m.name for m in config.methods]), ("budget", config.budgets), ("task", config.tasks)):
+    axes = {
+        "method": [m.name for m in config.methods],
+        "budget": [label(size) for size in config.budgets],
+        "task": list(config.tasks),
+    }
+    for key, were in axes.items():
         if given := gathered.typed(key):
-            members = [m[0] if isinstance(m, tuple) else m for m in typed.axis({}, key)]
-            if members and set(members) != set(kept):
-                asked, were = ",".join(map(str, members)), ",".join(map(str, kept))
-                raise UserError(f"{_said(given, asked)} differs from the run's {were}. {KEEPS}")
+            members = [_name(m) for m in typed.axis({}, key)]
+            if members and set(members) != set(were):
+                asked = ",".join(members)
+                raise UserError(f"{_said(given, asked)} differs from the run's {','.join(were) or 'default'}. {KEEPS}")
     return config
+
+
+def _at_home(value: Any) -> Any:
+    """A stored text or list of texts with ``~`` resolved."""
+    if isinstance(value, list):
+        return [_at_home(v) for v in value]
+    return os.path.expanduser(value) if isinstance(value, str) else value
+
+
+def _name(member: Any) -> str:
+    """A method, budget or task as it is typed."""
+    return member if isinstance(member, str) else label(member) if not isinstance(member, tuple) else str(member[0])
 
 
 def _said(given: Given, value: Any) -> str:
@@ -83,6 +115,8 @@ class _Builder:
             if (given := self.gathered.first(name)) is not None:
                 with self.problems.collect():
                     self.settings[name] = parse(given.source, parser, given.value)
+        if "plugin" in self.settings:  # a run may be continued from another folder
+            self.settings["plugin"] = tuple(str(Path(p).expanduser().resolve()) for p in self.settings["plugin"])
         if (options := self.gathered.first("method_opt")) is not None:
             self._read_options(options)
         before = len(self.problems.errors)
@@ -123,9 +157,8 @@ class _Builder:
             for position, typed in enumerate(raw, 1):
                 with self.problems.collect():
                     member = self._member(key, given.source, typed, position if len(raw) > 1 else None)
-                    if member in members:
-                        name = show(member[0] if isinstance(member, tuple) else member)
-                        self.problems.warn(f"{key} {name} is given twice; it runs once.")
+                    if any(member == other and type(member) is type(other) for other in members):
+                        self.problems.warn(f"{key} {show(_name(member))} is given twice; it runs once.")
                     else:
                         members.append(member)
         return members
@@ -137,9 +170,9 @@ class _Builder:
         if key == "task":
             return self._task_name(typed)
         if isinstance(typed, dict):
-            options = tuple((name, str(value)) for name, value in typed.items() if name != "name")
-            return registry.methods.canonical(str(typed.get("name", ""))), options
-        return registry.methods.canonical(str(typed)), ()
+            options = tuple((name, value) for name, value in _flat(typed) if name != "name")
+            return choose.canonical(str(typed.get("name", ""))), options
+        return choose.canonical(str(typed)), ()
 
     def _given(self, block: Layer, key: str) -> Given | None:
         """A flag beats a block, a block beats the run's settings; --task selects among the blocks, see `_selected`."""
@@ -169,30 +202,56 @@ class _Builder:
         for text in given.value if isinstance(given.value, (list, tuple)) else [given.value]:
             with self.problems.collect():
                 method, name, value = split_option(str(text))
-                self.options.append((registry.methods.canonical(method) if method else None, name, value))
+                self.options.append((choose.canonical(method) if method else None, name, value))
 
     def _choose(self, name: str, pairs: list[tuple[str, str]], names: list[str]) -> MethodChoice:
         """A method with its options. An option without a method's name goes to every method of the grid that has it."""
-        cls = registry.methods.get(name)
+        pairs = [pair for option, value in pairs for pair in _addressed(name, option, value)]
         for method, option, value in self.options:
-            anyone = [n for n in names if _has(n, option)]
-            takes = name == method if method else name in anyone if anyone else name == _last_evicting(names)
+            anyone = [n for n in names if _takers(n, option)]
+            if method:
+                takes = method == name or method in name.split("+")
+            else:
+                takes = name in anyone if anyone else name == _last_evicting(names)
             if takes:
-                pairs = [*pairs, (option, value)]
-        chosen, default = values(parse_options(name, cls, pairs)), values(cls())
-        return MethodChoice(name=name, options=tuple((k, v) for k, v in chosen.items() if v != default[k]))
+                one_part = method and method != name
+                pairs += [(f"{method}.{option}", value)] if one_part else _addressed(name, option, value)
+        return MethodChoice(name=name, options=choose.changed(name, choose.parse(name, pairs)))
 
     def _check_option_methods(self, grids: list[Grid]) -> None:
-        present = {method.name for grid in grids for method in grid.methods}
+        present = {n for grid in grids for m in grid.methods for n in (m.name, *m.name.split("+"))}
         for method, _, _ in self.options:
             if method and method not in present:
                 raise UserError(f"--method-opt is for method {show(method)}, which is not in this run.")
 
 
-def _has(method: str, option: str) -> bool:
-    return any(info.name == option for info in describe(registry.methods.get(method)))
+def _takers(name: str, option: str) -> list[str]:
+    """The parts of a method that have an option; a single method is its own part."""
+    return [p for p in name.split("+") if any(info.name == option for info in describe(registry.methods.get(p)))]
+
+
+def _addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
+    """An option as `choose.parse` takes it: of two methods each is named, as in ``gkv.alpha``."""
+    parts = name.split("+")
+    if len(parts) == 1:
+        return [(option, value)]
+    method, dot, bare = option.rpartition(".")
+    if dot and registry.methods.canonical(method) in parts:
+        return [(f"{registry.methods.canonical(method)}.{bare}", value)]
+    if dot:
+        raise UserError(f"option {show(option)} is for method {show(method)}, which is not in {show(name)}.")
+    return [(f"{part}.{option}", value) for part in _takers(name, option) or parts[-1:]]  # the last one complains
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Options from a file as texts; ``gkv.alpha = 0.9`` is a table there."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, str(value)
 
 
 def _last_evicting(names: list[str]) -> str:
     """The method that complains about an option which none has."""
-    return next((n for n in reversed(names) if MethodChoice(name=n).evicts), names[-1])
+    return next((n for n in reversed(names) if MethodChoice(name=n).takes_budget), names[-1])

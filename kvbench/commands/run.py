@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from kvbench import terminal
+from kvbench.budget import label
 from kvbench.commands import options
 from kvbench.commands.checks import check
 from kvbench.commands.request import build, resumed
@@ -19,15 +20,15 @@ from kvbench.errors import IncompleteError, UserError, show
 from kvbench.models import TINY, ModelInfo, describe
 from kvbench.problems import Problems
 from kvbench.progress import Progress, size
-from kvbench.settings import KEYS, Gathered, Given, gather
-from kvbench.store import check_out, check_run_name
+from kvbench.settings import KEYS, Gathered, Given, gather, unknown_variables
+from kvbench.store import check_out, check_run_name, resume_command
 
 if TYPE_CHECKING:
     from kvbench.run import RunResult
 
 EPILOG = """Examples:
-  kvbench run --method gkv --budget 64 --task walk
-  kvbench run --method full,gkv,h2o --budget 48,64 --task walk,lookup --limit 32 --run-name first
+  kvbench run --method gkv --budget 64 --interval 32 --task walk
+  kvbench run --method full,gkv,h2o --budget 48,25% --interval 32 --task walk,lookup --limit 32 --run-name first
   kvbench run --suite demo
   kvbench run --model Qwen/Qwen3-4B --method rkv --budget 1024 --task aime24 --dry-run
   kvbench run --resume first
@@ -41,6 +42,7 @@ def run(
     task: options.TaskName = None,
     task_file: options.TaskFile = None,
     method_opt: options.MethodOpt = None,
+    plugin: options.Plugin = None,
     model: options.Model = None,
     revision: options.Revision = None,
     suite: options.Suite = None,
@@ -60,6 +62,8 @@ def run(
     no_chat_template: options.NoChatTemplate = None,
     data: options.Data = None,
     interval: options.Interval = None,
+    compress: options.Compress = None,
+    prefill: options.Prefill = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     slots: options.Slots = None,
@@ -106,28 +110,33 @@ def run(
         sources=gathered.record(),
         command=sys.argv,
     )
-    if result.run_dir is None:
+    if result.run_dir is None and not (json or quiet):
         _print_plan(result)
-    else:
+    elif result.run_dir is not None:
         report_on(result.run_dir, quiet=quiet)
     failed = sum(result.failed.values())
     if json:
         folder = None if result.run_dir is None else str(result.run_dir)
         counts = {"rows_done": result.done, "rows_planned": result.planned, "failed": dict(result.failed)}
-        terminal.data({"run": folder, "hash": chosen.hash(), **counts})
+        plan = {"plan": _plan(result)} if result.run_dir is None else {}
+        terminal.data({"run": folder, "hash": chosen.hash(), **counts, **plan})
     if result.run_dir is not None and (failed or result.done < result.planned):
         reasons = ", ".join(f"{count} {status}" for status, count in result.failed.items())
-        again = f"'kvbench run --resume {result.run_dir.name}' tries them again"
+        again = f"'{resume_command(result.run_dir)}' tries them again"
         missing = result.planned - result.done + failed
         raise IncompleteError(f"{missing} of {result.planned} rows have no score ({reasons or 'not run'}); {again}.")
 
 
 def _gather(params: Mapping[str, Any], problems: Problems) -> Gathered | None:
     flags = {key: params.get(key) for key in KEYS}
-    if params.get("batch_size") is not None:
-        flags["slots"] = Given(params["batch_size"], "--batch-size")
+    for text in unknown_variables(os.environ):
+        problems.warn(text)
     config = params.get("config")
     with problems.collect():
+        if params.get("batch_size") is not None:
+            if params.get("slots") is not None:
+                raise UserError("--slots and --batch-size are one setting; give one of them.")
+            flags["slots"] = Given(params["batch_size"], "--batch-size")
         return gather(flags, os.environ, params.get("suite"), Path(config) if config else None)
     return None
 
@@ -150,15 +159,31 @@ def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problem
     return None
 
 
+def _plan(result: RunResult) -> list[dict[str, Any]]:
+    """What would run, cell by cell."""
+    return [
+        {
+            "task": p.cell.task,
+            "method": p.cell.method.label,
+            "budget": None if p.cell.budget is None else label(p.cell.budget),
+            "rows": len(p.rows),
+            "slots": p.plan.slots,
+            "entries": p.plan.entries_peak,
+            "slot_bytes": p.plan.slot_bytes,
+            "tokens_per_second_at_most": p.plan.limit,
+        }
+        for p in result.plans
+    ]
+
+
 def _print_plan(result: RunResult) -> None:
     """What would run: cells with rows, slots, memory and the speed that the hardware allows."""
     numbers = ("rows", "slots", "entries", "a slot", "tok/s at most")
     table = terminal.grid("task", "method", "budget", *numbers, right=("budget", *numbers))
-    for p in result.plans:
-        size_and_speed = size(p.plan.slot_bytes), f"{p.plan.limit:,.0f}"
-        sizes = str(len(p.rows)), str(p.plan.slots), str(p.plan.entries_peak)
-        budget = "-" if p.cell.budget is None else str(p.cell.budget)
-        table.add_row(p.cell.task, p.cell.method.label, budget, *sizes, *size_and_speed)
+    for p in _plan(result):
+        sizes = (str(p[name]) for name in ("rows", "slots", "entries"))
+        speed = f"{p['tokens_per_second_at_most']:,.0f}"
+        table.add_row(p["task"], p["method"], p["budget"] or "-", *sizes, size(p["slot_bytes"]), speed)
     terminal.console().print(table)
     print(f"{result.planned} rows; nothing was run.")
 

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvbench import terminal
+from kvbench.budget import label
 from kvbench.errors import UserError, show
+from kvbench.eviction import choose
 from kvbench.registry import did_you_mean
 from kvbench.report.load import find_runs
 from kvbench.store import manifest, read_run, read_texts
@@ -38,6 +40,8 @@ def show_(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
 ) -> None:
     """Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question."""
+    if method is not None and sample is None:
+        raise UserError(f"--method {show(method)} picks among the answers to one question; give --sample ID with it.")
     folder = one_run(run, Path(out))
     document = _summary(folder) if sample is None else {"samples": _samples(folder, sample, method)}
     if json:
@@ -85,9 +89,7 @@ def _print_summary(document: dict[str, Any]) -> None:
         "settings": ", ".join(f"{k}={v}" for k, v in config.items() if k != "grids" and v is not None),
     }
     for grid in config.get("grids", []):
-        methods = ", ".join(m["name"] + (str(m["options"]) if m["options"] else "") for m in grid["methods"])
-        budgets = ", ".join(map(str, grid["budgets"])) or "none"
-        lines[f"grid {len(lines) - 6}"] = f"{', '.join(grid['tasks'])}: {methods}; budgets {budgets}"
+        lines[f"grid {len(lines) - 6}"] = manifest.value([grid])
     for text in document["notices"]:
         terminal.warning(text)
     for key, value in lines.items():
@@ -97,11 +99,13 @@ def _print_summary(document: dict[str, Any]) -> None:
 
 def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, Any]]:
     rows = read_run(folder).rows
+    if method is not None:
+        method = _method(folder, method, sorted(rows["method"].dropna().unique()))
     found = rows[
         (rows["doc_id"] == wanted) | (rows["row_key"] == wanted) | (rows["task"] + "/" + rows["doc_id"] == wanted)
     ]
     if method is not None:
-        found = found[found["method"] == method.strip().lower()]
+        found = found[found["method"] == method]
     if found.empty:
         known = list(rows["doc_id"].unique())
         hint = did_you_mean(wanted, known) or (f" The first is {show(known[0])}." if known else "")
@@ -110,6 +114,19 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
         )
     texts = read_texts(folder).set_index("row_key")
     return [_plain(row) | _texts(texts, row["row_key"]) for _, row in found.iterrows()]
+
+
+def _method(folder: Path, name: str, there: list[str]) -> str:
+    """A method of the run by its name. Its file need not be installed here."""
+    plain = name.strip().lower()
+    if plain in there:
+        return plain
+    if hint := did_you_mean(name, there):
+        raise UserError(f"run {show(folder.name)} has no method {show(name)}.{hint}")
+    canonical = choose.canonical(name)
+    if canonical not in there:
+        raise UserError(f"run {show(folder.name)} has no method {show(name)}. It has {', '.join(there)}.")
+    return canonical
 
 
 def _plain(row: pd.Series) -> dict[str, Any]:
@@ -128,6 +145,7 @@ def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
 
 def _print_sample(entry: dict[str, Any]) -> None:
     budget = f" at {entry['budget']}" if "budget" in entry else ""
+    budget += f" ({label(entry['budget_share'])})" if "budget_share" in entry else ""
     title = f"{entry['task']} {entry['doc_id']} sample {entry.get('sample', 0)}: {entry['method']}{budget}"
     scores = [f"{k} {entry[k]:.3g}" for k in ("score", "score_strict", "score_partial") if k in entry]
     facts = [entry["status"], *scores, f"{entry.get('output_tokens', 0)} tokens", str(entry.get("stop_reason", ""))]

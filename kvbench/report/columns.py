@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from kvbench.budget import label
 from kvbench.progress import size
 from kvbench.report.tables import PASS_AT, SCORES, CellRow, TaskTable
 
@@ -75,7 +76,7 @@ def samples(table: TaskTable) -> Columns:
 def _name() -> Columns:
     return [
         ("method", lambda c: c.method + ("" if c.decode_bounded or not c.evicts else " *")),
-        ("budget", lambda c: NOTHING if c.budget is None else str(c.budget)),
+        ("budget", lambda c: NOTHING if c.budget is None else label(c.budget)),
     ]
 
 
@@ -93,7 +94,8 @@ def flat(table: TaskTable, cell: CellRow) -> dict[str, Any]:
         "group": table.group,
         "task": table.task,
         "method": cell.method,
-        "budget": cell.budget,
+        "budget": None if isinstance(cell.budget, float) else cell.budget,
+        "budget_share": cell.budget if isinstance(cell.budget, float) else None,
         "interval": table.interval if cell.evicts else None,
         "decode_bounded": cell.decode_bounded,
         "headline": table.headline,

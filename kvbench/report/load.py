@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import UserError, show
+from kvbench.errors import KVBenchError, UserError, show
 from kvbench.registry import did_you_mean
 from kvbench.store import list_runs, manifest, read_run, read_table
 
@@ -29,6 +29,9 @@ SAME = {
     "dtype": "dtype",
     "seed": "seed",
     "interval": "interval",
+    "compress": "compression",
+    "prefill": "prefill",
+    "prefill_chunk": "prefill chunk",
     "prompt_style": "prompt style",
     "thinking": "thinking",
     "temperature": "temperature",
@@ -37,6 +40,7 @@ SAME = {
     "min_p": "min-p",
     "task_version": "task version",
 }
+FIRST_FORMAT = {"compress": "query-aware", "prefill": "full"}  # of rows that evict and do not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +83,13 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
     return list(dict.fromkeys(found))
 
 
-def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = False) -> Loaded:
+def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = False, skip: bool = False) -> Loaded:
     """Read runs and group their rows.
 
     Args:
         group_by: columns that may differ; each of their values gets tables of its own.
         split: group by everything that differs, instead of an error.
+        skip: leave out runs that cannot be read, with a notice, instead of an error.
     """
     import pandas as pd
 
@@ -95,18 +100,25 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
     for path in paths:
         name = path.name if path.is_dir() else path.parent.name
         if path.is_dir():
-            snapshot = read_run(path)
+            try:
+                snapshot = read_run(path)
+            except KVBenchError as error:
+                if not skip:
+                    raise
+                notices.append(f"run {show(name)} is left out: {error}")
+                continue
             frame = snapshot.rows
             notices += [f"{name}: {text}" for text in snapshot.notices]
             if snapshot.planned is not None and snapshot.saved < snapshot.planned:
                 unfinished[name] = snapshot.progress
         else:
             frame = read_table(path)
-        frames.append(frame.assign(**{RUN: name}))
+        frames.append(_filled(frame).assign(**{RUN: name}))
         runs.append({"run": name, "path": str(path), "rows": len(frame)})
     rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
     if rows.empty:
-        raise UserError(f"there are no rows yet in {', '.join(show(r['run']) for r in runs)}.")
+        there = ", ".join(show(r["run"]) for r in runs)
+        raise UserError("\n".join([*notices, f"there are no rows yet in {there}." if there else "no run can be read."]))
     ok_first = rows.sort_values("status", key=lambda status: status != "ok", kind="stable")
     rows = ok_first.drop_duplicates("row_key").sort_index()
     groups = []
@@ -116,6 +128,12 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
             _check(str(task), group)
             groups.append(Group(str(task), label, group))
     return Loaded(groups, runs, unfinished, notices)
+
+
+def _filled(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the first format with what they all had, so that they do not agree with everything."""
+    old = rows["interval"].notna()
+    return rows.assign(**{c: rows[c].where(rows[c].notna() | ~old, value) for c, value in FIRST_FORMAT.items()})
 
 
 def _values(rows: pd.DataFrame, column: str) -> list[Any]:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from kvbench import registry, stats
+from kvbench import stats
+from kvbench.budget import Budget
+from kvbench.budget import label as label_of
 from kvbench.errors import KVBenchError, UserError, show
+from kvbench.eviction import choose
 from kvbench.registry import did_you_mean
 from kvbench.report.load import RUN, Group, Loaded
 from kvbench.scoring.math import normalise_answer
@@ -51,7 +54,7 @@ class CellRow:
     """One method at one budget on one task. Numbers that the rows do not have are NaN."""
 
     method: str  # with the options that differ from their defaults
-    budget: int | None
+    budget: Budget | None  # a share where the budget was given as one
     decode_bounded: bool
     evicts: bool
     score: stats.Estimate
@@ -92,24 +95,40 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     """One table for each task of each group. `baseline`: a method; by default the full cache where it was run."""
     there = sorted({str(method) for group in loaded.groups for method in group.rows["method"].unique()})
     named = [group.rows[["method", "options"]].drop_duplicates() for group in loaded.groups]
-    labels = {method_label(*pair) for part in named for pair in zip(part["method"], part["options"])}
-    name = "full" if not baseline else baseline if baseline in labels else registry.methods.canonical(baseline)
+    pairs = [(str(m), o) for part in named for m, o in zip(part["method"], part["options"].fillna("{}"))]
+    shared = {method: _shared([o for m, o in pairs if m == method]) for method in there}
+    labels = {method_label(method, options, shared[method]) for method, options in pairs}
+    name = "full" if not baseline else baseline if baseline in (*labels, *there) else choose.canonical(baseline)
     if baseline and name not in there and name not in labels:
         raise UserError(f"--baseline {show(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}.")
-    return [_table(group, name, loaded.unfinished) for group in loaded.groups]
+    return [_table(group, name, loaded.unfinished, shared) for group in loaded.groups]
 
 
-def _table(group: Group, baseline: str, unfinished: dict[str, str]) -> TaskTable:
+def _shared(options: Sequence[str]) -> dict[str, Any]:
+    """The options that have one value in all rows of a method."""
+    tables = [json.loads(text) for text in options]
+    return {k: v for k, v in tables[0].items() if all(k in table and table[k] == v for table in tables)}
+
+
+def _table(
+    group: Group, baseline: str, unfinished: dict[str, str], shared: Mapping[str, Mapping[str, Any]]
+) -> TaskTable:
     rows, headline = group.rows, _headline(group.task)
     cells: list[CellRow] = []
     scores: list[dict[str, list[float]]] = []
     clusters: dict[str, str] = dict(zip(rows["doc_id"], rows["cluster_id"].fillna(rows["doc_id"])))
-    columns = rows.assign(budget=rows["budget"].fillna(NO_BUDGET).astype(int), options=rows["options"].fillna("{}"))
-    for (size, method, options), part in columns.groupby(["budget", "method", "options"], sort=True, observed=True):
+    columns = rows.assign(
+        share=rows["budget_share"].fillna(NO_BUDGET),
+        size=rows["budget"].where(rows["budget_share"].isna()).fillna(NO_BUDGET).astype(int),
+        options=rows["options"].fillna("{}"),
+    )
+    by = ["share", "size", "method", "options"]
+    for (share, size, method, options), part in columns.groupby(by, sort=True, observed=True):
         by_question = stats.by_question(part.to_dict("records"), headline)
         scores.append(by_question)
-        budget = None if size == NO_BUDGET else int(size)
-        cells.append(_cell(method_label(method, options), budget, part, by_question, clusters, unfinished))
+        budget = float(share) if share != NO_BUDGET else int(size) if size != NO_BUDGET else None
+        label = method_label(method, options, shared[method])
+        cells.append(_cell(label, budget, part, by_question, clusters, unfinished))
     cells = _compare(cells, scores, clusters, baseline)
     intervals = rows["interval"].dropna().unique()
     interval = int(intervals[0]) if len(intervals) else None
@@ -131,21 +150,23 @@ def _headline(task: str) -> str:
         return "score"
 
 
-def method_label(method: str, options: Any) -> str:
-    """``gkv`` or ``snapkv-decode(variant=gkv)``: only the options that differ from the defaults known here."""
+def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = None) -> str:
+    """``gkv`` or ``snapkv-decode(variant=gkv)``: only the options that differ from the defaults.
+
+    `shared` are left out where the defaults are not known, because the method is not installed here.
+    """
     given = json.loads(options) if isinstance(options, str) and options else {}
     try:
-        cls = registry.methods.get(method)
-        default = {name: getattr(cls(), name) for name in given}
-    except (KVBenchError, AttributeError):
-        default = {}
+        default = choose.make(method, {}).options()
+    except KVBenchError:
+        default = dict(shared or {})
     differing = [f"{k}={v}" for k, v in sorted(given.items()) if k not in default or default[k] != v]
     return f"{method}({', '.join(differing)})" if differing else method
 
 
 def _cell(
     label: str,
-    budget: int | None,
+    budget: Budget | None,
     rows: pd.DataFrame,
     by_question: dict[str, list[float]],
     clusters: dict[str, str],
@@ -160,7 +181,7 @@ def _cell(
         method=label,
         budget=budget,
         decode_bounded=bool(bounded.all()) if len(bounded) else True,
-        evicts=budget is not None,
+        evicts=bool(rows["interval"].notna().any()),
         score=stats.estimate(list(by_question.values()), clusters=[clusters[q] for q in by_question]),
         others={column: _mean(ok[column]) for column in SCORES},
         floor=_mean(ok["floor"]),
@@ -208,10 +229,10 @@ def _compare(
 ) -> list[CellRow]:
     """Each cell against the baseline at its own budget, or against the baseline that has none."""
     label = _baseline_label([cell.method for cell in cells], baseline)
-    places = {cell.budget: i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
+    places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
     found: list[tuple[int, int, stats.Paired]] = []
     for i, cell in enumerate(cells):
-        base = places.get(None, places.get(cell.budget))
+        base = places.get("", places.get(_budget(cell)))
         shared = [q for q in scores[i] if base is not None and q in scores[base]]
         if base is None or base == i or not shared:
             continue
@@ -236,6 +257,11 @@ def _compare(
             ),
         )
     return compared
+
+
+def _budget(cell: CellRow) -> str:
+    """The budget as it is typed; empty without one."""
+    return "" if cell.budget is None else label_of(cell.budget)
 
 
 def _baseline_label(labels: Sequence[str], baseline: str) -> str:
@@ -271,7 +297,7 @@ def _ratios(cells: Sequence[CellRow]) -> list[CellRow]:
 
 def _notes(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]]) -> list[str]:
     notes = []
-    floors = {c.budget: c.floor for c in cells if c.floor == c.floor}
+    floors = {_budget(c): c.floor for c in cells if c.floor == c.floor}
     if floors:
         listed = ", ".join(f"{floor:.3f} at {budget}" for budget, floor in floors.items())
         notes.append(f"Floor, what is scored before anything is evicted: {listed}.")

@@ -8,7 +8,7 @@ from kvbench.store.folder import RunFolder, check_out, list_runs
 from kvbench.store.identity import canonical_json, config_hash, row_key
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
-from kvbench.store.names import check_run_name
+from kvbench.store.names import check_run_name, resume_command
 from kvbench.store.reading import (
     Snapshot,
     read_rows,
@@ -48,6 +48,7 @@ __all__ = [
     "redact_text",
     "repair",
     "replay",
+    "resume_command",
     "row_key",
     "safe_environ",
     "seal",

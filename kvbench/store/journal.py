@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 from kvbench.errors import SetupError, show
 from kvbench.store.files import disk_full, reason, step, sync_folder
 from kvbench.store.host import boot_id, host_name
+from kvbench.store.names import resume_command
 from kvbench.store.schema import check_row, clean_text
 
 FOLDER = "journal"
@@ -171,7 +172,7 @@ class Journal:
             saved, waiting = _are(self._rows_before + self.saved), _are(len(self._waiting))
             raise SetupError(
                 f"{show(self.run_dir)} was moved or deleted during the run: {saved} saved, {waiting} not. "
-                f"Put it back, then continue with kvbench run --resume {self.run_dir.name}."
+                f"Put it back, then continue with {resume_command(self.run_dir)}."
             )
 
     def _fail(self, error: OSError) -> NoReturn:
@@ -179,7 +180,7 @@ class Journal:
         remedy = "Free space" if disk_full(error) else "Check the disk"
         raise SetupError(
             f"cannot write in {show(self.run_dir)} ({reason(error)}): {_are(self._rows_before + self.saved)} saved. "
-            f"{remedy}, then continue with kvbench run --resume {self.run_dir.name}."
+            f"{remedy}, then continue with {resume_command(self.run_dir)}."
         ) from error
 
 

@@ -104,8 +104,21 @@ def differences(run: Mapping[str, Any], other: Mapping[str, Any], *, only_given:
 
 
 def value(setting: Any) -> str:
-    """A setting's value in a message: strings quoted and escaped, the rest as JSON."""
-    return "none" if setting is None else show(setting) if isinstance(setting, str) else json.dumps(setting)
+    """A setting's value in a message: strings quoted, grids by what they run, the rest as JSON; null is the default."""
+    if setting is None:
+        return "default"
+    if isinstance(setting, list) and setting and all(isinstance(g, dict) and "methods" in g for g in setting):
+        return "; ".join(_grid(grid) for grid in setting)
+    return show(setting) if isinstance(setting, str) else json.dumps(setting)
+
+
+def _grid(grid: Mapping[str, Any]) -> str:
+    """``full, gkv(window=8) at 48, 25% on walk``."""
+    options = [", ".join(f"{k}={v}" for k, v in sorted(m.get("options", {}).items())) for m in grid["methods"]]
+    methods = ", ".join(m["name"] + (f"({o})" if o else "") for m, o in zip(grid["methods"], options))
+    budgets = ", ".join(map(str, grid.get("budgets", [])))
+    limit = f" (limit {grid['limit']})" if grid.get("limit") is not None else ""
+    return bare(f"{methods}{f' at {budgets}' if budgets else ''} on {', '.join(grid.get('tasks', []))}{limit}")
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import Any
 from kvbench.store.identity import canonical_json
 from kvbench.store.redact import redact_text
 
-FORMAT = 1
+FORMAT = 2
 FORMAT_KEY = "kvbench.format"
 OK = "ok"
 
@@ -53,7 +53,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("method_version", "name", "", "raised when the method's results change"),
     Column("options", "name", "JSON", "the method's options"),
     Column("budget", "int32", "entries", "allowed per layer and KV head right after an eviction"),
+    Column("budget_share", "float64", "0 to 1", "budget as a share of the prompt; null: it was given in entries"),
     Column("interval", "int32", "tokens", "decoded between two evictions"),
+    Column("compress", "name", "", "query-aware: the prompt is evicted with its question; query-agnostic: before it"),
+    Column("prefill", "name", "", "full: the prompt is evicted once read; chunked: after every chunk of it"),
+    Column("prefill_chunk", "int32", "tokens", "read between two evictions of a chunked prompt"),
     Column("decode_bounded", "bool", "", "whether the method also evicts while decoding"),
     Column("model", "name", "", "model name or path"),
     Column("model_revision", "name", "", "commit or content hash of the weights"),
@@ -88,8 +92,10 @@ COLUMNS: tuple[Column, ...] = (
     Column("entries_mean", "float64", "entries", "mean over decode steps"),
     Column("entries_prefill_peak", "float64", "entries", "largest count while the prompt was read"),
     Column("kv_bytes_peak", "int64", "bytes", "live cache at its peak, with all that the method stores"),
+    Column("kv_bytes_extra", "int64", "bytes", "of kv_bytes_peak: positions, method columns, stored queries, states"),
     Column("kv_bytes_mean", "int64", "bytes", "live cache, mean over decode steps"),
     Column("kv_bytes_slot", "int64", "bytes", "allocated for the sequence's slot"),
+    Column("kv_bytes_prefill_peak", "int64", "bytes", "live cache at its peak while the prompt was read"),
     Column("evictions", "int32", "", "how many there were"),
     Column("first_eviction", "int32", "tokens", "seen when entries were first dropped; null: none happened"),
     Column("prefill_seconds", "float64", "s", "this sample's share of reading the prompt", "timing"),
@@ -141,7 +147,8 @@ def sort_key(row: Mapping[str, Any]) -> tuple[object, ...]:
     return (
         row.get("task") or "",
         row.get("method") or "",
-        _number(row.get("budget")),
+        row.get("budget_share") or 0.0,
+        _number(row.get("budget")) if row.get("budget_share") is None else 0,  # differs from prompt to prompt
         row.get("options") or "",
         _number(row.get("interval")),
         natural(row.get("doc_id") or ""),

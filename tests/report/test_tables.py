@@ -12,8 +12,10 @@ from typing import Any
 import pytest
 
 from kvbench import stats
-from kvbench.errors import UserError
+from kvbench.errors import KVBenchError, UserError
+from kvbench.report.columns import flat
 from kvbench.report.load import find_runs, load
+from kvbench.report.render import Report, text
 from kvbench.report.tables import CellRow, TaskTable, make_tables, method_label
 
 DRAW = random.Random(0)
@@ -26,7 +28,7 @@ def one(path: Path, baseline: str | None = None) -> TaskTable:
     return table
 
 
-def cell(table: TaskTable, method: str, budget: int | None = None) -> CellRow:
+def cell(table: TaskTable, method: str, budget: float | None = None) -> CellRow:
     (found,) = (c for c in table.cells if c.method == method and c.budget == budget)
     return found
 
@@ -257,3 +259,70 @@ def test_pass_at_k_and_majority_over_samples(tmp_path):
     assert at[4] == pytest.approx(2 / 3)
     assert _majority(frame) == pytest.approx(1 / 3)
     assert _pass_at(frame[frame.doc_id.ne("q1") | frame.index.isin([0])]) == {}
+
+
+def test_a_share_is_one_cell_whatever_it_means_for_each_prompt(make_run: Callable, rows: Callable) -> None:
+    shares = rows("gkv", 40, BAD, budget_share=0.25)
+    for number, row in enumerate(shares):
+        row["budget"] = 40 + number % 3
+        row["row_key"] = f"share{number}"
+    run = make_run("r1", rows("full", None, GOOD), rows("gkv", 48, GOOD), shares, rows("rkv", 48, GOOD))
+    table = one(run)
+    assert [(c.method, c.budget) for c in table.cells] == [("full", None), ("gkv", 48), ("rkv", 48), ("gkv", 0.25)]
+    share = cell(table, "gkv", 0.25)
+    assert share.score.questions == 32
+    assert (share.against.baseline, share.against.verdict) == ("full", "worse")
+    assert "0.100 at 48, 0.100 at 25%" in table.notes[0]
+    (data,) = (d for d in (flat(table, c) for c in table.cells) if d["budget_share"])
+    assert (data["budget"], data["budget_share"]) == (None, 0.25)
+    printed = text(Report.make(load([run])))
+    assert " 25%  " in printed
+    same_budget = one(run, "gkv")
+    assert cell(same_budget, "rkv", 48).against is not None
+    assert cell(same_budget, "gkv", 0.25).against is None
+
+
+def test_a_method_without_a_budget_that_evicts_is_not_the_full_cache(make_run: Callable, rows: Callable) -> None:
+    table = one(make_run("r1", rows("full", None, GOOD), rows("tova", None, BAD, options={"form": "native"})))
+    other = cell(table, "tova(form=native)")
+    assert other.evicts
+    assert other.of_full is not None
+    assert other.of_full["bytes"] == pytest.approx(0.25)
+    assert other.against is not None
+    assert other.against.baseline == "full"
+
+
+def test_compression_and_prefill_are_not_mixed(make_run: Callable, rows: Callable) -> None:
+    full = rows("full", None, GOOD)
+    old = make_run("old", rows("gkv", 48, GOOD))  # says nothing, as rows of the first format
+    same = make_run("same", rows("rkv", 48, GOOD, compress="query-aware", prefill="full"), full)
+    assert [c.method for c in make_tables(load([old, same]))[0].cells] == ["full", "gkv", "rkv"]
+    other = make_run("other", rows("tova", 48, GOOD, compress="query-agnostic", prefill="full"), full)
+    with pytest.raises(UserError, match="old is of compression query-aware and other of compression query-agnostic"):
+        load([old, other])
+    tables = make_tables(load([old, other], ["compress"]))
+    assert [[c.method for c in t.cells] for t in tables] == [["full", "tova"], ["full", "gkv"]]
+    chunked = make_run("chunked", rows("h2o", 48, GOOD, prefill="chunked", prefill_chunk=64))
+    with pytest.raises(UserError, match="prefill full and chunked of prefill chunked"):
+        load([same, chunked])
+
+
+def test_a_damaged_run_is_left_out_unless_it_was_named(make_run: Callable, rows: Callable) -> None:
+    good, bad = make_run("good", rows("gkv", 48, GOOD)), make_run("bad", rows("rkv", 48, GOOD))
+    (bad / "run.json").write_text("{")
+    loaded = load([good, bad], skip=True)
+    assert [run["run"] for run in loaded.runs] == ["good"]
+    assert len(loaded.notices) == 1
+    assert loaded.notices[0].startswith("run 'bad' is left out: ")
+    with pytest.raises(KVBenchError, match="is damaged"):
+        load([good, bad])
+    with pytest.raises(UserError, match="no run can be read"):
+        load([bad], skip=True)
+
+
+def test_a_method_that_is_not_installed_shows_the_options_that_vary(make_run: Callable, rows: Callable) -> None:
+    one_kind = make_run("r1", rows("mine", 48, GOOD, options={"a": 1, "b": 2}))
+    assert [c.method for c in one(one_kind).cells] == ["mine"]
+    assert one(one_kind, "mine").cells
+    other = make_run("r2", rows("mine", 48, BAD, options={"a": 1, "b": 3}))
+    assert [c.method for c in make_tables(load([one_kind, other]))[0].cells] == ["mine(b=2)", "mine(b=3)"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import resource
+import shlex
 import subprocess
 import time
 from collections.abc import Callable
@@ -94,7 +95,7 @@ def test_f04_a_full_disk_stops_the_run_and_loses_nothing(small_disk: Path, start
     assert len(done) > 10
     assert text == (
         f"cannot write in '{small_disk / 'r1'}' (no space left on device): {len(done)} rows are saved. "
-        f"Free space, then continue with kvbench run --resume r1."
+        f"Free space, then continue with kvbench run --resume r1 --out {shlex.quote(str(small_disk))}."
     )
     assert run.notices == []  # the part of the record that did fit was cut off again
     (small_disk / "ballast").unlink()

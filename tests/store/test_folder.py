@@ -83,7 +83,10 @@ def test_b080_another_configuration(filled: Filled, start: Start) -> None:
         f"{ask}method 'gkv' and sampling.temperature 0.6; this one has '\\x1b[2J' and 1.0. Give another --run-name."
     )
     text = message(UserError, lambda: start(config={"a": 1, "b": None, "c": [1], "d": "x", "e": 0}))
-    assert "holds a run with a none, budget 256, c none and d none; this one has 1, none, [1] and 'x' (5 more" in text
+    assert (
+        "holds a run with a default, budget 256, c default and d default; this one has 1, default, [1] and 'x' (5 more"
+        in text
+    )
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 
 
@@ -106,7 +109,7 @@ def test_b082_resuming_with_other_settings(filled: Filled) -> None:
     given = {"sampling": {"temperature": 1}, "max_new_tokens": 9}
     text = message(UserError, lambda: RunFolder.resume(out, "r1", given, environment=VERSIONS))
     assert text == (
-        "--max-new-tokens 9 differs from the run's none and --temperature 1 differs from the run's 0.6. "
+        "--max-new-tokens 9 differs from the run's default and --temperature 1 differs from the run's 0.6. "
         "A resumed run keeps its settings."
     )
 
@@ -159,7 +162,7 @@ def test_f25_an_edited_run_is_refused(filled: Filled, start: Start) -> None:
     (path / "run.json").write_text("{")
     assert "is damaged" in message(SetupError, start)
     (path / "run.json").write_text(json.dumps({**manifest, "format": 7}))
-    assert message(UserError, start) == "run.json has format 7; this kvbench reads 1. Update kvbench."
+    assert message(UserError, start) == "run.json has format 7; this kvbench reads 1 to 2. Update kvbench."
 
 
 def test_f26_other_versions(filled: Filled, start: Start) -> None:

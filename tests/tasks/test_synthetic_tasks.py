@@ -22,6 +22,10 @@ def test_the_true_trace_is_right_and_an_empty_one_is_not(name: str):
     doc = task.docs(Data(env={}), limit=1)[0]
     problem = CELLS[task.variant].generate(HELD_OUT)
     assert doc.turns[0].user == problem.prompt
+    context, question = doc.turns[0].context, doc.turns[0].question
+    assert context.startswith("# Facts:")
+    assert context.endswith((",\n", ".\n"))
+    assert question.startswith(("Ask:", "Plan:"))
     assert doc.meta["category"] == task.variant
     right, wrong = task.score(doc, output(problem.trace)), task.score(doc, output(""))
     assert (right.value, right.partial, right.extracted) == (1.0, 1.0, problem.answer)

@@ -1,0 +1,120 @@
+"""Methods and tasks from a file of one's own: found, refused with a cause, and put back when the file fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvbench import plugins, registry
+from kvbench.commands.request import build
+from kvbench.errors import UserError
+from kvbench.problems import Problems
+from kvbench.settings import gather
+
+METHOD = """
+from dataclasses import dataclass
+from kvbench.eviction.api import Method, option
+from kvbench.registry import methods, tasks
+from kvbench.synthetic_task import SyntheticTask
+
+@methods.register("newest", aliases=["latest"])
+@dataclass(frozen=True)
+class Newest(Method):
+    shift: int = option(3, "does nothing", low=0)
+
+    def score(self, view):
+        return view.positions.float()
+
+@tasks.register("mine")
+class Mine(SyntheticTask):
+    variants = ("lookup-8",)
+"""
+
+
+@pytest.fixture(autouse=True)
+def _afterwards_as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(plugins, "_LOADED", {})
+    saved = registry.methods.save(), registry.tasks.save()
+    yield
+    registry.methods.restore(saved[0])
+    registry.tasks.restore(saved[1])
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "my plugin.py"
+    path.write_text(METHOD)
+    return path
+
+
+def test_what_a_file_registers_is_there_once(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert plugins.load_plugin(str(file)) == ["newest", "mine"]
+    monkeypatch.chdir(file.parent)
+    assert plugins.load_plugin("./my plugin.py") == ["newest", "mine"]
+    assert registry.methods.canonical("Latest") == "newest"
+    (record,) = plugins.loaded([str(file)])
+    assert record["path"] == str(file)
+    assert len(record["sha256"]) == 64
+    assert not list(file.parent.glob("__pycache__"))
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("x = (\n", ", line 1: not Python ('(' was never closed)."),
+        ("import json\n1 / 0\n", ", line 2: ZeroDivisionError (division by zero) while it was imported."),
+        (
+            "import no_such_module\n",
+            ", line 1: ModuleNotFoundError (No module named 'no_such_module') while it was imported.",
+        ),
+        ("raise SystemExit(3)\n", ", line 1: SystemExit (3) while it was imported."),
+        ("x = 1\n", " registers nothing; use @methods.register or @tasks.register of kvbench.registry."),
+        (METHOD.replace('"newest"', '"Newest"'), ": method 'Newest': a name has lower-case letters, digits"),
+        (METHOD.replace('"mine"', '"walk"'), ": task 'walk' is defined twice: in kvbench.tasks.walk and in"),
+        (METHOD.replace('"latest"', '"gkv"'), "Register it under another name."),
+    ],
+)
+def test_a_file_that_fails_leaves_nothing_behind(tmp_path: Path, source: str, message: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(source)
+    methods, tasks = registry.methods.names(), registry.tasks.names()
+    with pytest.raises(UserError) as caught:
+        plugins.load_plugin(str(path))
+    assert str(caught.value).startswith(f"--plugin '{path}'")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert (registry.methods.names(), registry.tasks.names()) == (methods, tasks)
+    path.write_text(METHOD)
+    assert plugins.load_plugin(str(path)) == ["newest", "mine"]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("no.py", "does not exist"), (".", "is a folder"), ("notes.txt", "is no Python file")],
+)
+def test_what_is_no_plugin(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "notes.txt").write_text("")
+    with pytest.raises(UserError, match=message):
+        plugins.load_plugin(str(tmp_path / name))
+
+
+def test_names_of_a_plugin_are_known_to_a_run(file: Path, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text(f'plugin = "{file}"\nmethod = "newest+newest,gkv+latest"\nbudget = 48\ntask = "mine"\n')
+    problems = Problems()
+    made = build(gather({"method_opt": ["newest.shift=5"]}, {}, None, config), problems)
+    problems.stop()
+    assert made is not None
+    assert [c.label for c in made.cells()] == ["mine newest(shift=5) @48", "mine gkv+newest(newest.shift=5) @48"]
+    assert made.plugin == (str(file),)
+
+
+def test_without_its_plugin_a_run_has_one_problem() -> None:
+    problems = Problems()
+    flags = {"plugin": ["no.py"], "method": ["mymethod"], "budget": ["48"], "task": ["mytask"]}
+    assert build(gather(flags, {}), problems) is None
+    assert [str(error) for error in problems.errors] == [
+        "--plugin 'no.py' does not exist; give the path of a Python file."
+    ]

@@ -1,0 +1,108 @@
+"""What a run is going to do, row by row: budgets that shares mean, keys, and where the context ends."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import transformers
+
+from kvbench import tiny
+from kvbench.config import Grid, MethodChoice, RunConfig
+from kvbench.data import Data
+from kvbench.errors import UserError
+from kvbench.store import row_key
+from kvbench.work import TaskWork, applied_budget, make_method, version
+
+MODEL = {"model": "tiny", "model_revision": "r"}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Any:
+    return transformers.AutoTokenizer.from_pretrained(tiny.path())
+
+
+def config(method: str = "gkv", *budgets: float, task: str = "lookup", **settings: Any) -> RunConfig:
+    grid = Grid(methods=(MethodChoice(name=method),), budgets=budgets, tasks=(task,))
+    return RunConfig(grids=(grid,), limit=3, **settings)
+
+
+def planned(tokenizer: Any, made: RunConfig) -> tuple[TaskWork, list[dict[str, Any]], list[str]]:
+    (name,) = made.tasks
+    work = TaskWork.load(name, made, Data(env={}), tokenizer, "qwen3", 32768)
+    rows = [row for cell in made.cells() for row in work.rows(cell, made, MODEL, "float32")]
+    return work, [dict(row.identity) for row in rows], [row.key for row in rows]
+
+
+def test_a_share_means_entries_of_each_prompt_and_never_too_few(tokenizer: Any) -> None:
+    work, rows, _ = planned(tokenizer, config("gkv", 0.25))
+    assert [row["budget"] for row in rows] == [round(len(p.ids) * 0.25) for p in work.prompts]
+    assert {row["budget_share"] for row in rows} == {0.25}
+    (cell,) = config("gkv", 0.01).cells()
+    assert applied_budget(0.01, make_method(cell), 168) == make_method(cell).min_budget() == 17
+    assert applied_budget(5, make_method(cell), 168) == 5  # refused before, never raised in silence
+
+
+def test_a_share_and_the_number_it_means_are_different_rows(tokenizer: Any) -> None:
+    _, rows, share = planned(tokenizer, config("gkv", 0.25))
+    _, _, number = planned(tokenizer, config("gkv", rows[0]["budget"]))
+    assert not set(share) & set(number)
+
+
+def test_keys_of_the_first_format_stay_valid(tokenizer: Any) -> None:
+    _, (row, *_), (key, *_) = planned(tokenizer, config("gkv", 48))
+    younger = {"budget_share": None, "compress": "query-aware", "prefill": "full", "prefill_chunk": None}
+    assert {name: row[name] for name in younger} == younger
+    assert key == row_key({k: v for k, v in row.items() if k not in younger})
+
+
+def test_compression_and_chunks_are_part_of_what_a_row_is(tokenizer: Any) -> None:
+    variants = (
+        {},
+        {"compress": "query-agnostic"},
+        {"prefill": "chunked"},
+        {"prefill": "chunked", "prefill_chunk": 64},
+    )
+    keys = [planned(tokenizer, config("gkv", 48, **v))[2][0] for v in variants]
+    assert len(set(keys)) == 4
+    # Nothing is compressed in the full cache: its rows serve all of them.
+    assert len({planned(tokenizer, config("full", **v))[2][0] for v in variants}) == 1
+    assert planned(tokenizer, config("gkv", 48, prefill_chunk=64))[2][0] == keys[0]
+
+
+@pytest.mark.parametrize("task", ["lookup", "chain", "walk"])
+def test_a_query_agnostic_run_knows_where_the_context_ends(tokenizer: Any, task: str) -> None:
+    made = config("gkv", 48, task=task, compress="query-agnostic")
+    work, _, _ = planned(tokenizer, made)
+    aware, _, _ = planned(tokenizer, dataclasses.replace(made, compress="query-aware"))
+    assert [p.ids for p in work.prompts] == [p.ids for p in aware.prompts]
+    (cell,) = made.cells()
+    for request, prompt in zip(work.requests(work.rows(cell, made, MODEL, "float32"), 0), work.prompts):
+        at = request.compress_at
+        assert at is not None
+        assert tokenizer.decode(request.prompt_ids[:at]) == prompt.doc.turns[0].context
+        assert tokenizer.decode(request.prompt_ids[at:]) == prompt.doc.turns[0].question
+    assert {r.compress_at for r in aware.requests(aware.rows(cell, made, MODEL, "float32"), 0)} == {None}
+
+
+def test_a_task_without_context_cannot_be_query_agnostic(tokenizer: Any, tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    items = [
+        {"id": "a", "context": "Facts.", "question": "1 + 1?", "answer": 2},
+        {"id": "b", "question": "?", "answer": 1},
+    ]
+    path.write_text("\n".join(map(json.dumps, items)))
+    made = config("gkv", 48, task="file/q", compress="query-agnostic", task_file=str(path), no_chat_template=True)
+    with pytest.raises(UserError, match=r"task 'file/q' has questions without a context \('b'\)"):
+        planned(tokenizer, made)
+    path.write_text(json.dumps(items[0]))
+    work, _, _ = planned(tokenizer, made)
+    assert tokenizer.decode(work.prompts[0].ids[: work.prompts[0].compress_at]) == "Facts.\n\n"
+
+
+def test_two_methods_have_both_versions() -> None:
+    assert version("gkv") == make_method(config("gkv", 48).cells()[0]).version
+    assert version("rkv+gkv") == f"{version('rkv')}+{version('gkv')}"
