@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 
@@ -188,8 +189,10 @@ class SlotCache(ABC):
         """Entries per layer and KV head, averaged over both."""
 
     @abstractmethod
-    def batches(self, slots: Sequence[int]) -> list[list[int]]:
-        """The slots grouped so that a group can be decided about together and nobody's result depends on it."""
+    def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
+        """The slots grouped so that, in these layers, a group can be decided about together and nobody's result
+        depends on who else is in it.
+        """
 
     @abstractmethod
     def settle(self, slots: Sequence[int]) -> None:
@@ -212,9 +215,12 @@ class SlotCache(ABC):
 
     def fixed_bytes(self, seen: int) -> int:
         """Of a slot with `seen` tokens, whatever its length: stored queries, states, and rings as far as filled."""
-        total = 0
-        for layer in self.layers:
-            total += layer.extra_bytes()
-            if isinstance(layer, RingStore):
-                total += min(seen, layer.capacity) * layer.geometry.entry_bytes(self.dtype.itemsize)
-        return total
+        rings = (layer for layer in self.layers if isinstance(layer, RingStore))
+        element = self.dtype.itemsize
+        filled = sum(min(seen, ring.capacity) * ring.geometry.entry_bytes(element) for ring in rings)
+        return self.stored_bytes + filled
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Of one slot's stored queries and states, which never change."""
+        return sum(layer.extra_bytes() for layer in self.layers)

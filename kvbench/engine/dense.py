@@ -129,7 +129,7 @@ class DenseCache(SlotCache):
     def held(self, slot: int) -> float:
         return self.lengths[slot]
 
-    def batches(self, slots: Sequence[int]) -> list[list[int]]:
+    def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
         """In a steady state all sequences hold equally many entries, so there is one group."""
         return [[s for s in slots if self.lengths[s] == n] for n in sorted({self.lengths[s] for s in slots})]
 
@@ -143,8 +143,8 @@ class DenseCache(SlotCache):
         return self.lengths[slot] * self._entry_bytes + self.fixed_bytes(self.seen[slot])
 
     def extra_bytes(self, slot: int) -> int:
-        return self.lengths[slot] * self._beside_bytes + sum(layer.extra_bytes() for layer in self.layers)
+        return self.lengths[slot] * self._beside_bytes + self.stored_bytes
 
     def bytes(self) -> int:
-        total = sum(layer.extra_bytes() for layer in self.layers) * self.slots
+        total = self.stored_bytes * self.slots
         return total + sum(layer.bytes() for layer in self.layers if isinstance(layer, (DenseStore, RingStore)))

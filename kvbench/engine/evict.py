@@ -5,7 +5,7 @@ place. What is dropped after a prompt is decided in `prompt.PromptCache`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -49,6 +49,7 @@ class Evictor:
         self.prompt_len = [0] * slots
         self.evictions = [0] * slots
         self.noise_key = [0] * slots
+        self._made: dict[tuple[tuple[int, ...], int], Batch] = {}  # batches of this tick, shared by its layers
         self._ordinal = {store.geometry.index: i for i, store in enumerate(cache.evicting)}
 
     def start(self, slot: int, budget: int | None, prompt_len: int, noise_key: int, evictions: int = 0) -> None:
@@ -61,32 +62,36 @@ class Evictor:
 
         Returns the slots that were reduced.
         """
+        stores = self.cache.evicting
+        self._made.clear()
         if self.needs.queries == "since_last":
-            for batch in self._batches(slots, lambda slot: 0):
-                for store in self.cache.evicting:
+            for store in stores:
+                for batch in self._batches(slots, [store], dict.fromkeys(slots, 0)):
                     store.complete(batch)
                     self._observe(store, batch)
-        held = {s: self.cache.held(s) for s in slots}
-        due = [s for s in slots if self.trigger.full(held[s], self._allowed(s))]
-        for batch in self._batches(due, self._allowed):
-            stores = self.cache.evicting
-            for group in [[store] for store in stores] if self.method.layerwise else [stores]:
+        held, allowed = {s: self.cache.held(s) for s in slots}, {s: self._allowed(s) for s in slots}
+        due = [s for s in slots if self.trigger.full(held[s], allowed[s])]
+        for group in [[store] for store in stores] if self.method.layerwise else [stores]:
+            for batch in self._batches(due, group, allowed):
                 self._reduce(group, batch)
-            self.cache.settle(batch.slots)
-            for s in batch.slots:
-                self.evictions[s] += 1
+        self.cache.settle(due)
+        for s in due:
+            self.evictions[s] += 1
         return [s for s in due if self.cache.held(s) < held[s]]
 
     def _allowed(self, slot: int) -> int:
-        cache = self.cache
-        return self.method.allowed(self.budget[slot], self.prompt_len[slot], cache.seen[slot], self.evictions[slot])
+        seen = self.cache.seen[slot]
+        return self.method.allowed(self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
 
-    def _batches(self, slots: Sequence[int], allowed: Callable[[int], int]) -> list[Batch]:
+    def _batches(self, slots: Sequence[int], stores: Sequence[EvictingStore], allowed: dict[int, int]) -> list[Batch]:
         """Slots that the cache can show together and that may keep equally many entries."""
         found = []
-        for group in self.cache.batches(slots):
-            for size in sorted({allowed(s) for s in group}):
-                found.append(self._batch([s for s in group if allowed(s) == size], size))
+        for group in self.cache.batches(slots, stores):
+            for size in sorted({allowed[s] for s in group}):
+                key = tuple(s for s in group if allowed[s] == size), size
+                if key not in self._made:
+                    self._made[key] = self._batch(list(key[0]), size)
+                found.append(self._made[key])
         return found
 
     def _batch(self, slots: list[int], allowed: int) -> Batch:

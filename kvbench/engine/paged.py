@@ -21,6 +21,7 @@ from kvbench.engine.geometry import LayerGeometry
 from kvbench.engine.prompt import PackedLayer
 
 PAGE = 16  # entries
+Index = np.ndarray | int
 
 
 class Pool:
@@ -75,18 +76,29 @@ class PagedStore(EvictingStore):
                 self.pool.free.extend(row[want:had].tolist())
                 row[want:had] = 0
 
-    def physical(self, slot: int, head: np.ndarray, row: np.ndarray) -> torch.Tensor:
+    def physical(self, slot: Index, head: Index, row: Index) -> torch.Tensor:
         """Pool rows of logical rows."""
         return torch.from_numpy(self.table[slot, head, row // PAGE] * PAGE + row % PAGE).to(self.device)
 
-    def live(self, slot: int, first: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """(head, row) of every live row of a slot, from row `first` [Hk] on."""
-        rows = np.arange(self.lengths[slot].max(initial=0))
-        mask = rows < self.lengths[slot][:, None]
+    def live(self, slots: np.ndarray, first: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """(place in `slots`, head, row) of every live row, from row `first` [b, Hk] on."""
+        lengths = self.lengths[slots][..., None]
+        rows = np.arange(lengths.max(initial=0))
+        mask = rows < lengths
         if first is not None:
-            mask &= rows >= first[:, None]
-        head, row = np.nonzero(mask)
-        return head, row
+            mask &= rows >= first[..., None]
+        place, head, row = np.nonzero(mask)
+        return place, head, row
+
+    def shown(self, slot: int) -> tuple[int, bool]:
+        """How many rows of a slot a method is shown, and whether some heads are padded to that.
+
+        An uneven slot is padded to whole pages, so that slots can be shown together without depending on each other.
+        """
+        lengths = self.lengths[slot]
+        longest = int(lengths.max())
+        uneven = int(lengths.min()) < longest
+        return (-(-longest // PAGE) * PAGE if uneven else longest), uneven
 
     def install(self, packed: PackedLayer, slots: Sequence[int]) -> None:
         lengths = np.array(packed.lengths)
@@ -96,54 +108,53 @@ class PagedStore(EvictingStore):
         targets = [self.pool.keys, self.pool.values, self.pool.positions, *(self.pool.columns[n] for n in names)]
         for slot in slots:
             self.lengths[slot] = self.known[slot] = lengths
-            at = self.physical(slot, *self.live(slot))
+            _, head, row = self.live(np.array([slot]))
+            at = self.physical(slot, head, row)
             for target, source in zip(targets, sources):
                 target.index_copy_(0, at, source)
 
     def complete(self, batch: Batch) -> None:
-        for i, slot in enumerate(batch.slots):
-            head, row = self.live(slot, self.known[slot])
-            if not head.size:
-                continue
-            at = self.physical(slot, head, row)
-            age = torch.from_numpy(self.lengths[slot][head] - row).to(self.device)
-            self.pool.positions.index_copy_(0, at, (batch.seen[i] - age).int())
-            for spec in self.specs:
-                self.pool.columns[spec.name].index_fill_(0, at, spec.init)
-            self.known[slot] = self.lengths[slot]
+        slots = np.array(batch.slots)
+        place, head, row = self.live(slots, self.known[slots])
+        if not place.size:
+            return
+        at = self.physical(slots[place], head, row)
+        age = torch.from_numpy(self.lengths[slots[place], head] - row).to(self.device)
+        positions = batch.seen[torch.from_numpy(place).to(self.device)] - age
+        self.pool.positions.index_copy_(0, at, positions.int())
+        for spec in self.specs:
+            self.pool.columns[spec.name].index_fill_(0, at, spec.init)
+        self.known[slots] = self.lengths[slots]
 
     def rows(self, batch: Batch) -> Rows:
-        [slot] = batch.slots
-        lengths = self.lengths[slot]
-        longest, heads = int(lengths.max()), np.arange(len(lengths))
-        at = self.physical(slot, heads[:, None], np.arange(longest)[None]).view(-1)
+        slots, lengths = np.array(batch.slots), self.lengths[batch.slots]
+        (count, uneven), heads = self.shown(batch.slots[0]), np.arange(lengths.shape[1])
+        at = self.physical(slots[:, None, None], heads[None, :, None], np.arange(count)).view(-1)
 
         def pick(x: torch.Tensor) -> torch.Tensor:
-            return x.index_select(0, at).view(1, len(heads), longest, *x.shape[1:])
+            return x.index_select(0, at).view(len(slots), len(heads), count, *x.shape[1:])
 
-        valid = None
-        if int(lengths.min()) < longest:
-            valid = torch.from_numpy(np.arange(longest) < lengths[:, None])[None].to(self.device)
+        valid = torch.from_numpy(np.arange(count) < lengths[..., None]).to(self.device) if uneven else None
         columns = {name: pick(column) for name, column in self.pool.columns.items()}
         return Rows(pick(self.pool.keys), pick(self.pool.values), pick(self.pool.positions).long(), columns, valid)
 
     def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
-        [slot] = batch.slots
-        head, row = self.live(slot)
-        exists = (torch.from_numpy(head).to(self.device), torch.from_numpy(row).to(self.device))
-        self.pool.columns[name].index_copy_(0, self.physical(slot, head, row), value[0][exists])
+        slots = np.array(batch.slots)
+        place, head, row = self.live(slots)
+        exists = tuple(torch.from_numpy(x).to(self.device) for x in (place, head, row))
+        self.pool.columns[name].index_copy_(0, self.physical(slots[place], head, row), value[exists])
 
     def compact(self, batch: Batch, keep: torch.Tensor) -> None:
-        [slot] = batch.slots
-        stays = keep[0].cpu().numpy()
+        slots, stays = np.array(batch.slots), keep.cpu().numpy()
         counts = stays.sum(axis=-1)
-        front = np.arange(stays.shape[1]) < counts[:, None]
+        front = np.arange(stays.shape[2]) < counts[..., None]
         holes, movers = np.nonzero(~stays & front), np.nonzero(stays & ~front)  # as many, head by head
-        to, source = self.physical(slot, *holes), self.physical(slot, *movers)
+        to = self.physical(slots[holes[0]], *holes[1:])
+        source = self.physical(slots[movers[0]], *movers[1:])
         for tensor in self.pool.tensors():
             tensor.index_copy_(0, to, tensor.index_select(0, source))
-        self.reserve([slot], counts[None])
-        self.lengths[slot] = self.known[slot] = counts
+        self.reserve(slots, counts)
+        self.lengths[slots] = self.known[slots] = counts
 
     def clear(self, slot: int) -> None:
         self.reserve([slot], np.zeros((1, self.lengths.shape[1]), dtype=np.int64))
@@ -185,10 +196,10 @@ class PagedCache(SlotCache):
 
     def make_room(self) -> None:
         """A page for the next entry of every live head."""
-        live = [slot for slot in range(self.slots) if self.seen[slot]]
-        for store in self.stores if live else ():
-            short = [s for s in live if (store.lengths[s] == store.pages[s] * PAGE).any()]
-            if short:
+        live = np.array(self.seen) > 0
+        for store in self.stores:
+            short = np.nonzero(live & (store.lengths == store.pages * PAGE).any(axis=1))[0]
+            if short.size:
                 store.reserve(short, store.lengths[short] + 1)
 
     def advance(self, slots: Sequence[int]) -> None:
@@ -205,9 +216,13 @@ class PagedCache(SlotCache):
     def held(self, slot: int) -> float:
         return float(sum(store.lengths[slot].sum() for store in self.stores)) / max(1, self._heads)
 
-    def batches(self, slots: Sequence[int]) -> list[list[int]]:
-        """One by one: how far a sequence's heads are padded must not depend on its neighbours."""
-        return [[slot] for slot in slots]
+    def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
+        """Slots of which equally many rows are shown: that depends on a slot itself, never on its neighbours."""
+        paged = [store for store in stores if isinstance(store, PagedStore)]
+        groups: dict[tuple[tuple[int, bool], ...], list[int]] = {}
+        for slot in slots:
+            groups.setdefault(tuple(store.shown(slot) for store in paged), []).append(slot)
+        return [groups[key] for key in sorted(groups)]
 
     def settle(self, slots: Sequence[int]) -> None:
         """Lengths are those of each head already."""
@@ -218,10 +233,10 @@ class PagedCache(SlotCache):
 
     def extra_bytes(self, slot: int) -> int:
         beside = sum(int(store.pages[slot].sum()) * store.pool.page_extra for store in self.stores)
-        return beside + sum(layer.extra_bytes() for layer in self.layers)
+        return beside + self.stored_bytes
 
     def bytes(self) -> int:
-        total = sum(layer.extra_bytes() for layer in self.layers) * self.slots
+        total = self.stored_bytes * self.slots
         total += sum(layer.bytes() for layer in self.layers if isinstance(layer, RingStore))
         return total + sum(t.numel() * t.element_size() for pool in self.pools.values() for t in pool.tensors())
 
