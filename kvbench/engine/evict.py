@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from kvbench.engine.cache import Batch, EvictingStore, SlotCache
-from kvbench.engine.prompt import KeptLog, Rules
+from kvbench.engine.prompt import KeptLog, Rules, allowed
 from kvbench.eviction import noise, select
 from kvbench.eviction.view import LayerView
 
@@ -69,10 +69,10 @@ class Evictor:
                 for batch in self._batches(slots, [store], dict.fromkeys(slots, 0)):
                     store.complete(batch)
                     self._observe(store, batch)
-        held, allowed = {s: self.cache.held(s) for s in slots}, {s: self._allowed(s) for s in slots}
-        due = [s for s in slots if self.trigger.full(held[s], allowed[s])]
+        held, sizes = {s: self.cache.held(s) for s in slots}, {s: self._allowed(s) for s in slots}
+        due = [s for s in slots if self.trigger.full(held[s], sizes[s])]
         for group in [[store] for store in stores] if self.method.layerwise else [stores]:
-            for batch in self._batches(due, group, allowed):
+            for batch in self._batches(due, group, sizes):
                 self._reduce(group, batch)
         self.cache.settle(due)
         for s in due:
@@ -81,14 +81,14 @@ class Evictor:
 
     def _allowed(self, slot: int) -> int:
         seen = self.cache.seen[slot]
-        return self.method.allowed(self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
+        return allowed(self.method, self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
 
-    def _batches(self, slots: Sequence[int], stores: Sequence[EvictingStore], allowed: dict[int, int]) -> list[Batch]:
+    def _batches(self, slots: Sequence[int], stores: Sequence[EvictingStore], sizes: dict[int, int]) -> list[Batch]:
         """Slots that the cache can show together and that may keep equally many entries."""
         found = []
         for group in self.cache.batches(slots, stores):
-            for size in sorted({allowed[s] for s in group}):
-                key = tuple(s for s in group if allowed[s] == size), size
+            for size in sorted({sizes[s] for s in group}):
+                key = tuple(s for s in group if sizes[s] == size), size
                 if key not in self._made:
                     self._made[key] = self._batch(list(key[0]), size)
                 found.append(self._made[key])

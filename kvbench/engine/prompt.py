@@ -52,6 +52,14 @@ class Rules:
     rope: Rope | None = None
 
 
+def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+    """Entries that an eviction may leave. Raises BudgetViolation when a bounded method wants more than its budget."""
+    entries = method.allowed(budget, prompt_len, seen, evictions)
+    if budget is not None and method.decode_bounded and entries > budget:
+        raise BudgetViolation(f"budget exceeded: {type(method).__name__} wants {entries} entries of {budget}.")
+    return entries
+
+
 class PromptLayer:
     """One layer of b prompts."""
 
@@ -212,7 +220,7 @@ class PromptCache:
         self.peak_bytes = max(self.peak_bytes, sum(layer.bytes() for layer in self.layers.values()))
 
     def allowed(self) -> int:
-        return self.acting.allowed(self.rules.budget, self.prompt_len, self.seen, self.evictions)
+        return allowed(self.acting, self.rules.budget, self.prompt_len, self.seen, self.evictions)
 
     def view(
         self,

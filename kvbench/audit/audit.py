@@ -1,0 +1,59 @@
+"""All invariants of several methods on several models, as a list of checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from kvbench.audit import storage as storage  # registers its invariant
+from kvbench.audit.case import AuditLayout, Case
+from kvbench.audit.invariants import INVARIANTS, Invariant
+from kvbench.audit.outcome import Broken, Check, NotApplicable, Stopped, Verdict, told
+from kvbench.audit.subject import Subject
+from kvbench.eviction.api import Method
+
+
+def audit(
+    methods: Sequence[tuple[str, Method]], models: Sequence[Subject], tick: Callable[[str], None] = lambda text: None
+) -> list[Check]:
+    """methods: with the names to show. tick: called with what comes next."""
+    checks: list[Check] = []
+    for name, method in methods:
+        for subject in models:
+            tick(f"{name} on {subject.name}")
+            checks.extend(_checks(name, method, subject))
+    return checks
+
+
+def _checks(name: str, method: Method, subject: Subject) -> Iterator[Check]:
+    def check(invariant: str, layout: str, verdict: Verdict, reason: str) -> Check:
+        return Check(
+            method=name, invariant=invariant, model=subject.name, layout=layout, verdict=verdict, reason=reason
+        )
+
+    try:
+        case = Case(method, subject)
+    except NotApplicable as why:
+        yield from [check(name, "", "n/a", str(why)) for name in INVARIANTS]
+        return
+    for invariant in INVARIANTS.values():
+        for layout in case.layouts if invariant.each_layout else case.layouts[:1]:
+            verdict, reason = _judge(invariant, case, layout)
+            yield check(invariant.name, layout if invariant.each_layout else "", verdict, reason)
+
+
+def _judge(invariant: Invariant, case: Case, layout: AuditLayout) -> tuple[Verdict, str]:
+    try:
+        case.main(layout)
+    except Stopped as stopped:
+        # The engine itself refuses some of what is looked for here: it is told once, where it belongs.
+        guilty = "budget" if str(stopped.error).startswith("budget exceeded") else "runs"
+        return ("FAIL", str(stopped)) if invariant.name == guilty else ("n/a", "the generation ended with an error")
+    try:
+        invariant.check(case, layout)
+    except NotApplicable as why:
+        return "n/a", str(why)
+    except (Broken, Stopped) as found:
+        return "FAIL", str(found)
+    except Exception as error:
+        return "FAIL", told(error)
+    return "ok", ""

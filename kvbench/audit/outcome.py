@@ -1,0 +1,51 @@
+"""What a check comes to: it returns, or raises one of these."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.errors import show
+
+Verdict = Literal["ok", "FAIL", "n/a"]
+LONGEST = 300  # characters of a reason
+
+
+class Broken(Exception):
+    """The invariant does not hold; the message has the value and the cause."""
+
+
+class NotApplicable(Exception):
+    """There is nothing to check; the message says why."""
+
+
+class Stopped(Exception):
+    """A generation ended with an error."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(told(error))
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Check:
+    """One invariant of one method, on one model and layout."""
+
+    method: str
+    invariant: str
+    model: str
+    layout: str
+    verdict: Verdict
+    reason: str = ""
+
+
+def told(error: BaseException) -> str:
+    """An exception in one line, with the place in the source where it was raised."""
+    lines = str(error).splitlines() or [""]
+    frames = traceback.extract_tb(error.__traceback__)
+    # What torch raises from within says less than the line that called it.
+    own = [f for f in frames if "site-packages" not in f.filename] or frames
+    where = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
+    text = show(lines[0])[1:-1]
+    return f"{type(error).__name__}: {text[:LONGEST]}{where}"

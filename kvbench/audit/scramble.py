@@ -1,0 +1,69 @@
+"""The same view in another storage order, and with rows that do not exist among the others."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from kvbench.eviction.view import LayerView
+
+JUNK = 5  # rows
+ENTRYWISE = ("keys", "values", "positions", "valid")
+
+
+def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
+    """Rows of every head in random order; with `junk`, rows of that value that are not valid lie among them."""
+    b, heads, n = view.positions.shape
+    generator = torch.Generator().manual_seed(seed)
+    extra = 0 if junk is None else JUNK
+    order = torch.rand(b, heads, n + extra, generator=generator).argsort(dim=-1).to(view.positions.device)
+    stale = torch.randint(0, int(view.seen.min()), (b, heads, extra), generator=generator).to(order.device)
+
+    def mixed(x: torch.Tensor, fill: torch.Tensor | float) -> torch.Tensor:
+        if not isinstance(fill, torch.Tensor):
+            fill = torch.full((b, heads, extra, *x.shape[3:]), fill, dtype=x.dtype, device=x.device)
+        x = torch.cat([x, fill.to(x.dtype)], dim=2)
+        return x.gather(2, order if x.dim() == 3 else order[..., None].expand(-1, -1, -1, x.shape[-1]))
+
+    value = 0.0 if junk is None else junk
+    return dataclasses.replace(
+        view,
+        keys=mixed(view.keys, value),
+        values=None if view.values is None else mixed(view.values, value),
+        positions=mixed(view.positions, stale),
+        valid=mixed(view.valid, False),
+        whole=view.whole and not extra,
+        columns={name: mixed(column, value) for name, column in view.columns.items()},
+    )
+
+
+def some_of(view: LayerView, rows: list[int]) -> LayerView:
+    """The view of these sequences of the batch."""
+    changes: dict[str, Any] = {}
+    for f in dataclasses.fields(view):
+        value = getattr(view, f.name)
+        if isinstance(value, torch.Tensor):
+            changes[f.name] = value[rows]
+        elif isinstance(value, Mapping) and f.name in ("columns", "states"):
+            changes[f.name] = {name: tensor[rows] for name, tensor in value.items()}
+    return dataclasses.replace(view, **changes)
+
+
+def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
+    """[b, Hk, N] to [b, Hk, tokens seen]: the values of valid entries at their positions, 0 elsewhere."""
+    end = int(view.seen.max())
+    at = torch.where(view.valid, view.positions, end)
+    table = torch.zeros(*at.shape[:2], end + 1, dtype=torch.float64, device=x.device)
+    return table.scatter_(2, at, x.to(torch.float64))[..., :end]
+
+
+def largest_change(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Largest difference between two tensors, relative to the largest finite number of the first."""
+    same = (a == b) | (torch.isnan(a) & torch.isnan(b))
+    difference = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"))
+    finite = a[torch.isfinite(a)]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    return float(difference.max() if difference.numel() else 0.0) / (scale or 1.0)

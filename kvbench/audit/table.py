@@ -1,0 +1,98 @@
+"""Checks for people: a table of methods and invariants, and a line for what failed and for what was not checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from kvbench import terminal
+from kvbench.audit.invariants import INVARIANTS
+from kvbench.audit.outcome import Check, Verdict
+
+
+def overall(checks: Iterable[Check]) -> Verdict:
+    """FAIL if one fails, n/a if nothing was checked."""
+    verdicts = {check.verdict for check in checks}
+    return "FAIL" if "FAIL" in verdicts else "ok" if "ok" in verdicts else "n/a"
+
+
+def of_cell(checks: Sequence[Check], method: str, invariant: str) -> list[Check]:
+    return [check for check in checks if (check.method, check.invariant) == (method, invariant)]
+
+
+def show(checks: Sequence[Check], models: Sequence[str]) -> None:
+    """Print everything to stdout."""
+    methods = list(dict.fromkeys(check.method for check in checks))
+    table = terminal.grid("method", *INVARIANTS)
+    for method in methods:
+        table.add_row(method, *(_styled(overall(of_cell(checks, method, name))) for name in INVARIANTS))
+    terminal.console().print(table)
+    print()
+    for line in [*_failures(checks), *_unchecked(checks)]:
+        print(terminal.clean(line))
+    counts = [sum(check.verdict == verdict for check in checks) for verdict in ("ok", "FAIL", "n/a")]
+    for method in methods:
+        if overall(check for check in checks if check.method == method) == "n/a":
+            terminal.warning(f"nothing of {terminal.clean(method)} could be checked.")
+    outcome = {"ok": "All invariants hold.", "FAIL": "Not all invariants hold.", "n/a": "Nothing was checked."}
+    many = f"{len(methods)} methods" if len(methods) > 1 else "1 method"
+    print(
+        f"{many} on {', '.join(terminal.clean(m) for m in models)}: "
+        f"{counts[0]} checks ok, {counts[1]} failed, {counts[2]} do not apply. " + outcome[overall(checks)]
+    )
+
+
+def document(checks: Sequence[Check], models: Sequence[str]) -> dict[str, Any]:
+    """The same as one JSON document, with every single check."""
+    methods = list(dict.fromkeys(check.method for check in checks))
+    return {
+        "ok": overall(checks) == "ok",
+        "models": list(models),
+        "invariants": {name: invariant.statement for name, invariant in INVARIANTS.items()},
+        "methods": {
+            method: {name: overall(of_cell(checks, method, name)) for name in INVARIANTS} for method in methods
+        },
+        "checks": [
+            {name: getattr(check, name) for name in ("method", "invariant", "model", "layout", "verdict", "reason")}
+            for check in checks
+        ],
+    }
+
+
+def _styled(verdict: Verdict) -> Any:
+    from rich.text import Text
+
+    return Text(verdict, style={"FAIL": "bold red", "ok": "green", "n/a": "dim"}[verdict])
+
+
+def _failures(checks: Sequence[Check]) -> list[str]:
+    """One line for every invariant that a method breaks: the first value and cause, and all places."""
+    lines = []
+    for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
+        failed = [c for c in of_cell(checks, method, invariant) if c.verdict == "FAIL"]
+        places = ", ".join(_place(c) for c in failed)
+        lines.append(f"FAIL  {method}  {invariant}: {failed[0].reason} [{places}]")
+    return lines
+
+
+def _unchecked(checks: Sequence[Check]) -> list[str]:
+    """One line for every reason; where an invariant was checked on some models only, with those where it was not."""
+    grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
+    for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks):
+        cell = of_cell(checks, method, invariant)
+        everywhere = overall(cell) == "n/a"
+        for check in cell:
+            if check.verdict == "n/a":
+                where = "" if everywhere else f" [{_place(check)}]"
+                names = grouped.setdefault((method, check.reason), {}).setdefault(where, [])
+                if invariant not in names:
+                    names.append(invariant)
+    by_reason: dict[tuple[str, str], list[str]] = {}
+    for (method, reason), places in grouped.items():
+        for where, names in places.items():
+            by_reason.setdefault((reason + where, ", ".join(names)), []).append(method)
+    return [f"n/a   {', '.join(methods)}  {names}: {reason}" for (reason, names), methods in by_reason.items()]
+
+
+def _place(check: Check) -> str:
+    return f"{check.model} {check.layout}".strip()

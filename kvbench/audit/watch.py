@@ -1,0 +1,85 @@
+"""Looking over the engine's shoulder: the logits that tokens were drawn from, and the views that methods decided on."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from kvbench.engine import loop
+from kvbench.eviction import select
+from kvbench.eviction.api import Method
+from kvbench.eviction.view import LayerView
+from kvbench.records import Sampling
+
+MOST = 2  # views kept of a kind: more would say nothing new
+
+
+@dataclass
+class Seen:
+    """What was seen of one generation."""
+
+    logits: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)  # (noise key, step) -> [V]
+    decisions: list[tuple[Method, list[LayerView]]] = field(default_factory=list)
+    observations: list[tuple[Method, LayerView]] = field(default_factory=list)
+
+
+@contextmanager
+def watching(method: Method) -> Iterator[Seen]:
+    """Everything inside the block is seen; the engine's own functions are put back after it."""
+    seen, draw, decide = Seen(), loop.draw, select.decide
+    kinds: dict[Any, int] = {}
+
+    def new(*kind: Any) -> bool:
+        kinds[kind] = kinds.get(kind, 0) + 1
+        return kinds[kind] <= MOST
+
+    def drawn(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling) -> torch.Tensor:
+        for row, key, step in zip(logits, keys.tolist(), steps.tolist()):
+            seen.logits[key, step] = row.clone()
+        return draw(logits, keys, steps, sampling)
+
+    def decided(method: Method, views: Sequence[LayerView]) -> list[select.Verdict]:
+        first = views[0]
+        # A later eviction sees a storage order and columns of its own; one of several sequences shows batches.
+        if new("decide", int(first.eviction_index.max()) > 0, len(first.seen) > 1):
+            seen.decisions.append((method, [_kept(view) for view in views]))
+        return decide(method, views)
+
+    def observed(original: Any) -> Any:
+        def spy(self: Method, view: LayerView) -> dict[str, torch.Tensor]:
+            if new("observe", view.probe is not None, int(view.eviction_index.max()) > 0):
+                seen.observations.append((self, _kept(view)))
+            values: dict[str, torch.Tensor] = original(self, view)
+            return values
+
+        return spy
+
+    classes = {type(part) for part in (method.during("prefill"), method.during("decode"))}
+    originals = {cls: cls.__dict__["observe"] for cls in classes if "observe" in cls.__dict__}
+    patched: Any = loop
+    patched.draw, select.decide = drawn, decided
+    for cls, original in originals.items():
+        cls.observe = observed(original)  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        patched.draw, select.decide = draw, decide
+        for cls, original in originals.items():
+            cls.observe = original  # type: ignore[method-assign]
+
+
+def _kept(view: LayerView) -> LayerView:
+    """A copy: the engine writes into the tensors of a view."""
+    changes: dict[str, Any] = {}
+    for f in dataclasses.fields(view):
+        value = getattr(view, f.name)
+        if isinstance(value, torch.Tensor):
+            changes[f.name] = value.clone()
+        elif isinstance(value, Mapping) and f.name != "weights":
+            changes[f.name] = {name: tensor.clone() for name, tensor in value.items()}
+    return dataclasses.replace(view, **changes)

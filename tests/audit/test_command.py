@@ -1,0 +1,98 @@
+"""``kvbench audit`` as it is typed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from support.runs import model_folder
+
+from kvbench import registry
+from kvbench.audit.invariants import INVARIANTS
+from kvbench.cli import main
+
+PLUGIN = """
+from dataclasses import dataclass
+from kvbench.eviction.api import Method, option
+from kvbench.registry import methods
+
+@methods.register("same-for-all")
+@dataclass(frozen=True)
+class Same(Method):
+    size: int = option(20, "entries that stay", low=1)
+
+    def score(self, view):
+        return -view.keys.norm(dim=-1)
+
+    def allowed(self, budget, prompt_len, seen, evictions):
+        return self.size
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(model_folder(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture
+def plugin(tmp_path: Path):
+    saved = registry.methods.save()
+    file = tmp_path / "same.py"
+    file.write_text(PLUGIN)
+    yield str(file)
+    registry.methods.restore(saved)
+
+
+def test_methods_that_hold(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["audit", "gkv", "headkv", "full", "--method-opt", "headkv.window=8", "--model", model, "--json"])
+    out, _ = capsys.readouterr()
+    found = json.loads(out)
+    assert code == 0
+    assert found["ok"] is True
+    assert found["models"] == [model]
+    assert list(found["methods"]) == ["gkv", "headkv(window=8)", "full"]
+    assert set(found["methods"]["gkv"].values()) == {"ok"}
+    assert found["methods"]["headkv(window=8)"] == dict.fromkeys(INVARIANTS, "ok") | {"layouts": "n/a"}
+    assert found["methods"]["full"]["oracle"] == "ok"
+    assert {c["layout"] for c in found["checks"] if c["invariant"] == "memory"} == {"dense", "paged"}
+    assert all(c["reason"] for c in found["checks"] if c["verdict"] == "n/a")  # nothing is skipped silently
+
+
+def test_a_plugin_that_does_not(model: str, plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["audit", "same-for-all", "--plugin", plugin, "--method-opt", "size=22", "--model", model, "--quiet"])
+    out, err = capsys.readouterr()
+    assert code == 1
+    assert "same-for-all(size=22)" in out.splitlines()[2]
+    assert "FAIL" in out.splitlines()[2]
+    [line] = [line for line in out.splitlines() if line.startswith("FAIL") and " effect: " in line]
+    assert "budgets 24 and 40 keep the same 88 entries of the prompt" in line
+    assert [line for line in out.splitlines() if line.startswith("n/a ") and "protects nothing" in line]
+    assert out.splitlines()[-1].endswith("Not all invariants hold.")
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no method given"),
+        (["gvk"], "Did you mean 'gkv'"),
+        (["gkv", "--all"], "methods or --all"),
+        (["gkv", "--parity", "."], "takes no methods"),
+        (["--parity", "nowhere"], "is not a folder"),
+        (["gkv", "--method-opt", "windo=3"], "none of these methods has the option"),
+        (["gkv", "--method-opt", "h2o.recent=3"], "not audited"),
+        (["gkv", "--method-opt", "window=none"], "takes a whole number"),
+        (["gkv", "--plugin", "nowhere.py"], "does not exist"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["audit", *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+
+
+def test_every_invariant_says_what_it_proves() -> None:
+    assert all(len(i.statement) > 30 and i.statement.endswith(".") for i in INVARIANTS.values())
