@@ -10,7 +10,7 @@ from kvbench.task import Score, Task
 from kvbench.work import PlannedRow, make_method
 
 if TYPE_CHECKING:
-    from kvbench.run import CellPlan
+    from kvbench.cell_plan import CellPlan
 
 
 def make_row(

@@ -25,11 +25,12 @@ import huggingface_hub
 import transformers
 
 from kvbench import env, models, plugins
-from kvbench.config import OPERATIONAL, Cell, RunConfig
+from kvbench.cell_plan import CellPlan, plan_rows
+from kvbench.config import OPERATIONAL, RunConfig
 from kvbench.data import Data
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel, load, pick_device, pick_dtype
-from kvbench.engine.plan import Machine, ModelShape, Plan, measure, plan_cell, read_shape, use_threads
+from kvbench.engine.plan import measure, read_shape, use_threads
 from kvbench.errors import Interrupted, UserError, show
 from kvbench.records import Generation
 from kvbench.rows import make_row
@@ -43,18 +44,6 @@ if TYPE_CHECKING:
 
 Notice = Callable[[str], None]
 AFTER_SIGNAL = 3.0  # seconds that rows being scored get to finish after a signal
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CellPlan:
-    """One cell with its rows and how it will run."""
-
-    cell: Cell
-    rows: list[PlannedRow]
-    plan: Plan
-    max_tokens: int  # of prompt and output
-    max_output: int
-    tail: int  # of a prompt, behind its context
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +98,7 @@ def execute(
     machine = measure(device, dtype)
     identity = {"model": config.model, "model_revision": models.revision(info) or config.revision}
     plans = tuple(
-        _plan(cell, works[cell.task], config, shape, machine, identity, context, device, dtype)
+        plan_rows(cell, works[cell.task], config, shape, machine, identity, info, context, device, dtype)
         for cell in config.cells()
     )
     total = sum(len(p.rows) for p in plans)
@@ -194,40 +183,6 @@ def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise models.unreadable(config.model, where, error) from error
-
-
-def _plan(
-    cell: Cell,
-    work: TaskWork,
-    config: RunConfig,
-    shape: ModelShape,
-    machine: Machine,
-    identity: Mapping[str, Any],
-    context: int,
-    device: Any,
-    dtype: Any,
-) -> CellPlan:
-    rows = work.rows(cell, config, identity, str(dtype).removeprefix("torch."))
-    fitting = [p for p in work.prompts if len(p.ids) + p.max_new_tokens <= context]  # others become rows all the same
-    lengths = {
-        "max_tokens": max((len(p.ids) + p.max_new_tokens for p in fitting), default=1),
-        "max_output": max((p.max_new_tokens for p in fitting), default=1),
-        "tail": max((len(p.ids) - (p.compress_at or len(p.ids)) for p in fitting), default=0),
-    }
-    method = make_method(cell)
-    plan = plan_cell(
-        shape,
-        machine,
-        method,
-        budget=cell.budget,
-        interval=config.interval,
-        sequences=max(1, len(rows)),
-        slots=config.slots,
-        device=device,
-        dtype=dtype,
-        **lengths,
-    )
-    return CellPlan(cell=cell, rows=rows, plan=plan, **lengths)
 
 
 class _Runner:

@@ -26,7 +26,7 @@ from kvbench.store import row_key
 from kvbench.task import Doc, GenSpec, Task, get_task
 
 # Columns that came after the first runs: at these values they are left out of a row's key, so that old keys stay valid.
-YOUNGER = {"budget_share": None, "compress": "query-aware", "prefill": "full", "prefill_chunk": None}
+YOUNGER = {"budget_share": None, "compress": "query-aware", "prefill": "full", "prefill_chunk": None, "artefacts": None}
 
 
 def load_task(name: str, task_file: str | None) -> Task:

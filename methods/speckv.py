@@ -51,12 +51,16 @@ class SpecKV(Method):
     def trigger(self, interval: int) -> Trigger:
         return Once()
 
-    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
+    def drafts(self) -> tuple[str, ...]:
         if not self.draft:
             raise UserError(
                 "method 'speckv' needs a draft model of the same tokenizer: --method-opt speckv.draft=FOLDER_OR_NAME."
             )
-        tokens = prompt.draft(self.draft, self.n)
+        return (self.draft,)
+
+    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
+        [draft] = self.drafts()
+        tokens = prompt.draft(draft, self.n)
         if tokens:  # an answer may be over before it begins
             yield Probe(tokens=tokens)
 

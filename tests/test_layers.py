@@ -54,6 +54,7 @@ LAYERS = {
     "kvbench.work": 4,
     "kvbench.progress": 4,
     "kvbench.rows": 5,
+    "kvbench.cell_plan": 5,
     "kvbench.run": 5,
     "kvbench.bench": 5,
     "kvbench.parity": 5,

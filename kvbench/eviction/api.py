@@ -243,6 +243,10 @@ class Method(ABC):
         """Probes to run after the prompt was read. Each `yield` returns the greedy next token after its last row."""
         yield from ()
 
+    def drafts(self) -> tuple[str, ...]:
+        """Names of the models that `probes` asks for drafts. Raises UserError when one is needed and not given."""
+        return ()
+
     def weights(self) -> Weights | None:
         return None
 

@@ -77,6 +77,9 @@ class Combined(Method):
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         yield from self.first.probes(prompt)
 
+    def drafts(self) -> tuple[str, ...]:
+        return self.first.drafts()
+
     def weights(self) -> Weights | None:
         return self.first.weights() or self.second.weights()
 

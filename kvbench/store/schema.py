@@ -52,6 +52,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("method", "name", "", "eviction method"),
     Column("method_version", "name", "", "raised when the method's results change"),
     Column("options", "name", "JSON", "the method's options"),
+    Column("artefacts", "name", "JSON", "tables and draft models that the method used, with their hashes"),
     Column("budget", "int32", "entries", "allowed per layer and KV head right after an eviction"),
     Column("budget_share", "float64", "0 to 1", "budget as a share of the prompt; null: it was given in entries"),
     Column("interval", "int32", "tokens", "decoded between two evictions"),
@@ -113,7 +114,13 @@ DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
 REQUIRED = ("row_key", "task", "status")
 
 _BY_NAME = {c.name: c for c in COLUMNS}
-_FREE_TEXT = ("model", "model_revision", "options", "note")  # where a URL, a path or an exception may carry a secret
+_FREE_TEXT = (
+    "model",
+    "model_revision",
+    "options",
+    "artefacts",
+    "note",
+)  # where a URL, a path or an exception may carry a secret
 _LIMITS = {"int32": 2**31, "int64": 2**63}
 
 

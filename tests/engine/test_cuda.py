@@ -6,9 +6,9 @@ import random
 
 import pytest
 import torch
+from support.methods import EVICTING, VARIANTS, small, with_tables
 from support.models import build, requests
 
-from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import prepare
 from kvbench.engine.reference import KeptHistory, dense_logits
@@ -24,20 +24,20 @@ TODO = {"lengths": (9, 60, 33, 5, 100), "new_tokens": (70, 50, 90, 40, 30)}
 
 def on_gpu(architecture="qwen3", dtype=torch.float32):
     loaded = build(architecture)
-    return prepare(loaded.model.to("cuda", dtype), loaded.tokenizer)
+    return with_tables(prepare(loaded.model.to("cuda", dtype), loaded.tokenizer))
 
 
-def tokens(loaded, todo, method="gkv", log=None):
-    instance = registry.methods.get(method)()
-    budget = 24 if instance.evicts else None
-    engine = Engine(loaded, instance, budget=budget, interval=8, slots=4, max_tokens=200, log=log)
+def tokens(loaded, todo, method="gkv", **more):
+    instance = small(method)
+    budget = 24 if instance.takes_budget else None
+    engine = Engine(loaded, instance, budget=budget, interval=8, slots=4, max_tokens=200, **more)
     return {(d.request.doc_id, d.sample): d for d in engine.generate(todo)}
 
 
-@pytest.mark.parametrize("method", registry.methods.names())
+@pytest.mark.parametrize("method", ["full", *EVICTING, *VARIANTS])
 def test_greedy_tokens_are_those_of_the_cpu(method):
     todo = requests(**TODO, samples=1, sampling=Sampling())
-    cpu, gpu = tokens(build("qwen3"), todo, method), tokens(on_gpu(), todo, method)
+    cpu, gpu = tokens(with_tables(build("qwen3")), todo, method), tokens(on_gpu(), todo, method)
     assert {k: d.token_ids for k, d in gpu.items()} == {k: d.token_ids for k, d in cpu.items()}
 
 
@@ -49,6 +49,23 @@ def test_logits_are_those_of_the_dense_reference(architecture):
         keys = [noise.signed64(request.noise_key(sample)) for sample in (-1, done.sample)]
         dense = dense_logits(loaded, [*request.prompt_ids, *done.token_ids[:-1]], history, keys)
         assert dense[len(request.prompt_ids) - 1 :].argmax(-1).tolist() == list(done.token_ids)
+
+
+@pytest.mark.parametrize("method", ["gkv", "h2o", "knorm"])
+def test_both_layouts_give_the_same_tokens(method):
+    loaded, todo = on_gpu(), requests(**TODO, samples=1, sampling=Sampling())
+    dense, paged = (tokens(loaded, todo, method, layout=layout) for layout in ("dense", "paged"))
+    assert {k: d.token_ids for k, d in dense.items()} == {k: d.token_ids for k, d in paged.items()}
+
+
+@pytest.mark.parametrize("method", ["gkv", "ada-kv", "expected-attention"])
+def test_prompts_evicted_chunk_by_chunk(method):
+    todo = requests(**TODO, samples=1, sampling=Sampling())
+    cpu, gpu = (
+        tokens(model, todo, method, prefill="chunked", prefill_chunk=16)
+        for model in (with_tables(build("qwen3")), on_gpu())
+    )
+    assert {k: d.token_ids for k, d in gpu.items()} == {k: d.token_ids for k, d in cpu.items()}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,0 +1,86 @@
+"""One cell of a run as it is planned: its rows, how many slots they get, and what the method uses beside the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench import models
+from kvbench.config import Cell, RunConfig
+from kvbench.engine.layout import check_prefill
+from kvbench.engine.plan import Machine, ModelShape, Plan, plan_cell
+from kvbench.engine.weights import find
+from kvbench.eviction.api import Method
+from kvbench.work import PlannedRow, TaskWork, make_method
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPlan:
+    """One cell with its rows and how it will run."""
+
+    cell: Cell
+    rows: list[PlannedRow]
+    plan: Plan
+    max_tokens: int  # of prompt and output
+    max_output: int
+    tail: int  # of a prompt, behind its context
+
+
+def plan_rows(
+    cell: Cell,
+    work: TaskWork,
+    config: RunConfig,
+    shape: ModelShape,
+    machine: Machine,
+    identity: Mapping[str, Any],
+    info: models.ModelInfo,
+    context: int,
+    device: Any,
+    dtype: Any,
+) -> CellPlan:
+    """Rows of a cell, and how they will run.
+
+    Raises:
+        KVBenchError: what the method uses is missing, or it cannot be served.
+    """
+    method = make_method(cell)
+    check_prefill(method, config.prefill)
+    used = artefacts(method, info)
+    rows = work.rows(cell, config, {**identity, "artefacts": used}, str(dtype).removeprefix("torch."))
+    fitting = [p for p in work.prompts if len(p.ids) + p.max_new_tokens <= context]  # others become rows all the same
+    lengths = {
+        "max_tokens": max((len(p.ids) + p.max_new_tokens for p in fitting), default=1),
+        "max_output": max((p.max_new_tokens for p in fitting), default=1),
+        "tail": max((len(p.ids) - (p.compress_at or len(p.ids)) for p in fitting), default=0),
+    }
+    plan = plan_cell(
+        shape,
+        machine,
+        method,
+        budget=cell.budget,
+        interval=config.interval,
+        sequences=max(1, len(rows)),
+        slots=config.slots,
+        device=device,
+        dtype=dtype,
+        **lengths,
+    )
+    return CellPlan(cell=cell, rows=rows, plan=plan, **lengths)
+
+
+def artefacts(method: Method, info: models.ModelInfo) -> dict[str, str] | None:
+    """What a method uses beside the model, each with what tells one state of it from another: tables and draft models.
+
+    Raises:
+        KVBenchError: one of them is missing.
+    """
+    used = {}
+    if (needed := method.weights()) is not None:
+        path = find(needed, info.folder, info.name)
+        used[needed.kind] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    for name in method.drafts():
+        draft = models.describe(name)
+        used[f"draft {name}"] = models.revision(draft) or "?"
+    return used or None
