@@ -128,7 +128,16 @@ class Registry(Generic[T]):
         for module in pkgutil.iter_modules(package.__path__):
             importlib.import_module(f"{self.package}.{module.name}")
         for entry in importlib.metadata.entry_points(group=self.group):
-            entry.load()
+            try:
+                entry.load()
+            except UserError:
+                raise
+            except Exception as error:  # another distribution's code can fail in any way
+                owner = entry.dist.name if entry.dist else "an unknown distribution"
+                raise UserError(
+                    f"{self.kind} {show(entry.name)} of the installed package {show(owner)} cannot be loaded: "
+                    f"{type(error).__name__}: {error}. Repair or uninstall it."
+                ) from error
 
 
 methods: Registry[type] = Registry("method", "kvbench.methods", "kvbench.methods")

@@ -65,7 +65,7 @@ class Duo(Method):
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         if self.sparsity is not None:
             return math.ceil(self.sparsity * min(self._size, seen) + (1 - self.sparsity) * seen)
-        return super().allowed(budget, prompt_len, seen, evictions) + seen - prompt_len
+        return super().allowed(budget, prompt_len, seen, evictions) + max(0, seen - prompt_len)
 
     @property
     def takes_budget(self) -> bool:
@@ -79,7 +79,7 @@ class Duo(Method):
         return min(self.sinks, 1) + 1  # streaming heads shrink to a sink and the newest token
 
     def score(self, view: LayerView) -> ScoreOut:
-        size = self._streaming(view.budget - (view.seen - view.prompt_len))
+        size = self._streaming(view.budget - (view.seen - view.prompt_len).clamp_min(0))
         sinks = (self.sinks * size // self._size).clamp_min(min(self.sinks, 1))
         positions = view.positions.float()
         return ScoreOut(torch.where(view.positions < sinks[:, None, None], float("inf"), positions))
@@ -88,7 +88,8 @@ class Duo(Method):
         held = allocation.held
         alpha = allocation.weights["alpha"][list(allocation.layers)]
         rank = alpha.flatten().argsort(stable=True).argsort(stable=True).view(alpha.shape).to(held.device)
-        budget = allocation.budget - (allocation.seen - allocation.prompt_len)  # as it was right after the prompt
+        # As it was right after the prompt, or will be while the prompt is still read.
+        budget = allocation.budget - (allocation.seen - allocation.prompt_len).clamp_min(0)
         size = self._streaming(budget)
         heads = alpha.numel()
         if self.sparsity is not None:

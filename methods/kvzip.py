@@ -11,9 +11,9 @@ last `postfix` tokens of the chunk before), the tokens that open the assistant's
 
 for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competition over all layers and heads.
 
-The released code takes the system prompt for the sinks and leaves it and everything before the question out of the
-competition; kvbench has one prompt, question included, and protects the first `sinks` tokens (4, as kvpress does). The
-code's threshold is strict: it keeps one entry fewer than asked for, and none of those that tie with it.
+The released code compresses the context before a question is known and always keeps the system prompt. kvbench does so
+with `--compress query-agnostic`; otherwise the question is part of what is compressed. The first `sinks` tokens stay
+(4, as in kvpress). The code's threshold is strict: it keeps one entry fewer than asked for, and none of those that tie with it.
 """
 
 from __future__ import annotations

@@ -70,13 +70,18 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
         "name": name,
         "kind": method.kind if method.evicts else None,
         "phase": ("prompt+decode" if decodes else "prompt") if method.evicts else None,
-        "scope": method.scope if method.evicts else None,
+        "scope": _scope(method) if method.evicts else None,
         "bounded": method.decode_bounded,
         "trained": method.trained,
         "min budget": method.min_budget() if method.takes_budget else None,
         "aliases": [] if "+" in name else registry.methods.aliases(name),
         "paper": method.paper or None,
     }
+
+
+def _scope(method: Any) -> str:
+    """Over what entries compete, and whether heads get uneven shares."""
+    return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 
 def _method(name: str) -> dict[str, Any]:
@@ -96,7 +101,7 @@ def _pair(name: str, method: Any) -> dict[str, Any]:
     parts: list[Any] = [registry.methods.get(part) for part in (first, second)]
     both: dict[str, Any] = {
         "kind": "+".join(dict.fromkeys(str(part.kind) for part in parts)),
-        "scope": "+".join(dict.fromkeys(str(part.scope) for part in parts)),
+        "scope": "+".join(dict.fromkeys(_scope(part) for part in parts)),
         "trained": any(part.trained for part in parts),
         "paper": "; ".join(str(part.paper) for part in parts if part.paper) or None,
         "version": "+".join(str(part.version) for part in parts),
