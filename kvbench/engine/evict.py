@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from kvbench.engine.cache import Batch, EvictingStore, SlotCache
-from kvbench.engine.prompt import KeptLog, Rules, allowed
+from kvbench.engine.prompt import KeptLog, Rules, allowed, check_held
 from kvbench.eviction import noise, select
 from kvbench.eviction.view import LayerView
 
@@ -77,6 +77,7 @@ class Evictor:
         self.cache.settle(due)
         for s in due:
             self.evictions[s] += 1
+            check_held(self.cache.held(s), sizes[s])  # layers were decided about one by one
         return [s for s in due if self.cache.held(s) < held[s]]
 
     def _allowed(self, slot: int) -> int:

@@ -29,7 +29,7 @@ from kvbench.engine.layout import Lengths, entry_budget, fit, make_cache, shape_
 from kvbench.engine.loop import rules_for
 from kvbench.engine.model import load_draft, prepare
 from kvbench.engine.probes import Drafts, ReadPrompt, run_probes
-from kvbench.engine.prompt import PromptCache
+from kvbench.engine.prompt import PromptCache, check_held
 from kvbench.errors import UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.choose import from_label
@@ -223,7 +223,7 @@ class EvictionCache(Cache):
             with one_thread(prompt.device):
                 prompt.evict([g.index for g in prompt.evicting])
             prompt.evictions += 1
-            prompt.check(prompt.allowed())
+            check_held(prompt.held(), prompt.allowed())
         rows = range(len(first))
         lengths = Lengths(total=self.max_tokens, output=self.max_tokens)
         shape = shape_of(self.geometry, method, self.budget, self.interval, lengths, len(rows))

@@ -25,7 +25,7 @@ from kvbench.engine.evict import one_thread
 from kvbench.engine.forward import BlockWriter
 from kvbench.engine.geometry import LayerGeometry
 from kvbench.engine.probes import Drafts, ReadPrompt, run_probes
-from kvbench.engine.prompt import KeptLog, PackedLayer, PromptCache, PromptLayer, Rules
+from kvbench.engine.prompt import KeptLog, PackedLayer, PromptCache, PromptLayer, Rules, check_held
 
 Prefill = Literal["full", "chunked"]
 
@@ -211,7 +211,7 @@ class _Reading:
         """All layers were read and evicted one by one."""
         if self._decided:
             self._note(self.context)
-            self.cache.check(self._allowed)
+            check_held(self.cache.held(), self._allowed)
 
     def evict(self) -> None:
         """Evict all layers together if they hold too much."""

@@ -60,6 +60,12 @@ def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evic
     return entries
 
 
+def check_held(held: float, most: int) -> None:
+    """Raises BudgetViolation when layers that were decided about one by one hold more than allowed together."""
+    if held > most + 1e-6:
+        raise BudgetViolation(f"budget exceeded: {held:.2f} entries per head kept, {most} allowed.")
+
+
 class PromptLayer:
     """One layer of b prompts."""
 
@@ -335,11 +341,6 @@ class PromptCache:
     def held(self) -> float:
         """Mean entries over evicting layers and heads."""
         return sum(self.layers[g.index].held() for g in self.evicting) / max(1, len(self.evicting))
-
-    def check(self, most: float) -> None:
-        """Raises BudgetViolation when layers that were decided about one by one hold more than allowed together."""
-        if self.held() > most + 1e-6:
-            raise BudgetViolation(f"budget exceeded: {self.held():.2f} entries per head kept, {most} allowed.")
 
     def _decide(self, method: Method, layers: Sequence[PromptLayer]) -> list[select.Verdict]:
         width = method.needs().width

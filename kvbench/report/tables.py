@@ -311,7 +311,9 @@ def _notes(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]]) -
     if len({frozenset(s) for s in scores}) > 1:
         notes.append("Cells have different questions; differences are over the shared ones only.")
     if any(not cell.decode_bounded for cell in cells if cell.evicts):
-        notes.append("* the budget does not bound what is generated (most evict after the prompt only). Compare by measured bytes.")
+        notes.append(
+            "* the budget does not bound what is generated (most evict after the prompt only). Compare by measured bytes."
+        )
     return notes
 
 
