@@ -220,10 +220,11 @@ class EvictionCache(Cache):
         if method.evicts and prompt.full():
             if method.during("prefill").needs().probes:
                 self._probe(prompt, first)
+            most = prompt.allowed()
             with one_thread(prompt.device):
                 prompt.evict([g.index for g in prompt.evicting])
             prompt.evictions += 1
-            check_held(prompt.held(), prompt.allowed())
+            check_held(prompt.held(), most)
         rows = range(len(first))
         lengths = Lengths(total=self.max_tokens, output=self.max_tokens)
         shape = shape_of(self.geometry, method, self.budget, self.interval, lengths, len(rows))

@@ -25,7 +25,14 @@ from kvbench.engine.evict import one_thread
 from kvbench.engine.forward import BlockWriter
 from kvbench.engine.geometry import LayerGeometry
 from kvbench.engine.probes import Drafts, ReadPrompt, run_probes
-from kvbench.engine.prompt import KeptLog, PackedLayer, PromptCache, PromptLayer, Rules, check_held
+from kvbench.engine.prompt import (
+    KeptLog,
+    PackedLayer,
+    PromptCache,
+    PromptLayer,
+    Rules,
+    check_held,
+)
 
 Prefill = Literal["full", "chunked"]
 
