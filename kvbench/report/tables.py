@@ -312,7 +312,7 @@ def _notes(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]]) -
         notes.append("Cells have different questions; differences are over the shared ones only.")
     if any(not cell.decode_bounded for cell in cells if cell.evicts):
         notes.append(
-            "* the budget does not bound what is generated (most evict after the prompt only). Compare by measured bytes."
+            "* generated entries are not bounded by the budget (most evict the prompt only). Compare by bytes."
         )
     return notes
 
