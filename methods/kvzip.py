@@ -13,7 +13,8 @@ for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competit
 
 The released code compresses the context before a question is known and always keeps the system prompt. kvbench does so
 with `--compress query-agnostic`; otherwise the question is part of what is compressed. The first `sinks` tokens stay
-(4, as in kvpress). The code's threshold is strict: it keeps one entry fewer than asked for, and none of those that tie with it.
+(4, as in kvpress). The code's threshold is strict: it keeps one entry fewer than asked for, and none of those that tie
+with it.
 """
 
 from __future__ import annotations
