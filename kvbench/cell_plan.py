@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench import models
+from kvbench import models, plugins
 from kvbench.config import Cell, RunConfig
 from kvbench.engine.layout import check_prefill
 from kvbench.engine.plan import Machine, ModelShape, Plan, plan_cell
@@ -47,7 +47,7 @@ def plan_rows(
     """
     method = make_method(cell)
     check_prefill(method, config.prefill)
-    used = artefacts(method, info)
+    used = artefacts(method, (*cell.method.name.split("+"), cell.task.split("/")[0]), info)
     rows = work.rows(cell, config, {**identity, "artefacts": used}, str(dtype).removeprefix("torch."))
     fitting = [p for p in work.prompts if len(p.ids) + p.max_new_tokens <= context]  # others become rows all the same
     lengths = {
@@ -65,22 +65,24 @@ def plan_rows(
         slots=config.slots,
         device=device,
         dtype=dtype,
+        chunk=config.prefill_chunk if config.prefill == "chunked" else None,
         **lengths,
     )
     return CellPlan(cell=cell, rows=rows, plan=plan, **lengths)
 
 
-def artefacts(method: Method, info: models.ModelInfo) -> dict[str, str] | None:
-    """What a method uses beside the model, each with what tells one state of it from another: tables and draft models.
+def artefacts(method: Method, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
+    """What a cell uses beside the model and kvbench itself, each with what tells one state of it from another: tables,
+    draft models, and the plug-ins that define its methods and its task (`names`).
 
     Raises:
         KVBenchError: one of them is missing.
     """
-    used = {}
+    used = {f"plug-in {name}": sha256[:16] for name in names if (sha256 := plugins.hash_of(name)) is not None}
     if (needed := method.weights()) is not None:
         path = find(needed, info.folder, info.name)
         used[needed.kind] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     for name in method.drafts():
-        draft = models.describe(name)
+        draft = models.fetched(name)
         used[f"draft {name}"] = models.revision(draft) or "?"
     return used or None

@@ -129,6 +129,23 @@ def unreadable(name: str, where: str, error: Exception) -> SetupError:
     return SetupError(f"{about} cannot be read: {reason}")
 
 
+def fetched(name: str) -> ModelInfo:
+    """`describe`, after the configuration of a hub model was fetched, so that its commit is known.
+
+    Raises SetupError when it cannot be read.
+    """
+    info = describe(name)
+    if info.folder is not None:
+        return info
+    import transformers
+
+    try:
+        transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise unreadable(name, name, error) from error
+    return describe(name)
+
+
 def revision(info: ModelInfo) -> str | None:
     """What tells one state of a model from another: the hub commit, or for a local folder a hash of its weights.
 

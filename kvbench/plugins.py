@@ -81,6 +81,11 @@ def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
     return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in found]
 
 
+def hash_of(name: str) -> str | None:
+    """SHA-256 of the file that registered a method or task; None when no plug-in did."""
+    return next((plugin.sha256 for plugin in _LOADED.values() if name in plugin.names), None)
+
+
 def _run(file: Path, name: str, label: str) -> None:
     spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:

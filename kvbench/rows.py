@@ -31,14 +31,11 @@ def make_row(
     no_answer = aux.pop("no_answer", None)
     floor, budget = None, planned.identity["budget"]
     if budget is not None:
-        if generation.usage is not None and generation.usage.budget_entries is not None:
-            budget = generation.usage.budget_entries
         floor = task.floor(budget, planned.identity["interval"])
     row = {
         **planned.identity,
         **host,
         "row_key": planned.key,
-        "budget": budget,
         "cluster_id": doc.cluster,
         "category": doc.meta.get("category"),
         "slots": cell_plan.plan.slots,

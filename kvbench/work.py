@@ -190,6 +190,7 @@ class TaskWork:
                     "prompt_sha256": prompt.sha256,
                 }
                 named = {k: v for k, v in identity.items() if k not in YOUNGER or v not in (None, YOUNGER[k])}
+                named["options"] = method.identity()
                 planned.append(
                     PlannedRow(key=row_key(named | revision), prompt=prompt, sample=sample, identity=identity)
                 )

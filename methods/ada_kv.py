@@ -109,6 +109,9 @@ class AdaKV(Method):
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         yield from self.inner.probes(prompt)
 
+    def drafts(self) -> tuple[str, ...]:
+        return self.inner.drafts()
+
     def weights(self) -> Weights | None:
         return self.inner.weights()
 

@@ -50,9 +50,10 @@ class LAQ(Method):
             raise OptionError("inner", f"is no method: {error}") from None
         needs = inner.needs()
         apart = needs.queries != "since_last" and not (needs.probes or inner.columns() or inner.states())
-        if not (inner.takes_budget and apart) or inner.weights() is not None:
+        if not (inner.takes_budget and apart) or inner.weights() is not None or inner.per_query_head:
             raise OptionError(
-                "inner", f"must score from the newest queries alone, without state or weights; got {show(self.inner)}."
+                "inner",
+                f"must score KV heads from the newest queries alone, without state or weights; got {show(self.inner)}.",
             )
 
     @cached_property

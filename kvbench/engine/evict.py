@@ -44,6 +44,7 @@ class Evictor:
         self.method = rules.method.during("decode")
         self.trigger = self.method.trigger(interval)
         self.needs = self.method.needs()
+        self._fresh = min(self.trigger.growth or 0, cache.shape.queries)  # queries since the tick before
         slots = cache.slots
         self.budget: list[int | None] = [None] * slots
         self.prompt_len = [0] * slots
@@ -111,7 +112,7 @@ class Evictor:
         )
 
     def _observe(self, store: EvictingStore, batch: Batch) -> None:
-        self._update(store, batch, self.method.observe(self._view(store, batch, store.queries.shape[2])))
+        self._update(store, batch, self.method.observe(self._view(store, batch, self._fresh)))
 
     def _reduce(self, stores: Sequence[EvictingStore], batch: Batch) -> None:
         for store in stores:

@@ -120,9 +120,9 @@ def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ..
 
 
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
-    """Raises UserError when evicting layers differ in KV heads, which uneven budgets cannot be counted over."""
-    if len({g.kv_heads for g in geometry if g.evicts}) > 1:
-        raise UserError("layers of this model differ in KV heads; methods with uneven budgets do not serve it.")
+    """Raises UserError when evicting layers differ in heads or entries, which uneven budgets cannot be counted over."""
+    if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
+        raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
 
 
 def refuse_unsupported(config: Any) -> None:

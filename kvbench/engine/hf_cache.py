@@ -72,15 +72,16 @@ class EvictionCache(Cache):
     ) -> None:
         super().__init__(layers=[])
         self.method = from_label(method) if isinstance(method, str) else method
-        self.budget = check_budget(self.method, budget)
         self.interval, self.seed = interval, seed
         self.trigger = self.method.during("decode").trigger(interval)
         self.max_tokens = max_tokens or int(model.config.get_text_config().max_position_embeddings)
         loaded = prepare(model, tokenizer)
         self.geometry = fit(loaded.geometry, self.method, self.max_tokens)
         self._loaded, self._group = loaded, max((g.group for g in loaded.geometry), default=1)
+        self._copies = self._group if self.method.per_query_head else 1
+        self.budget = check_budget(self.method, budget, self._copies)
         self._rules = rules_for(self.method, loaded)
-        self._drafts = Drafts(load_draft(loaded), model.get_input_embeddings().weight.shape[0])
+        self._drafts = Drafts(load_draft(loaded), loaded)
         self.slots: SlotCache | None = None
         self._prompt: PromptCache | None = None
         self._evictor: Evictor | None = None
@@ -129,7 +130,7 @@ class EvictionCache(Cache):
 
     def entries(self) -> list[float]:
         """Live entries per layer and KV head (their mean) of each row of the batch."""
-        return [self.slots.held(row) for row in range(self.slots.slots)] if self.slots else []
+        return [self.slots.held(row) * self._copies for row in range(self.slots.slots)] if self.slots else []
 
     def close(self) -> None:
         """Give the model its own attention back."""
@@ -227,7 +228,7 @@ class EvictionCache(Cache):
             check_held(prompt.held(), most)
         rows = range(len(first))
         lengths = Lengths(total=self.max_tokens, output=self.max_tokens)
-        shape = shape_of(self.geometry, method, self.budget, self.interval, lengths, len(rows))
+        shape = shape_of(self._loaded.geometry, method, self.budget, self.interval, lengths, len(rows))
         dtype = prompt.layers[self._last].keys.dtype
         self.slots = make_cache(self.geometry, method, shape, prompt.device, dtype)
         for row in rows:
@@ -268,8 +269,11 @@ class EvictionCache(Cache):
         return logits
 
 
-def check_budget(method: Method, budget: float | None) -> float | None:
-    """The budget, or None for a method that takes none. Raises UserError when it is missing, unusable or too small."""
+def check_budget(method: Method, budget: float | None, copies: int = 1) -> float | None:
+    """The budget, or None for a method that takes none. copies: heads that stand for one KV head.
+
+    Raises UserError when it is missing, unusable or too small.
+    """
     if not method.takes_budget:
         return None
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
@@ -279,8 +283,9 @@ def check_budget(method: Method, budget: float | None) -> float | None:
         )
     if isinstance(budget, float) and not 0 < budget <= 1:
         raise UserError(f"a budget that is a share of the prompt lies above 0 and up to 1; got {budget}.")
-    if isinstance(budget, int) and budget < method.min_budget():
-        raise UserError(f"the method needs a budget of at least {method.min_budget()}; got {budget}.")
+    least = method.min_budget() * copies
+    if isinstance(budget, int) and budget < least:
+        raise UserError(f"the method needs a budget of at least {least}; got {budget}.")
     return budget
 
 

@@ -53,15 +53,13 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
     return entries // group if method.per_query_head else entries
 
 
-def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths) -> int:
+def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
     """Rows a head of a slot needs on average: budget plus growth between evictions, or all that nothing bounds."""
     if not method.takes_budget or budget is None:
         return lengths.total
     growth = method.during("decode").trigger(interval).growth
     after = lengths.output if growth is None or not method.decode_bounded else growth
-    entries = budgets.entries(budget, lengths.total)
-    if isinstance(budget, float):
-        entries = max(entries, method.min_budget())
+    entries = entry_budget(method, budget, lengths.total, group) or 0
     return min(entries + lengths.tail + after, lengths.total)
 
 
@@ -101,8 +99,8 @@ def check_prefill(method: Method, prefill: str) -> None:
 def shape_of(
     geometry: Sequence[LayerGeometry], method: Method, budget: float | None, interval: int, lengths: Lengths, slots: int
 ) -> Shape:
-    """What a cache for these sequences must hold; `geometry` as `fit` returns it."""
-    rows = capacity(method, budget, interval, lengths)
+    """What a cache for these sequences must hold; `geometry` as the model has it."""
+    rows = capacity(method, budget, interval, lengths, max((g.group for g in geometry), default=1))
     return Shape(
         slots=slots,
         rows=rows,

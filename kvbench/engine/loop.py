@@ -88,7 +88,7 @@ class Engine:
         check_prefill(method, prefill)
         geometry = fit(loaded.geometry, method, max_tokens)
         lengths = Lengths(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
-        shape = shape_of(geometry, method, budget, interval, lengths, slots)
+        shape = shape_of(loaded.geometry, method, budget, interval, lengths, slots)
         self.cache = make_cache(geometry, method, shape, loaded.device, loaded.dtype, layout)
         self._slot_bytes = self.cache.slot_bytes()
         # Entries are counted per KV head, also where every query head has its own.
@@ -103,7 +103,7 @@ class Engine:
             chunk=prefill_chunk,
             prefill=prefill,
             tokenizer=loaded.tokenizer,
-            drafts=Drafts(load_draft(loaded), loaded.model.get_input_embeddings().weight.shape[0]),
+            drafts=Drafts(load_draft(loaded), loaded),
             device=loaded.device,
             log=log,
         )

@@ -19,6 +19,7 @@ import torch
 from kvbench.engine.cache import Batch, EvictingStore, RingStore, Rows, Shape, SlotCache
 from kvbench.engine.geometry import LayerGeometry
 from kvbench.engine.prompt import PackedLayer
+from kvbench.errors import BudgetViolation
 
 PAGE = 16  # entries
 Index = np.ndarray | int
@@ -65,6 +66,8 @@ class PagedStore(EvictingStore):
             self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
         slots = np.asarray(slots)
         present = self.pages[slots]
+        if int((wanted - present).sum()) > len(self.pool.free):
+            raise BudgetViolation("more entries are held than this cache was made for.")
         for i, h in zip(*np.nonzero(wanted != present)):
             row, had, want = self.table[slots[i], h], present[i, h], wanted[i, h]
             self.pages[slots[i], h] = want

@@ -100,12 +100,14 @@ def plan_cell(
     dtype: torch.dtype,
     max_output: int | None = None,
     tail: int = 0,
+    chunk: int | None = None,
 ) -> Plan:
     """Plan one cell of a run.
 
     Args:
         sequences: samples of the whole cell, done or not; slots chosen here never outnumber them.
         max_tokens, max_output, tail: see `Engine`.
+        chunk: tokens after which a prompt is evicted while it is read; None: it is read whole.
 
     Raises:
         SetupError: not even one slot, or not the wanted number, fits into memory.
@@ -113,22 +115,23 @@ def plan_cell(
     """
     geometry = fit(shape.geometry, method, max_tokens)
     lengths = Lengths(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
-    held = shape_of(geometry, method, budget, interval, lengths, 1)
+    held = shape_of(shape.geometry, method, budget, interval, lengths, 1)
     slot = plan_slot_bytes(geometry, method, held, dtype)
     usable = int(machine.memory * USABLE[device.type]) - shape.parameters * dtype.itemsize
-    # The prompt being read is held once in full, with scratch of about the same size.
-    whole = dataclasses.replace(held, rows=max_tokens, queries=0)
+    # The prompt being read is held once, in full or as far as it is not evicted yet, with scratch of about that size.
+    entries = entry_budget(method, budget, max_tokens, 1)
+    prompt = max_tokens if chunk is None or entries is None else min(entries + chunk + tail, max_tokens)
+    whole = dataclasses.replace(held, rows=prompt, queries=0)
     usable -= 2 * plan_slot_bytes(geometry, method, whole, dtype)
     fitting = usable // slot
     if fitting < 1:
         raise SetupError(
             f"the model and one sequence of {max_tokens} tokens need more than this machine's memory "
-            f"({machine.memory / 2**30:.0f} GiB). Lower --max-new-tokens or --budget, or use a smaller dtype."
+            f"({machine.memory / 2**30:.3g} GiB). Lower --max-new-tokens or --budget, or use a smaller dtype."
         )
     if slots != "auto" and int(slots) > fitting:
         raise SetupError(f"--slots {slots} do not fit into memory; at most {fitting} do.")
     chosen = min(fitting, MOST_SLOTS[device.type], sequences) if slots == "auto" else int(slots)
-    entries = entry_budget(method, budget, max_tokens, 1)
     rows = held.rows
     live = rows if entries is None else min(entries + interval / 2, rows)
     mean = max_tokens / 2 if entries is None else live

@@ -226,9 +226,10 @@ class _Reading:
         held = cache.held()
         self.peak = max(self.peak, held)
         if cache.acting.evicts and cache.full():
-            indices = [g.index for g in cache.evicting]
+            indices, most = [g.index for g in cache.evicting], cache.allowed()
             for group in [[i] for i in indices] if cache.acting.layerwise else [indices]:
                 cache.evict(group)
+            check_held(cache.held(), most)
             self._note(held)
 
     def _note(self, before: float) -> None:

@@ -4,6 +4,7 @@ their keys and values are dropped again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -24,24 +25,32 @@ class Drafts:
     """Models that propose how a prompt goes on, loaded once. `load` turns a name into a model of the engine."""
 
     load: Callable[[str], Any]
-    vocabulary: int
+    target: Any
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """Greedy tokens of the draft model. Raises SetupError when its vocabulary is another."""
+        """Greedy tokens of the draft model, up to one that the target does not know. Raises SetupError when its
+        tokenizer is another.
+        """
         if name not in self._loaded:
-            self._loaded[name] = self.load(name)
+            draft = self.load(name)
+            if _vocabulary(draft) != _vocabulary(self.target):
+                raise SetupError(f"draft model {show(name)} has another tokenizer than the model; they must share it.")
+            self._loaded[name] = draft
         model = self._loaded[name].model
-        if (size := model.get_input_embeddings().weight.shape[0]) != self.vocabulary:
-            raise SetupError(
-                f"draft model {show(name)} has {size} tokens, the model {self.vocabulary}: "
-                "a draft model must share the tokenizer."
-            )
         tokens = torch.tensor([list(ids)], device=model.device)
         out = model.generate(
             tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, num_beams=1
         )
-        return tuple(out[0, len(ids) :].tolist())
+        known = self.target.model.get_input_embeddings().weight.shape[0]
+        return tuple(itertools.takewhile(lambda token: token < known, out[0, len(ids) :].tolist()))
+
+
+def _vocabulary(loaded: Any) -> Any:
+    """What two models must share. Sizes of embedding tables do not tell: families pad them differently."""
+    if hasattr(loaded.tokenizer, "get_vocab"):
+        return loaded.tokenizer.get_vocab()
+    return loaded.model.get_input_embeddings().weight.shape[0]
 
 
 @dataclass
@@ -109,7 +118,10 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
         view = cache.view(full, queries, positions, seen, probe, (layer.keys[:, :, first:rows], own))
         cache.observe(full, view)
 
+    queries = {index: layer.queries for index, layer in target.layers.items()}
     logits = forward(BlockWriter(target, block, observe), probe.tokens, start)
+    for index, layer in target.layers.items():
+        layer.queries = queries[index]  # the newest ones are the prompt's, whatever was probed
     if probe.keep:
         target.extra += len(probe.tokens)
     else:

@@ -22,7 +22,7 @@ class Every:
     @property
     def growth(self) -> int | None:
         """Entries that can come between two evictions; None without a bound."""
-        return self.interval
+        return self.interval + self.after
 
     def due(self, clock: int) -> bool:
         """Whether the tick after `clock` generated tokens is one of this trigger's."""

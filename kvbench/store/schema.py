@@ -59,7 +59,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("compress", "name", "", "query-aware: the prompt is evicted with its question; query-agnostic: before it"),
     Column("prefill", "name", "", "full: the prompt is evicted once read; chunked: after every chunk of it"),
     Column("prefill_chunk", "int32", "tokens", "read between two evictions of a chunked prompt"),
-    Column("decode_bounded", "bool", "", "whether the method also evicts while decoding"),
+    Column("decode_bounded", "bool", "", "whether the budget also bounds what is generated"),
     Column("model", "name", "", "model name or path"),
     Column("model_revision", "name", "", "commit or content hash of the weights"),
     Column("seed", "name", "", "run seed, an unsigned 64-bit integer as text"),

@@ -10,7 +10,7 @@ from support.methods import small, with_tables
 from support.models import build, requests
 
 from kvbench.engine.loop import Engine
-from kvbench.errors import UserError
+from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction.api import Column, Method, Needs, Once, Probe
 from kvbench.records import Sampling
 
@@ -131,6 +131,55 @@ def test_a_probe_equals_the_same_tokens_in_a_longer_prompt(loaded):
     ids = torch.tensor([[*request.prompt_ids, 3, 4, 5]])
     with torch.no_grad():
         assert int(loaded.model(ids).logits[0, -1].argmax()) == answer
+
+
+@dataclass(frozen=True)
+class Watching(Method):
+    """Probes, and remembers the queries that it scores with."""
+
+    probing: bool = True
+    log: list = field(default_factory=list, hash=False, compare=False)
+
+    def needs(self):
+        return Needs(queries="window", window=8, probes=self.probing)
+
+    def trigger(self, interval):
+        return Once()
+
+    def probes(self, prompt):
+        yield Probe(tokens=(3, 4, 5))
+        yield Probe(tokens=(6, 7), keep=True)
+
+    def observe(self, view):
+        return {}
+
+    def score(self, view):
+        self.log.append((view.layer, view.query_positions.clone(), view.queries.clone()))
+        return view.positions.float()
+
+
+def test_scores_see_the_prompt_s_queries_whatever_was_probed(loaded):
+    probed, plain = Watching(), Watching(probing=False)
+    generate(loaded, probed, length=40)
+    generate(loaded, plain, length=40)
+    for (layer, positions, queries), (same, at, want) in zip(probed.log, plain.log, strict=True):
+        assert (layer, positions.tolist()) == (same, at.tolist())
+        torch.testing.assert_close(queries, want, rtol=1e-5, atol=1e-6)
+
+
+@dataclass(frozen=True)
+class TakesTwice(Method):
+    def score(self, view):
+        return view.positions.float()
+
+    def quotas(self, allocation):
+        return torch.minimum(allocation.held, torch.full_like(allocation.held, 2 * allocation.budget))
+
+
+@pytest.mark.parametrize("prefill", ["full", "chunked"])
+def test_layers_decided_one_by_one_share_one_budget(loaded, prefill):
+    with pytest.raises(BudgetViolation, match="budget exceeded"):
+        generate(loaded, TakesTwice(), prefill=prefill)
 
 
 def test_a_share_of_the_prompt(loaded):
