@@ -43,11 +43,13 @@ def rows() -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.fixture
 def make_run(tmp_path: Path) -> Make:
-    """make_run("r1", rows(...), rows(...), planned=None, seal=True) -> the run's folder."""
+    """make_run("r1", rows(...), rows(...), planned=None, seal=True, **environment) -> the run's folder."""
 
-    def make(name: str, *parts: list[dict[str, Any]], planned: int | None = None, seal: bool = True) -> Path:
+    def make(
+        name: str, *parts: list[dict[str, Any]], planned: int | None = None, seal: bool = True, **environment: Any
+    ) -> Path:
         together = [row for part in parts for row in part]
-        versions = {"kvbench_version": "0", "torch_version": "0", "transformers_version": "0"}
+        versions = {"kvbench_version": "0", "torch_version": "0", "transformers_version": "0"} | environment
         count = len(together) if planned is None else planned
         with RunFolder.start(tmp_path / "results", name, {"name": name}, environment=versions, planned=count) as run:
             with run.journal() as journal:

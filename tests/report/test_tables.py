@@ -13,6 +13,7 @@ import pytest
 
 from kvbench import stats
 from kvbench.errors import KVBenchError, UserError
+from kvbench.eviction import choose
 from kvbench.report.columns import flat
 from kvbench.report.load import find_runs, load
 from kvbench.report.render import Report, text
@@ -192,6 +193,25 @@ def test_versions_of_one_method_do_not_mix_but_other_methods_may(make_run: Calla
     with pytest.raises(UserError, match=r"gkv version 1 and r2 of gkv version 2"):
         load([make_run("r1", old), make_run("r2", new)])
     load([make_run("r3", old), make_run("r4", rows("tova", 64, GOOD, method_version="2"))])
+
+
+def test_tables_and_drafts_do_not_mix(make_run: Callable, rows: Callable) -> None:
+    mine = make_run("a", rows("headkv", 48, [1.0] * 3, artefacts={"headkv": "aa"}))
+    theirs = rows("headkv", 48, [0.0] * 3, artefacts={"headkv": "bb"})
+    other = make_run("b", [{**row, "row_key": f"b{i}"} for i, row in enumerate(theirs)])
+    with pytest.raises(UserError, match="tables, drafts or plug-in of headkv"):
+        load([mine, other])
+
+
+def test_rows_from_before_an_option_are_the_same_cell(make_run: Callable, rows: Callable) -> None:
+    options = choose.make("rkv", {}).options()
+    old = {name: value for name, value in options.items() if name not in ("global_score", "alpha")}
+    both = rows("rkv", 48, [1.0, 1.0], options=options) + [
+        {**row, "doc_id": f"old{row['doc_id']}", "row_key": f"old{i}"}
+        for i, row in enumerate(rows("rkv", 48, [0.0, 0.0], options=old))
+    ]
+    [found] = one(make_run("a", both)).cells
+    assert (found.method, found.score.questions) == ("rkv", 4)
 
 
 def test_equal_questions_must_have_equal_prompts(make_run: Callable, rows: Callable) -> None:

@@ -1,0 +1,154 @@
+"""Memory: nominal and measured bytes by hand, what exceeds is marked, what is not bounded says so."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvbench.report.load import load
+from kvbench.report.memory import FORMATS, PAGE, MemoryCell, MemoryReport
+from kvbench.report.render import Report
+
+ENTRY = 2 * (8 + 8) * 4  # keys and values in both heads of one layer
+LAYER = {"kv_heads": 2, "head_dim": 8, "value_dim": 8, "window": None}
+CACHE = {"element_bytes": 4, "layers": [LAYER, LAYER]}
+SCORES = [1.0, 0.5, 0.25, 1.0]
+LENGTHS = {"prompt_tokens": 46, "output_tokens": 300, "max_new_tokens": 320, "kv_bytes_prefill_peak": 9_000}
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def measured(rows: Callable) -> Callable:
+    """measured("gkv", 48, entries=80, beside=100) -> rows that held so many entries in both layers."""
+
+    def make(method: str, budget: int | None, entries: float, beside: int = 0, **changes: Any) -> list[dict[str, Any]]:
+        size = {"entries_peak": entries, "kv_bytes_peak": int(entries * 2 * ENTRY) + beside, "kv_bytes_extra": beside}
+        return rows(method, budget, SCORES, **LENGTHS | size | changes)
+
+    return make
+
+
+def cells(path: Path) -> dict[str, MemoryCell]:
+    (table,) = MemoryReport.make(load([path])).tables
+    return {cell.method: cell for cell in table.cells}
+
+
+def test_ratio_is_measured_over_nominal_keys_and_values(make_run: Callable, measured: Callable) -> None:
+    run = make_run("r1", measured("full", None, 345), measured("gkv", 48, 76, beside=1_216), kv_cache=CACHE)
+    full, gkv = cells(run)["full"], cells(run)["gkv"]
+    assert (gkv.nominal_entries, gkv.entries_peak) == (48 + 32, 76)
+    assert (gkv.nominal_bytes, gkv.measured_bytes) == (80 * 2 * ENTRY, 76 * 2 * ENTRY)
+    assert gkv.ratio == pytest.approx(76 / 80)
+    assert gkv.beside_share == pytest.approx(1_216 / (76 * 2 * ENTRY))
+    assert gkv.allowed_bytes == pytest.approx(1.05 * 80 * 2 * ENTRY + 16 * 2 * ENTRY)
+    assert gkv.reading_bytes == 9_000
+    assert (full.nominal_entries, full.ratio) == (46 + 300 - 1, 1.0)
+    assert not full.over
+
+
+def test_a_sequence_never_names_more_than_its_tokens(make_run: Callable, measured: Callable) -> None:
+    run = make_run("r1", measured("gkv", 48, 64, prompt_tokens=40, output_tokens=25), kv_cache=CACHE)
+    assert cells(run)["gkv"].nominal_entries == 64
+
+
+@pytest.mark.parametrize(("entries", "slack", "over"), [(80, 0, False), (80, 20, False), (85, 0, True), (80, 21, True)])
+def test_what_exceeds_is_marked(make_run: Callable, measured: Callable, entries: int, slack: int, over: bool) -> None:
+    """20 entries are 5% of 80 and a page; entries themselves get no page."""
+    changes = {"kv_bytes_peak": (entries + slack) * 2 * ENTRY}
+    run = make_run("r1", measured("gkv", 48, entries, **changes), measured("tova", 48, 80), kv_cache=CACHE)
+    found = cells(run)
+    assert found["gkv"].over is over
+    assert not found["tova"].over
+    report = MemoryReport.make(load([run]))
+    for name in ("text", "markdown"):
+        lines = [line for line in FORMATS[name](report).splitlines() if "gkv" in line]
+        assert any(" !" in line for line in lines) is over
+
+
+def test_one_sample_that_exceeds_marks_its_cell(make_run: Callable, measured: Callable) -> None:
+    part = measured("gkv", 48, 80)
+    part[2] |= {"entries_peak": 100.0, "kv_bytes_peak": 100 * 2 * ENTRY}
+    found = cells(make_run("r1", part, kv_cache=CACHE))["gkv"]
+    assert found.over
+    assert found.ratio == pytest.approx(100 / 80)
+
+
+def test_prompt_only_methods_are_starred_and_never_marked(make_run: Callable, measured: Callable) -> None:
+    run = make_run(
+        "r1", measured("snapkv", 48, 400, prompt_tokens=136, decode_bounded=False), measured("gkv", 48, 80),
+        kv_cache=CACHE,
+    )  # fmt: skip
+    snapkv = cells(run)["snapkv"]
+    assert snapkv.nominal_entries == 48 + 299
+    assert snapkv.ratio == pytest.approx(400 / 347)
+    assert not snapkv.over
+    shown = FORMATS["text"](MemoryReport.make(load([run])))
+    assert "snapkv *" in shown
+    assert "gkv *" not in shown
+
+
+def test_a_question_behind_the_compression_is_not_judged(make_run: Callable, measured: Callable) -> None:
+    run = make_run("r1", measured("gkv", 48, 100, compress="query-agnostic"), kv_cache=CACHE)
+    assert not cells(run)["gkv"].over
+
+
+@pytest.mark.parametrize(("window", "held"), [(20, 20), (366, 80)])
+def test_windows_count_on_both_sides(make_run: Callable, measured: Callable, window: int, held: int) -> None:
+    """A window that no sequence outgrows is none: 46 + 320 tokens are the longest."""
+    layers = [LAYER, LAYER | {"window": window}]
+    bytes_ = (80 + held) * ENTRY
+    run = make_run("r1", measured("gkv", 48, 80, kv_bytes_peak=bytes_), kv_cache=CACHE | {"layers": layers})
+    assert cells(run)["gkv"].nominal_bytes == bytes_
+
+
+def test_a_run_that_does_not_say_what_an_entry_takes(make_run: Callable, measured: Callable) -> None:
+    run = make_run("r1", measured("gkv", 48, 80), kv_bytes_extra=None)
+    cell = cells(run)["gkv"]
+    assert math.isnan(cell.nominal_bytes)
+    assert cell.measured_bytes == 80 * 2 * ENTRY
+    assert "older version" in FORMATS["text"](MemoryReport.make(load([run])))
+
+
+def test_rows_without_measurements_show_nothing(make_run: Callable, rows: Callable) -> None:
+    empty = {"kv_bytes_peak": None, "kv_bytes_extra": None, "entries_peak": None, "prompt_tokens": None}
+    report = MemoryReport.make(load([make_run("r1", rows("gkv", 48, SCORES, **empty), kv_cache=CACHE)]))
+    (line,) = [line for line in FORMATS["text"](report).splitlines() if line.startswith("gkv")]
+    assert line.split() == ["gkv", "48", "-", "-", "-", "-", "-", "-", "-"]
+
+
+def test_a_method_that_always_failed_keeps_its_line(make_run: Callable, measured: Callable, rows: Callable) -> None:
+    lost = {"status": "nan_logits", "score": None, "score_partial": None, "kv_bytes_peak": None, "entries_peak": None}
+    failed = [row | lost for row in rows("tova", 48, SCORES)]
+    found = cells(make_run("r1", measured("gkv", 48, 80), failed, kv_cache=CACHE))
+    assert (found["gkv"].samples, found["tova"].samples) == (4, 0)
+    assert math.isnan(found["tova"].measured_bytes)
+
+
+def test_every_format_has_every_cell_and_order_of_the_other_report(make_run: Callable, measured: Callable) -> None:
+    run = make_run(
+        "r1", measured("full", None, 345), measured("tova", 96, 128), measured("gkv", 48, 80), kv_cache=CACHE
+    )
+    report = MemoryReport.make(load([run]))
+    document = json.loads(FORMATS["json"](report))
+    table = list(csv.DictReader(io.StringIO(FORMATS["csv"](report))))
+    names = [cell.method for cell in Report.make(load([run])).tables[0].cells]
+    assert [row["method"] for row in table] == names
+    assert [cell["method"] for cell in document["tables"][0]["cells"]] == names
+    assert [float(row["ratio"]) for row in table] == [cell.ratio for cell in report.tables[0].cells]
+
+
+def test_the_page_is_that_of_the_engine() -> None:
+    from kvbench.engine import paged
+
+    assert paged.PAGE == PAGE

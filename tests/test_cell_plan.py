@@ -1,0 +1,56 @@
+"""What names a row beside the settings: tables, draft models, plug-in code; and options that came later."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvbench import models, plugins, tiny
+from kvbench.cell_plan import artefacts
+from kvbench.errors import SetupError, UserError
+from kvbench.eviction.choose import make
+
+TINY = models.describe("tiny")
+
+
+def test_a_table_is_named_by_its_hash(tmp_path):
+    [(kind, digest)] = artefacts(make("headkv", {}), ["headkv"], TINY).items()
+    assert (kind, len(digest)) == ("headkv", 16)
+    for suffix in ("safetensors", "json"):
+        (tmp_path / f"headkv.{suffix}").write_bytes((tiny.path() / f"headkv.{suffix}").read_bytes())
+    table = str(tmp_path / "headkv.safetensors")
+    assert artefacts(make("headkv", {"table": table}), ["headkv"], TINY) == {"headkv": digest}
+    with (tmp_path / "headkv.safetensors").open("ab") as file:
+        file.write(b"x")
+    assert artefacts(make("headkv", {"table": table}), ["headkv"], TINY) != {"headkv": digest}
+
+
+def test_a_missing_table_or_draft_is_an_error_before_any_work(tmp_path):
+    with pytest.raises(SetupError, match="headkv"):
+        artefacts(make("headkv", {"table": str(tmp_path / "none.safetensors")}), ["headkv"], TINY)
+    with pytest.raises(UserError, match="draft"):
+        artefacts(make("speckv", {}), ["speckv"], TINY)
+    with pytest.raises(UserError, match="draft"):
+        artefacts(make("ada-kv", {"base": "speckv"}), ["ada-kv"], TINY)
+
+
+def test_drafts_and_plug_ins(tmp_path, monkeypatch):
+    assert artefacts(make("speckv", {"draft": "tiny"}), ["speckv"], TINY) == {"draft tiny": models.revision(TINY)}
+    assert artefacts(make("gkv", {}), ["gkv", "walk"], TINY) is None
+    monkeypatch.setattr(plugins, "hash_of", lambda name: "ab" * 32 if name == "mine" else None)
+    assert artefacts(make("gkv", {}), ["mine", "walk"], TINY) == {"plug-in mine": "ab" * 8}
+
+
+def test_younger_options_at_their_default_do_not_name_a_row():
+    assert set(make("rkv", {}).identity()) == {"window", "kernel", "lam", "threshold", "spare", "compat"}
+    assert make("rkv", {"global_score": "max"}).identity()["global_score"] == "max"
+    assert "gkv.alpha" in make("snapkv+gkv", {}).identity()
+    assert "rkv.alpha" not in make("snapkv+rkv", {}).identity()
+
+
+def test_a_table_beside_the_weights_is_no_part_of_the_model(tmp_path):
+    for file in ("config.json", "model.safetensors"):
+        (tmp_path / file).write_bytes((tiny.path() / file).read_bytes())
+    before = models.revision(models.describe(str(tmp_path)))
+    for file in ("duo.json", "duo.safetensors"):
+        (tmp_path / file).write_bytes((tiny.path() / file).read_bytes())
+    assert models.revision(models.describe(str(tmp_path))) == before
