@@ -11,7 +11,7 @@ from kvbench import models, plugins
 from kvbench.config import Cell, RunConfig
 from kvbench.engine.layout import check_prefill
 from kvbench.engine.plan import Machine, ModelShape, Plan, plan_cell
-from kvbench.engine.weights import find
+from kvbench.engine.weights import find, load_weights
 from kvbench.eviction.api import Method
 from kvbench.work import PlannedRow, TaskWork, make_method
 
@@ -36,6 +36,7 @@ def plan_rows(
     machine: Machine,
     identity: Mapping[str, Any],
     info: models.ModelInfo,
+    model_config: Any,
     context: int,
     device: Any,
     dtype: Any,
@@ -46,8 +47,8 @@ def plan_rows(
         KVBenchError: what the method uses is missing, or it cannot be served.
     """
     method = make_method(cell)
-    check_prefill(method, config.prefill)
-    used = artefacts(method, (*cell.method.name.split("+"), cell.task.split("/")[0]), info)
+    check_prefill(method, config.prefill, cell.method.label)
+    used = artefacts(method, model_config, (*cell.method.name.split("+"), cell.task.split("/")[0]), info)
     rows = work.rows(cell, config, {**identity, "artefacts": used}, str(dtype).removeprefix("torch."))
     fitting = [p for p in work.prompts if len(p.ids) + p.max_new_tokens <= context]  # others become rows all the same
     lengths = {
@@ -71,15 +72,16 @@ def plan_rows(
     return CellPlan(cell=cell, rows=rows, plan=plan, **lengths)
 
 
-def artefacts(method: Method, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
+def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
     """What a cell uses beside the model and kvbench itself, each with what tells one state of it from another: tables,
     draft models, and the plug-ins that define its methods and its task (`names`).
 
     Raises:
-        KVBenchError: one of them is missing.
+        KVBenchError: one of them is missing, damaged or made for another model.
     """
     used = {f"plug-in {name}": sha256[:16] for name in names if (sha256 := plugins.hash_of(name)) is not None}
     if (needed := method.weights()) is not None:
+        load_weights(needed, info.folder, model_config, "cpu")
         path = find(needed, info.folder, info.name)
         used[needed.kind] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     for name in method.drafts():

@@ -47,6 +47,10 @@ class Interrupted(KVBenchError):
         self.exit_code = exit_code
 
 
+class MethodError(KVBenchError):
+    """A method's own code failed, or answered something that is no score."""
+
+
 class BudgetViolation(KVBenchError):
     """A method kept more than it may, or dropped what it declared protected. Its numbers would not compare."""
 

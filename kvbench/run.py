@@ -87,6 +87,7 @@ def execute(
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     tokenizer, model_config = _read_model(where, config)
+    info = models.describe(config.model, config.revision)  # of a hub model the commit is known now
     context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
     data = Data(config.data)
     works = {n: TaskWork.load(n, config, data, tokenizer, model_config.model_type, context) for n in config.tasks}
@@ -98,7 +99,7 @@ def execute(
     machine = measure(device, dtype)
     identity = {"model": config.model, "model_revision": models.revision(info) or config.revision}
     plans = tuple(
-        plan_rows(cell, works[cell.task], config, shape, machine, identity, info, context, device, dtype)
+        plan_rows(cell, works[cell.task], config, shape, machine, identity, info, model_config, context, device, dtype)
         for cell in config.cells()
     )
     total = sum(len(p.rows) for p in plans)
@@ -121,6 +122,13 @@ def execute(
         "sources": dict(sources or {}),
         "model": identity,
         "tasks": {n: {"version": w.task.version, "data": dict(w.data)} for n, w in works.items()},
+        "kv_cache": {  # what an entry takes, for `kvbench report --memory`
+            "element_bytes": dtype.itemsize,
+            "layers": [
+                {"kv_heads": g.kv_heads, "head_dim": g.head_dim, "value_dim": g.value_dim, "window": g.window}
+                for g in shape.geometry
+            ],
+        },
         "plans": [{"cell": p.cell.label, "plan": p.plan.line()} for p in plans],
     }
     opener = RunFolder.resume if resume else RunFolder.start

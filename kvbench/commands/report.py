@@ -15,6 +15,7 @@ EPILOG = """Examples:
   kvbench report results/demo
   kvbench report results/a results/b --baseline rkv --format markdown
   kvbench report results/demo --format csv > demo.csv
+  kvbench report results/demo --memory
 """
 FORMATS = ("text", "markdown", "csv", "json")
 
@@ -37,6 +38,9 @@ def report(
         str | None,
         typer.Option("--out", metavar="DIR", help="Also write Markdown, CSV and JSON files there.", show_default=False),
     ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Nominal and measured bytes instead of scores.", metavar="")
+    ] = False,
     require_complete: Annotated[
         bool, typer.Option("--require-complete", help="Unfinished runs end with 4.", metavar="")
     ] = False,
@@ -45,20 +49,24 @@ def report(
     """Tables of quality, memory and speed: each method at each budget, with error bars and paired comparisons."""
     if format not in FORMATS:
         raise UserError(f"--format {show(format)}: choose {', '.join(FORMATS)}.")
+    if memory and baseline is not None:
+        raise UserError("--memory compares nothing; leave out --baseline.")
 
+    from kvbench.report import memory as memories
+    from kvbench.report import render
     from kvbench.report.load import find_runs, load
-    from kvbench.report.render import FORMATS as RENDER
-    from kvbench.report.render import Report, write
 
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
-    made = Report.make(load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs), baseline)
-    for notice in made.loaded.notices:
+    loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
+    texts = memories.formats(loaded) if memory else render.formats(loaded, baseline)
+    for notice in loaded.notices:
         terminal.warning(notice)
-    for run, progress in made.loaded.unfinished.items():
+    for run, progress in loaded.unfinished.items():
         terminal.warning(f"run {show(run)} is not finished: {progress}.")
-    print(RENDER["json" if json else format](made))
+    print(texts["json" if json else format]())
     if out is not None:
-        for path in write(made, Path(out)):
+        files = memories.FILES if memory else render.FILES
+        for path in render.save({file: texts[name]() for name, file in files.items()}, Path(out)):
             print(f"wrote {path}", file=sys.stderr)
-    if require_complete and made.loaded.unfinished:
-        raise IncompleteError(f"{len(made.loaded.unfinished)} of {len(made.loaded.runs)} runs are not finished.")
+    if require_complete and loaded.unfinished:
+        raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")

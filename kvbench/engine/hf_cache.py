@@ -3,17 +3,17 @@
     cache = EvictionCache(model, "gkv", budget=512)
     model.generate(input_ids, past_key_values=cache)
 
-It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot a row of the batch, and it routes the
-model's attention through the engine's writers while it exists; `close` (or leaving a with-block) gives the model its
-own attention back. Greedy tokens equal the engine's. One cache serves one `generate` call; rows must be equally long
-(no padding). It is a bridge for use in other code: the benchmark itself runs on `loop.Engine`.
+It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot a row of the batch. While a forward pass
+with it runs, the model's attention goes through the engine's writers; at all other times the model is as it was, so
+several caches may exist beside each other. Greedy tokens equal the engine's. One cache serves one `generate` call; rows
+must be equally long (no padding). It is a bridge for use in other code: the benchmark itself runs on `loop.Engine`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import Cache
 
+from kvbench import values
 from kvbench.engine.attention import AttentionCall, route
 from kvbench.engine.cache import SlotCache
 from kvbench.engine.evict import Evictor, one_thread
@@ -34,6 +35,7 @@ from kvbench.errors import UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.choose import from_label
 from kvbench.records import Request
+from kvbench.values import parse
 
 BLOCK = 512  # prompt queries that attend at once
 
@@ -45,8 +47,8 @@ class EvictionCache(Cache):
         model: a transformers causal LM.
         method: a registered name, also with options or as two joined by "+" (``"gkv(alpha=0.9)"``,
             ``"snapkv+gkv"``), or a Method with its options.
-        budget: entries per layer and KV head after an eviction, or as a float the share of the prompt; None only for a
-            method that takes none.
+        budget: entries per layer and KV head after an eviction, or the share of the prompt as a float or as text
+            (``"25%"``); None only for a method that takes none.
         interval: generated tokens between evictions.
         max_tokens: longest prompt plus output; default the model's context. Sizes sliding-window rings, and the rows of
             methods that bound nothing.
@@ -64,13 +66,17 @@ class EvictionCache(Cache):
         model: Any,
         method: str | Method,
         *,
-        budget: float | None = None,
+        budget: float | str | None = None,
         interval: int = 128,
         max_tokens: int | None = None,
         seed: int = 0,
         tokenizer: Any = None,
     ) -> None:
         super().__init__(layers=[])
+        if not hasattr(model, "config") or not isinstance(method, (str, Method)):
+            raise UserError("EvictionCache(model, method): a transformers model, and a method's name or a Method.")
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+            raise UserError(f"interval must be a whole number of tokens, 1 or more; got {interval!r}.")
         self.method = from_label(method) if isinstance(method, str) else method
         self.interval, self.seed = interval, seed
         self.trigger = self.method.during("decode").trigger(interval)
@@ -90,13 +96,17 @@ class EvictionCache(Cache):
         self._ids = torch.empty(0)
         self._probing = False
         self._last = self.geometry[-1].index
-        # The routing knows this cache weakly: when nobody holds the cache any more, the model gets its attention back.
-        myself, enter = weakref.WeakMethod(self._attend), weakref.WeakMethod(self._enter)
-        stack = contextlib.ExitStack()
-        stack.enter_context(route(model, lambda call: _alive(myself)(call)))
-        hook = model.register_forward_pre_hook(lambda *given: _alive(enter)(*given), with_kwargs=True)
-        stack.callback(hook.remove)
-        self._close = weakref.finalize(self, stack.close)
+        # The model is the cache's only while a forward pass with it runs. The hooks know it weakly: when nobody holds
+        # the cache any more, they are gone.
+        myself, self._routing = weakref.ref(self), contextlib.ExitStack()
+        hooks = contextlib.ExitStack()
+        before = model.register_forward_pre_hook(lambda _, a, k: _of(myself, k, "_enter", a), with_kwargs=True)
+        after = model.register_forward_hook(
+            lambda _, a, k, out: _of(myself, k, "_leave"), with_kwargs=True, always_call=True
+        )
+        hooks.callback(before.remove)
+        hooks.callback(after.remove)
+        self._close = weakref.finalize(self, hooks.close)
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -133,7 +143,7 @@ class EvictionCache(Cache):
         return [self.slots.held(row) * self._copies for row in range(self.slots.slots)] if self.slots else []
 
     def close(self) -> None:
-        """Give the model its own attention back."""
+        """Take the cache's hooks off the model; it cannot be used afterwards."""
         self._close()
 
     def __enter__(self) -> EvictionCache:
@@ -144,18 +154,34 @@ class EvictionCache(Cache):
     ) -> None:
         self.close()
 
-    def _enter(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Before a forward pass: once the prompt was read and its first token is known, the prompt is evicted."""
+    def _enter(self, kwargs: dict[str, Any], args: tuple[Any, ...]) -> None:
+        """Before a forward pass: take over the model's attention.
+
+        Once the prompt was read and its first token is known, the prompt is evicted.
+        """
         _refuse_padding(kwargs)
         ids = kwargs.get("input_ids", args[0] if args else None)
-        if self._probing or self._prompt is None:
-            if not self._probing and ids is not None:
-                self._ids = ids
+        if ids is None:
+            raise UserError("EvictionCache needs input_ids; it does not serve inputs_embeds.")
+        if self._seen and ids.shape[1] != 1:
+            raise UserError(
+                "EvictionCache serves one generate call: it reads the prompt in one forward pass, later ones bring one "
+                "token a row. Make a new cache for another prompt."
+            )
+        self._routing.enter_context(route(self._loaded.model, self._attend))
+        if self._prompt is None:
+            self._ids = ids
             return
-        if ids is None or ids.shape[1] != 1:
-            raise UserError("EvictionCache reads the prompt in one forward pass; later passes bring one token a row.")
-        with torch.no_grad():
-            self._settle(ids[:, 0].tolist())
+        try:
+            with torch.no_grad():
+                self._settle(ids[:, 0].tolist())
+        except BaseException:
+            self._routing.close()
+            raise
+
+    def _leave(self, kwargs: dict[str, Any]) -> None:
+        """After a forward pass, also a failed one: the model has its own attention again."""
+        self._routing.close()
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
         if self._probing:
@@ -269,13 +295,15 @@ class EvictionCache(Cache):
         return logits
 
 
-def check_budget(method: Method, budget: float | None, copies: int = 1) -> float | None:
+def check_budget(method: Method, budget: float | str | None, copies: int = 1) -> float | None:
     """The budget, or None for a method that takes none. copies: heads that stand for one KV head.
 
     Raises UserError when it is missing, unusable or too small.
     """
     if not method.takes_budget:
         return None
+    if isinstance(budget, str):
+        budget = parse("budget", values.budget, budget)
     if isinstance(budget, bool) or not isinstance(budget, (int, float)):
         raise UserError(
             f"the method needs a budget: entries per layer and KV head (512), or a share of the prompt (0.25); "
@@ -289,10 +317,11 @@ def check_budget(method: Method, budget: float | None, copies: int = 1) -> float
     return budget
 
 
-def _alive(method: Any) -> Callable[..., Any]:
-    found: Callable[..., Any] | None = method()
-    assert found is not None  # a dead cache's routing is closed by its finaliser
-    return found
+def _of(cache: weakref.ref[EvictionCache], kwargs: dict[str, Any], hook: str, *args: Any) -> None:
+    """Call a hook of the cache if this forward pass is one with it."""
+    mine = cache()
+    if mine is not None and kwargs.get("past_key_values") is mine:
+        getattr(mine, hook)(kwargs, *args)
 
 
 def _refuse_padding(kwargs: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from kvbench.engine.geometry import (
     per_query_head,
 )
 from kvbench.engine.paged import PagedCache
-from kvbench.errors import UserError
+from kvbench.errors import UserError, show
 from kvbench.eviction.api import Method
 
 Layout = Literal["auto", "dense", "paged"]
@@ -90,10 +90,11 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     return fitted
 
 
-def check_prefill(method: Method, prefill: str) -> None:
-    """Raises UserError when a method cannot be served chunk by chunk."""
+def check_prefill(method: Method, prefill: str, name: str = "") -> None:
+    """Raises UserError when a method cannot be served chunk by chunk. name: for the message."""
     if prefill == "chunked" and method.during("prefill").needs().probes:
-        raise UserError("the method runs probes over the whole prompt; --prefill chunked cannot serve it.")
+        label = show(name or type(method).__name__)
+        raise UserError(f"method {label} runs probes over the whole prompt; --prefill chunked cannot serve it.")
 
 
 def shape_of(

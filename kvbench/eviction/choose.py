@@ -17,6 +17,13 @@ from kvbench.registry import methods
 def canonical(name: str) -> str:
     """The registered spelling of a name, or of two joined by ``+``. Raises UserError."""
     parts = name.split("+")
+    if "(" in name:
+        bare, option = name.partition("(")[0].strip(), name.partition("(")[2].partition("=")[0].strip() or "NAME"
+        raise UserError(
+            f"method {show(name)}: give the name alone here, and options with --method-opt {bare}.{option}=VALUE."
+        )
+    if len(parts) > 1 and not all(part.strip() for part in parts):
+        raise UserError(f"method {show(name)}: a name is missing beside the '+'.")
     if len(parts) > 2:
         raise UserError(f"method {show(name)}: at most two methods can be combined, one for the prompt and one after.")
     spelled = [methods.canonical(part) for part in parts]

@@ -6,10 +6,13 @@ that rule.
 
 from __future__ import annotations
 
+import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from kvbench.errors import BudgetViolation
+from kvbench.errors import BudgetViolation, KVBenchError, MethodError, show
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -28,7 +31,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Verdict]:
 
     Entries may differ in number between layers; all views share one budget.
     """
-    outs = [out if isinstance(out := method.score(view), ScoreOut) else ScoreOut(out) for view in views]
+    outs = [_score(method, view) for view in views]
     musts = [
         protected(method.protect(v.budget), v.positions, v.seen, v.prompt_len, None if v.whole else v.valid)
         for v in views
@@ -48,6 +51,30 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Verdict]:
     each = budget if shares is None and method.scope != "model" else None
     check(keeps, musts, each, budget * views[0].layer_count)
     return [Verdict(keep, out.columns) for keep, out in zip(keeps, outs)]
+
+
+def _score(method: Method, view: LayerView) -> ScoreOut:
+    """What the method says of one layer. Raises MethodError when that is no score for every entry, and when a method
+    from elsewhere fails.
+    """
+    try:
+        out = method.score(view)
+    except KVBenchError:
+        raise
+    except Exception as error:
+        file = sys.modules[type(method).__module__].__file__ or ""
+        if type(method).__module__.startswith("kvbench."):
+            raise
+        lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
+        at = f" ({Path(file).name}, line {lines[-1]})" if lines else ""
+        raise MethodError(f"{type(method).__name__} failed: {type(error).__name__}: {error}{at}") from error
+    scored = out if isinstance(out, ScoreOut) else ScoreOut(out)
+    shape = getattr(scored.score, "shape", None)
+    if shape != view.positions.shape:
+        got = f"a tensor {list(shape)}" if shape is not None else show(type(out).__name__)
+        wanted = f"a tensor [b, Hk, N] = {list(view.positions.shape)}"
+        raise MethodError(f"{type(method).__name__}.score() must return {wanted}; got {got}.")
+    return scored
 
 
 def _allocation(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Allocation:
@@ -121,7 +148,7 @@ def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     ties exactly and equally on every device. Raises BudgetViolation on NaN scores.
     """
     if bool(torch.isnan(score).any()):
-        raise BudgetViolation("the method returned NaN scores; no entry can be chosen.")
+        raise BudgetViolation("the method returned NaN scores, so no entry can be chosen.")
     bits = (score + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0, which must tie with it
     ordered = bits ^ ((bits >> 31) & 0x7FFFFFFF)
     return (ordered.long() << 32) | positions.long()

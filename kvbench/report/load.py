@@ -163,6 +163,8 @@ def _check(task: str, rows: pd.DataFrame) -> None:
         _check_column(rows, column, word, f"--group-by {column} makes one table each.")
     for method, mine in rows.groupby("method", observed=True, sort=False):
         _check_column(mine, "method_version", f"{method} version", "Report them one by one.")
+        for _, same in mine.groupby("options", observed=True, sort=False):
+            _check_column(same, "artefacts", f"tables, drafts or plug-in of {method}", "Report them one by one.")
     prompts = rows.groupby("doc_id", observed=True)["prompt_sha256"].nunique()
     if (prompts > 1).any():
         question = prompts.index[prompts > 1][0]

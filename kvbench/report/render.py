@@ -13,17 +13,19 @@ import csv
 import html
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from kvbench import __version__, terminal
 from kvbench.errors import SetupError, show
-from kvbench.report.columns import Columns, cost, flat, quality, samples
+from kvbench.report.columns import cost, flat, quality, samples
 from kvbench.report.load import Loaded
 from kvbench.report.tables import TaskTable, make_tables
 
+C = TypeVar("C")
 ABOUT = (
     "Budget: KV entries per layer and KV head right after an eviction, everything included; entries and bytes are "
     "measured (after an eviction, at the peak), bytes are of one sequence. Errors are standard errors over questions. "
@@ -52,7 +54,7 @@ def text(report: Report) -> str:
             console.print(terminal.clean(_title(table)), style="bold")
             console.print()
             for columns in filter(None, (quality(table, "+-" if ascii_only else "±"), cost(table), samples(table))):
-                console.print(_rich(table, columns))
+                console.print(drawn(columns, table.cells))
                 console.print()
             for note in table.notes:
                 console.print(terminal.clean(note))
@@ -64,24 +66,17 @@ def text(report: Report) -> str:
 def markdown(report: Report) -> str:
     lines = ["# kvbench report", "", f"kvbench {__version__}. {ABOUT}", ""]
     for table in report.tables:
-        lines += [f"## {_md(_title(table))}", ""]
+        lines += [f"## {md(_title(table))}", ""]
         for columns in filter(None, (quality(table, "±"), cost(table), samples(table))):
-            lines.append("| " + " | ".join(_md(title) for title, _ in columns) + " |")
-            lines.append("|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|")
-            lines += ["| " + " | ".join(_md(value(cell)) for _, value in columns) + " |" for cell in table.cells]
+            lines += md_table(columns, table.cells)
             lines.append("")
-        lines += [f"{_md(note)}\n" for note in table.notes]
-    lines += ["Runs: " + ", ".join(f"{_md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
+        lines += [f"{md(note)}\n" for note in table.notes]
+    lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
     return "\n".join(lines)
 
 
 def csv_text(report: Report) -> str:
-    rows = [flat(table, cell) for table in report.tables for cell in table.cells]
-    target = io.StringIO()
-    writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _csv(value) for key, value in row.items()} for row in rows)
-    return target.getvalue().rstrip("\n")
+    return csv_table([flat(table, cell) for table in report.tables for cell in table.cells])
 
 
 def json_text(report: Report) -> str:
@@ -108,17 +103,26 @@ FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "markdown": markdow
 FILES = {"markdown": "report.md", "csv": "report.csv", "json": "report.json"}
 
 
+def formats(loaded: Loaded, baseline: str | None = None) -> dict[str, Callable[[], str]]:
+    """The report in every format, each made when it is called."""
+    report = Report.make(loaded, baseline)
+    return {name: partial(make, report) for name, make in FORMATS.items()}
+
+
 def write(report: Report, folder: Path) -> list[Path]:
     """Write every file format into a folder and return the paths."""
-    paths = []
+    return save({file: FORMATS[name](report) for name, file in FILES.items()}, folder)
+
+
+def save(texts: Mapping[str, str], folder: Path) -> list[Path]:
+    """Write files, by name, into a folder and return the paths."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, file in FILES.items():
-            paths.append(folder / file)
-            paths[-1].write_text(FORMATS[name](report) + "\n", encoding="utf-8")
+        for file, content in texts.items():
+            (folder / file).write_text(content + "\n", encoding="utf-8")
     except OSError as error:
         raise SetupError(f"cannot write the report in {show(folder)} ({error.strerror}).") from None
-    return paths
+    return [folder / file for file in texts]
 
 
 def _title(table: TaskTable) -> str:
@@ -126,15 +130,33 @@ def _title(table: TaskTable) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def _rich(table: TaskTable, columns: Columns) -> Any:
+def drawn(columns: Sequence[tuple[str, Callable[[C], str]]], cells: Sequence[C]) -> Any:
+    """Cells as a table for a terminal."""
     titles = [title for title, _ in columns]
-    drawn = terminal.grid(*titles, right=tuple(titles[1:]))
-    for cell in table.cells:
-        drawn.add_row(*(terminal.clean(value(cell)) for _, value in columns))
-    return drawn
+    table = terminal.grid(*titles, right=tuple(titles[1:]))
+    for cell in cells:
+        table.add_row(*(terminal.clean(value(cell)) for _, value in columns))
+    return table
 
 
-def _md(value: str) -> str:
+def md_table(columns: Sequence[tuple[str, Callable[[C], str]]], cells: Sequence[C]) -> list[str]:
+    """Cells as the lines of a Markdown table."""
+    head = "| " + " | ".join(md(title) for title, _ in columns) + " |"
+    rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|"
+    return [head, rule, *("| " + " | ".join(md(value(cell)) for _, value in columns) + " |" for cell in cells)]
+
+
+def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Rows of equal columns as CSV."""
+    target = io.StringIO()
+    writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _csv(value) for key, value in row.items()} for row in rows)
+    return target.getvalue().rstrip("\n")
+
+
+def md(value: str) -> str:
+    """Text that stands in a Markdown cell as it is."""
     escaped = html.escape(terminal.clean(value), quote=False)
     for sign in "\\`|*_[]#~":
         escaped = escaped.replace(sign, f"\\{sign}") if sign in escaped else escaped

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,11 @@ SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Against:
-    """A cell minus its baseline over the same questions. `p` is adjusted; `verdict` is better, worse or tied."""
+    """A cell minus its baseline over the same questions. `p` is adjusted.
+
+    verdict: better, worse, tied (its interval holds zero), unclear (it does not, but the adjusted test is not sure
+    either) or unknown (one question).
+    """
 
     baseline: str
     diff: float
@@ -93,15 +97,46 @@ class TaskTable:
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     """One table for each task of each group. `baseline`: a method; by default the full cache where it was run."""
-    there = sorted({str(method) for group in loaded.groups for method in group.rows["method"].unique()})
-    named = [group.rows[["method", "options"]].drop_duplicates() for group in loaded.groups]
-    pairs = [(str(m), o) for part in named for m, o in zip(part["method"], part["options"].fillna("{}"))]
-    shared = {method: _shared([o for m, o in pairs if m == method]) for method in there}
+    pairs = _variants(loaded)
+    shared = shared_options(loaded)
+    there = sorted(shared)
     labels = {method_label(method, options, shared[method]) for method, options in pairs}
     name = "full" if not baseline else baseline if baseline in (*labels, *there) else choose.canonical(baseline)
     if baseline and name not in there and name not in labels:
         raise UserError(f"--baseline {show(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}.")
     return [_table(group, name, loaded.unfinished, shared) for group in loaded.groups]
+
+
+def _variants(loaded: Loaded) -> list[tuple[str, str]]:
+    """Every method with its options as text."""
+    named = [group.rows[["method", "options"]].drop_duplicates() for group in loaded.groups]
+    return [(str(m), o) for part in named for m, o in zip(part["method"], part["options"].fillna("{}"))]
+
+
+def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
+    """For each method the options that have one value in all its rows."""
+    pairs = _variants(loaded)
+    return {method: _shared([o for m, o in pairs if m == method]) for method, _ in pairs}
+
+
+def cells_of(
+    rows: pd.DataFrame, shared: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, Budget | None, pd.DataFrame]]:
+    """(label, budget, rows) of each cell, in the order of tables: by budget, then by method."""
+    columns = rows.assign(
+        share=rows["budget_share"].fillna(NO_BUDGET),
+        size=rows["budget"].where(rows["budget_share"].isna()).fillna(NO_BUDGET).astype(int),
+        options=rows["options"].fillna("{}"),
+    )
+    # By label rather than by options as text: a row from before an option existed says the same with fewer words.
+    kinds = columns[["method", "options"]].drop_duplicates().itertuples(index=False)
+    labels = {(method, options): method_label(method, options, shared[method]) for method, options in kinds}
+    columns["label"] = [labels[kind] for kind in zip(columns["method"], columns["options"])]
+    for (share, size, _, label), part in columns.groupby(
+        ["share", "size", "method", "label"], sort=True, observed=True
+    ):
+        budget = float(share) if share != NO_BUDGET else int(size) if size != NO_BUDGET else None
+        yield label, budget, part
 
 
 def _shared(options: Sequence[str]) -> dict[str, Any]:
@@ -117,17 +152,9 @@ def _table(
     cells: list[CellRow] = []
     scores: list[dict[str, list[float]]] = []
     clusters: dict[str, str] = dict(zip(rows["doc_id"], rows["cluster_id"].fillna(rows["doc_id"])))
-    columns = rows.assign(
-        share=rows["budget_share"].fillna(NO_BUDGET),
-        size=rows["budget"].where(rows["budget_share"].isna()).fillna(NO_BUDGET).astype(int),
-        options=rows["options"].fillna("{}"),
-    )
-    by = ["share", "size", "method", "options"]
-    for (share, size, method, options), part in columns.groupby(by, sort=True, observed=True):
+    for label, budget, part in cells_of(rows, shared):
         by_question = stats.by_question(part.to_dict("records"), headline)
         scores.append(by_question)
-        budget = float(share) if share != NO_BUDGET else int(size) if size != NO_BUDGET else None
-        label = method_label(method, options, shared[method])
         cells.append(_cell(label, budget, part, by_question, clusters, unfinished))
     cells = _compare(cells, scores, clusters, baseline)
     intervals = rows["interval"].dropna().unique()
@@ -241,14 +268,16 @@ def _compare(
     adjusted = stats.holm([result.p for _, _, result in found])
     compared = list(cells)
     for (i, base, result), p in zip(found, adjusted):
-        verdict = "tied" if p > ALPHA or result.diff == 0 else "better" if result.diff > 0 else "worse"
+        verdict = "better" if result.diff > 0 else "worse"
+        if p > ALPHA or result.diff == 0:  # a difference whose own interval leaves zero out is not called none
+            verdict = "tied" if result.low <= 0 <= result.high else "unclear"
         compared[i] = replace(
             cells[i],
             against=Against(
                 baseline=cells[base].method,
                 diff=result.diff,
-                low=result.low,
-                high=result.high,
+                low=max(result.low, -1.0),  # scores lie between 0 and 1
+                high=min(result.high, 1.0),
                 p=p,
                 p_sign_flip=result.p_sign_flip,
                 verdict=verdict if result.df > 0 else "unknown",
@@ -310,6 +339,9 @@ def _notes(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]]) -
         )
     if len({frozenset(s) for s in scores}) > 1:
         notes.append("Cells have different questions; differences are over the shared ones only.")
+    idle = [f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict)]
+    if idle:
+        notes.append(f"Evicted nothing, so these are the full cache's answers: {', '.join(idle)}.")
     if any(not cell.decode_bounded for cell in cells if cell.evicts):
         notes.append(
             "* generated entries are not bounded by the budget (most evict the prompt only). Compare by bytes."

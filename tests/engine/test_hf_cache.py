@@ -81,14 +81,46 @@ def test_an_inline_cache_gives_the_model_its_attention_back():
         assert loaded.model.generate(ids, **options).equal(plain)
 
 
-def test_caches_may_overlap():
+def test_caches_live_beside_each_other_and_beside_plain_calls():
+    """Several caches of one model, as in a comparison, and the full cache in between."""
     loaded = build("qwen3")
-    first = EvictionCache(loaded.model, "knorm", budget=16)
-    second = EvictionCache(loaded.model, "knorm", budget=16)
-    first.close()
-    assert loaded.model.config._attn_implementation != "sdpa"  # the second is still at work
-    second.close()
-    assert loaded.model.config._attn_implementation == "sdpa"
+    [request] = requests(lengths=(40,), new_tokens=(30,), samples=1, sampling=Sampling())
+    ids = torch.tensor([request.prompt_ids])
+    options = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 30, "do_sample": False}
+    plain = loaded.model.generate(ids, **options)
+    alone = {}
+    for method in ("gkv", "streaming-llm"):
+        with EvictionCache(loaded.model, method, budget=24, interval=8) as cache:
+            alone[method] = loaded.model.generate(ids, past_key_values=cache, **options)
+    assert not alone["gkv"].equal(alone["streaming-llm"])
+    caches = {method: EvictionCache(loaded.model, method, budget=24, interval=8) for method in alone}
+    assert loaded.model.generate(ids, **options).equal(plain)
+    for method, cache in caches.items():
+        assert loaded.model.generate(ids, past_key_values=cache, **options).equal(alone[method])
+    assert loaded.model.generate(ids, **options).equal(plain)
+    with pytest.raises(UserError, match="one generate call"):
+        loaded.model.generate(ids, past_key_values=caches["gkv"], **options)
+    assert loaded.model.generate(ids, **options).equal(plain)  # after the error too
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"budget": "many"}, "budget"),
+        ({"budget": 1.5}, "share"),
+        ({"budget": 32, "interval": 0}, "interval"),
+        ({"budget": 32, "interval": "8"}, "interval"),
+        ({"budget": 32, "method": 42}, "Method"),
+        ({"budget": 20, "method": "snapkv(heads=query, window=12)"}, "at least 26"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises(UserError, match=message):
+        EvictionCache(build("qwen3").model, **{"method": "gkv", **arguments})
+
+
+def test_a_share_as_text():
+    assert EvictionCache(build("qwen3").model, "gkv", budget="25%").budget == 0.25
 
 
 def test_beam_search_is_refused():
