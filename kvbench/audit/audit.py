@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from kvbench.audit import storage as storage  # registers its invariant
-from kvbench.audit.case import AuditLayout, Case
+from kvbench.audit import queries as queries  # registers its invariant
+from kvbench.audit import storage as storage  # the same
+from kvbench.audit.case import SPECIAL, Case, Way
 from kvbench.audit.invariants import INVARIANTS, Invariant
 from kvbench.audit.outcome import Broken, Check, NotApplicable, Stopped, Verdict, told
 from kvbench.audit.subject import Subject
@@ -36,20 +37,23 @@ def _checks(name: str, method: Method, subject: Subject) -> Iterator[Check]:
         yield from [check(name, "", "n/a", str(why)) for name in INVARIANTS]
         return
     for invariant in INVARIANTS.values():
-        for layout in case.layouts if invariant.each_layout else case.layouts[:1]:
-            verdict, reason = _judge(invariant, case, layout)
-            yield check(invariant.name, layout if invariant.each_layout else "", verdict, reason)
+        ways: tuple[Way, ...] = case.layouts if invariant.each_layout else case.layouts[:1]
+        for way in (*ways, *SPECIAL) if invariant.special else ways:
+            verdict, reason = _judge(invariant, case, way)
+            yield check(invariant.name, way if invariant.each_layout else "", verdict, reason)
 
 
-def _judge(invariant: Invariant, case: Case, layout: AuditLayout) -> tuple[Verdict, str]:
+def _judge(invariant: Invariant, case: Case, way: Way) -> tuple[Verdict, str]:
     try:
-        case.main(layout)
+        case.main(way)
+    except NotApplicable as why:
+        return "n/a", str(why)
     except Stopped as stopped:
         # The engine itself refuses some of what is looked for here: it is told once, where it belongs.
         guilty = "budget" if str(stopped.error).startswith("budget exceeded") else "runs"
         return ("FAIL", str(stopped)) if invariant.name == guilty else ("n/a", "the generation ended with an error")
     try:
-        invariant.check(case, layout)
+        invariant.check(case, way)
     except NotApplicable as why:
         return "n/a", str(why)
     except (Broken, Stopped) as found:

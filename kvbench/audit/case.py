@@ -5,24 +5,28 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 
+from kvbench.audit.dense import Pass, dense_pass
 from kvbench.audit.outcome import Broken, NotApplicable, Stopped
 from kvbench.audit.subject import Subject
 from kvbench.audit.trial import Bench, Trial
 from kvbench.engine.hf_cache import EvictionCache
-from kvbench.engine.layout import fit
+from kvbench.engine.layout import check_prefill, entry_budget, fit
 from kvbench.engine.loop import rules_for
-from kvbench.engine.reference import KeptHistory, dense_logits
+from kvbench.engine.reference import KeptHistory
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction import noise
-from kvbench.eviction.api import Method
+from kvbench.eviction.api import Method, Protect
 from kvbench.eviction.choose import make
 from kvbench.records import Request, Sampling
 
 AuditLayout = Literal["dense", "paged"]
+Special = Literal["chunked", "tail", "share"]  # prompts read in another way, and a budget that is a share of them
+Way = AuditLayout | Special
+SPECIAL: tuple[Special, ...] = get_args(Special)
 
 INTERVAL = 8
 SLOTS = 2  # fewer than samples, so that slots are refilled
@@ -30,6 +34,7 @@ SMALLEST_BUDGET = 24
 SHORT, MIDDLE, LONG = -6, 12, 37  # prompt lengths, beyond the budget
 OUTPUT = 26
 MORE_BUDGET = 16  # what the second of two budgets has more
+CHUNK, TAIL, SHARE = 16, 7, 0.4  # tokens between evictions of a prompt, tokens after its compression, share of a prompt
 
 
 class Case:
@@ -66,9 +71,43 @@ class Case:
     def growth(self) -> int | None:
         return self.method.during("decode").trigger(INTERVAL).growth
 
-    def main(self, layout: AuditLayout) -> Trial:
-        """All requests, on fewer slots than samples. Raises Stopped."""
-        return self._once(("main", layout), lambda: self._bench(layout).run(self.requests))
+    def main(self, way: Way) -> Trial:
+        """All requests, on fewer slots than samples; in a special way a long and a short one. Raises Stopped."""
+        if way == "dense" or way == "paged":
+            return self._once(("main", way), lambda: self._bench(way).run(self.requests))
+        if way == "share" and self.budget is None:
+            raise NotApplicable("takes no budget")
+        if way == "chunked":
+            try:
+                check_prefill(self.method, "chunked")
+            except UserError:
+                raise NotApplicable("runs probes over the whole prompt") from None
+        return self._once(("main", way), lambda: self._special(way))
+
+    def _special(self, way: Special) -> Trial:
+        long, short = (replace(request, samples=(0,)) for request in self.requests[:2])
+        if way == "chunked":
+            return self._bench(self.layouts[0], chunk=CHUNK, prefill="chunked").run([long, short])
+        if way == "share":
+            return self._bench(self.layouts[0], SHARE).run([long, short])
+        requests = [replace(request, compress_at=len(request.prompt_ids) - TAIL) for request in (long, short)]
+        return self._bench(self.layouts[-1], tail=TAIL).run(requests)
+
+    def limit(self, way: Way, request: Request) -> int:
+        """Entries per KV head that the budget allows after an eviction."""
+        budget = entry_budget(
+            self.method, SHARE if way == "share" else self.budget, len(request.prompt_ids), self.group
+        )
+        assert budget is not None
+        return budget * self.copies
+
+    def protects(self) -> list[Protect]:
+        """What the method declares protected of the first prompt, in each phase."""
+        length, found = len(self.requests[0].prompt_ids), []
+        budget = entry_budget(self.method, self.budget, length, self.group)
+        for acting in (self.method.during("prefill"), self.method.during("decode")):
+            found.append(acting.protect(acting.allowed(budget, length, length, 0)))
+        return found
 
     def backwards(self, layout: AuditLayout) -> Trial:
         """The same in another order: other neighbours, other slots."""
@@ -107,28 +146,33 @@ class Case:
         trial: Trial = made[self.size]
         return trial
 
-    def dense(self, trial: Trial, layout: AuditLayout, request: Request, sample: int, *, masked: bool) -> torch.Tensor:
-        """[T, V] logits of one dense forward pass over a sequence, under the logged masks or without any."""
+    def dense(self, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
+        """One dense forward pass over a sequence, under the logged masks or without any."""
         keys = self.keys(request, sample)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
         history = trial.history if masked else KeptHistory()
-        return self._once(("logits", layout, masked, *keys), lambda: dense_logits(self.loaded, ids, history, keys))
+        return self._once(("pass", way, masked, *keys), lambda: dense_pass(self.loaded, ids, history, keys))
 
     def keys(self, request: Request, sample: int) -> list[int]:
         return [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
 
-    def greedy(self) -> tuple[list[int], list[int]]:
-        """Greedy tokens of the engine, and of `model.generate` with an `EvictionCache`."""
+    def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Greedy tokens of the engine, and of `model.generate` with an `EvictionCache`: two rows, one with probes."""
+        first = self.requests[0].prompt_ids
+        prompts = [first] if self.method.during("prefill").needs().probes else [first, first[::-1]]
         # The bridge names its sequences so, and noise is a hash of these names.
-        request = replace(
-            self.requests[0], task="generate", doc_id="0", samples=(0,), sampling=Sampling(), max_new_tokens=OUTPUT
-        )
-        trial = self._bench(self.layouts[0], slots=1).run([request])
+        requests = [
+            replace(
+                self.requests[0], task="generate", doc_id=str(row), prompt_ids=ids, samples=(0,), sampling=Sampling()
+            )
+            for row, ids in enumerate(prompts)
+        ]
+        trial = self._bench(self.layouts[0], slots=len(prompts)).run(requests)
         model, vocabulary = self.loaded.model, self.loaded.model.get_input_embeddings().weight.shape[0]
         config = copy.deepcopy(model.generation_config)
         config.eos_token_id, config.pad_token_id = vocabulary, 0  # no token: None would be filled in by the model's
         config.max_new_tokens, config.do_sample = OUTPUT, False
-        ids = torch.tensor([list(request.prompt_ids)], device=self.loaded.device)
+        ids = torch.tensor([list(prompt) for prompt in prompts], device=self.loaded.device)
         try:
             cache = EvictionCache(
                 model,
@@ -147,9 +191,10 @@ class Case:
                 generation_config=config,
                 past_key_values=cache,
             )
-        return list(trial.done["0", 0].token_ids), out[0, ids.shape[1] :].tolist()
+        mine = [list(trial.done[request.doc_id, 0].token_ids) for request in requests]
+        return mine, out[:, ids.shape[1] :].tolist()
 
-    def _bench(self, layout: AuditLayout, budget: int | None = None, slots: int = SLOTS) -> Bench:
+    def _bench(self, layout: AuditLayout, budget: float | None = None, slots: int = SLOTS, **reading: Any) -> Bench:
         return Bench(
             self.loaded,
             self.method,
@@ -158,6 +203,7 @@ class Case:
             slots=slots,
             max_tokens=self.max_tokens,
             layout=layout,
+            **reading,
         )
 
     def _once(self, key: Any, work: Callable[[], Any]) -> Any:

@@ -27,6 +27,10 @@ class Eviction:
     kept: list[list[int]]
 
     @property
+    def dropped(self) -> bool:
+        return sum(map(len, self.before)) > sum(map(len, self.kept))
+
+    @property
     def where(self) -> str:
         return f"{self.request.doc_id} prompt, sample {self.sample}, layer {self.layer}, {self.seen} tokens seen"
 
@@ -34,7 +38,7 @@ class Eviction:
 def evictions(case: Case, trial: Trial) -> Iterator[Eviction]:
     """In the order of each sequence. Its prompt's come first; they are those of all its samples."""
     for request in trial.requests:
-        budget = entry_budget(case.method, case.budget, len(request.prompt_ids), case.group)
+        budget = entry_budget(case.method, trial.budget, len(request.prompt_ids), case.group)
         for sample in request.samples:
             held: dict[int, list[set[int]]] = {}
             upto: dict[int, int] = {}

@@ -7,19 +7,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from kvbench.audit.case import AuditLayout, Case
+from kvbench.audit.case import CHUNK, TAIL, AuditLayout, Case, Way
 from kvbench.audit.events import evictions, held_at
-from kvbench.audit.outcome import Broken, NotApplicable
+from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Broken, NotApplicable
 from kvbench.audit.trial import Trial
 from kvbench.engine.paged import PAGE
 from kvbench.records import Request
 
 TOLERANCE = 1e-4  # of logits, relative to the largest; arithmetic is float32
 
-Check = Callable[[Case, AuditLayout], None]
+Check = Callable[[Case, Any], None]  # of a case run in one way: a `Way`, or an `AuditLayout`
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Invariant:
     name: str
     check: Check
     each_layout: bool  # else it does not depend on the layout, or compares them
+    special: bool  # looked at in the special ways of running too
 
     @property
     def statement(self) -> str:
@@ -36,54 +38,66 @@ class Invariant:
 INVARIANTS: dict[str, Invariant] = {}
 
 
-def invariant(name: str, *, each_layout: bool = True) -> Callable[[Check], Check]:
+def invariant(name: str, *, each_layout: bool = True, special: bool = False) -> Callable[[Check], Check]:
     def add(check: Check) -> Check:
-        INVARIANTS[name] = Invariant(name, check, each_layout)
+        INVARIANTS[name] = Invariant(name, check, each_layout, special)
         return check
 
     return add
 
 
-@invariant("runs")
-def runs(case: Case, layout: AuditLayout) -> None:
+@invariant("runs", special=True)
+def runs(case: Case, way: Way) -> None:
     """Every sequence is generated to its end, whatever the size of query-head groups, and evicted above the budget."""
-    trial = case.main(layout)
+    trial = case.main(way)
     for (doc, sample), done in trial.done.items():
         if done.status != "ok" or len(done.token_ids) != done.request.max_new_tokens:
             raise Broken(f"{doc} prompt, sample {sample}: {len(done.token_ids)} tokens, {done.status} {done.note}")
-        over = len(done.request.prompt_ids) > case.size
-        if case.method.takes_budget and over and not (done.usage and done.usage.evictions):
-            raise Broken(f"{doc} prompt of {len(done.request.prompt_ids)} tokens: no eviction at budget {case.budget}")
+        if not case.method.takes_budget:
+            continue
+        context, limit = done.request.compress_at or len(done.request.prompt_ids), case.limit(way, done.request)
+        if context > limit and not (done.usage and done.usage.evictions):
+            raise Broken(f"{doc} prompt of {len(done.request.prompt_ids)} tokens: no eviction at budget {limit}")
 
 
-@invariant("budget")
-def budget(case: Case, layout: AuditLayout) -> None:
+@invariant("budget", special=True)
+def budget(case: Case, way: Way) -> None:
     """After an eviction at most the budget is held, and between two at most the interval more."""
-    limit = _budget(case)
-    trial, totals = case.main(layout), defaultdict[tuple[str, int, int], int](int)
+    _budget(case)
+    trial, kept = case.main(way), defaultdict[tuple[str, int, int], dict[int, int]](dict)
     for e in evictions(case, trial):
         if e.phase == "prefill" or case.method.decode_bounded:
-            totals[e.request.doc_id, e.sample, e.seen] += sum(len(head) for head in e.kept)
+            # By layer: one that is decided about twice at the same time holds what the second decision left.
+            kept[e.request.doc_id, e.sample, e.seen][e.layer] = sum(len(head) for head in e.kept)
     heads = sum(g.kv_heads for g in case.evicting) / case.copies
-    for (doc, sample, seen), total in totals.items():
+    limits = {request.doc_id: case.limit(way, request) for request in trial.requests}
+    for (doc, sample, seen), layers in kept.items():
+        total, limit = sum(layers.values()), limits[doc]
         if total > limit * heads:
             raise Broken(
                 f"{total / heads:.2f} entries kept of {limit}, {doc} prompt, sample {sample}, {seen} tokens seen"
             )
+    for (doc, _), done in trial.done.items():
+        most = limits[doc] + CHUNK * case.copies
+        if way == "chunked" and done.usage is not None and done.usage.entries_prefill_peak > most:
+            raise Broken(
+                f"{done.usage.entries_prefill_peak:.2f} entries of at most {most} while the {doc} prompt is read"
+            )
     if not case.method.decode_bounded:
         return
     for (doc, sample), done in trial.done.items():
-        most = limit + (case.growth or 0) * case.copies
+        most = limits[doc] + ((case.growth or 0) + (TAIL if way == "tail" else 0)) * case.copies
         if done.usage is not None and done.usage.entries_peak > most:
             raise Broken(f"{done.usage.entries_peak:.2f} entries at the peak of at most {most}, {doc}, sample {sample}")
 
 
-@invariant("protect")
-def protect(case: Case, layout: AuditLayout) -> None:
+@invariant("protect", special=True)
+def protect(case: Case, way: Way) -> None:
     """Sinks, recent tokens and prompts that a method protects are kept by every head that held them."""
-    _evicts(case)
+    evicts(case)
+    _drops(case, way)
     protects = False
-    for e in evictions(case, case.main(layout)):
+    for e in evictions(case, case.main(way)):
         p = e.acting.protect(e.allowed)
         protects = protects or bool(p.sinks or p.recent or p.prompt)
         ends = max(p.sinks, len(e.request.prompt_ids) if p.prompt else 0)
@@ -94,14 +108,16 @@ def protect(case: Case, layout: AuditLayout) -> None:
                     f"{len(lost)} protected entries evicted, first at position {min(lost)}: {e.where}, head {head}"
                 )
     if not protects:
-        raise NotApplicable("protects nothing")
+        declared = any(p.sinks or p.recent or p.prompt for p in case.protects())
+        raise NotApplicable("nothing that it protects was at stake" if declared else "declares nothing protected")
 
 
-@invariant("real")
-def real(case: Case, layout: AuditLayout) -> None:
+@invariant("real", special=True)
+def real(case: Case, way: Way) -> None:
     """Every kept entry is a token that its head still held, and no token is kept twice."""
-    _evicts(case)
-    for e in evictions(case, case.main(layout)):
+    evicts(case)
+    _drops(case, way)
+    for e in evictions(case, case.main(way)):
         for head, (before, kept) in enumerate(zip(e.before, e.kept)):
             if not kept:
                 raise Broken(f"nothing kept: {e.where}, head {head}")
@@ -114,6 +130,7 @@ def real(case: Case, layout: AuditLayout) -> None:
 @invariant("batch")
 def batch(case: Case, layout: AuditLayout) -> None:
     """A sequence has the same tokens and kept entries alone, beside others, in another order and another slot."""
+    _drops(case, layout)
     main = case.main(layout)
     for request in main.requests:
         for sample in request.samples:
@@ -127,6 +144,7 @@ def batch(case: Case, layout: AuditLayout) -> None:
 @invariant("leak")
 def leak(case: Case, layout: AuditLayout) -> None:
     """A sequence has the same tokens and kept entries when it is run again after another in its slot."""
+    _drops(case, layout)
     first, _, again = case.repeated(layout)
     [request] = first.requests
     _same(first, again, request, 0, "the second time")
@@ -135,6 +153,7 @@ def leak(case: Case, layout: AuditLayout) -> None:
 @invariant("memory")
 def memory(case: Case, layout: AuditLayout) -> None:
     """Bytes follow the entries (to one page a head where paged), and every page is given back at the end."""
+    _drops(case, layout)
     trial = case.main(layout)
     if trial.lost_pages:
         raise Broken(trial.lost_pages)
@@ -179,26 +198,28 @@ def full(case: Case, layout: AuditLayout) -> None:
             _, key = case.keys(request, sample)
             for step in range(request.max_new_tokens):
                 a, b = theirs.seen.logits[key, step], mine.seen.logits[key, step]
-                if (change := _relative(a, b)) > TOLERANCE:
+                if (change := relative(a, b)) > TOLERANCE:
                     raise Broken(f"logits differ by {change:.1e} at step {step}, {request.doc_id} prompt")
             at = request.doc_id, sample
             if theirs.done[at].token_ids != mine.done[at].token_ids:
                 raise Broken(f"tokens differ, {request.doc_id} prompt, sample {sample}")
 
 
-@invariant("oracle")
-def oracle(case: Case, layout: AuditLayout) -> None:
+@invariant("oracle", special=True)
+def oracle(case: Case, way: Way) -> None:
     """Logits are those of one dense forward pass in which evicted entries are masked: no position is wrong."""
-    trial = case.main(layout)
+    _drops(case, way)
+    trial = case.main(way)
     for request in trial.requests:
         for sample in request.samples:
-            _compare(case, trial, layout, request, sample, masked=True, upto=None)
+            _compare(case, trial, way, request, sample, masked=True, upto=None)
 
 
 @invariant("past")
 def past(case: Case, layout: AuditLayout) -> None:
     """An eviction changes no logits of earlier tokens: up to the first one they are those of the full cache."""
-    _evicts(case)
+    evicts(case)
+    _drops(case, layout)
     trial = case.main(layout)
     for request in trial.requests:
         for sample in request.samples:
@@ -213,6 +234,7 @@ def layouts(case: Case, layout: AuditLayout) -> None:
     """The dense and the paged layout give the same tokens and kept entries."""
     if len(case.layouts) < 2:
         raise NotApplicable("keeps heads unequal, so there is only the paged layout")
+    _drops(case, layout)
     dense, paged = case.main("dense"), case.main("paged")
     for request in dense.requests:
         for sample in request.samples:
@@ -222,22 +244,29 @@ def layouts(case: Case, layout: AuditLayout) -> None:
 @invariant("generate", each_layout=False)
 def generate(case: Case, layout: AuditLayout) -> None:
     """EvictionCache in model.generate gives the greedy tokens of the engine."""
-    mine, theirs = case.greedy()
-    if mine != theirs:
-        step = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
-        raise Broken(f"tokens differ from step {step} of {len(mine)} on")
+    _drops(case, layout)
+    for row, (mine, theirs) in enumerate(zip(*case.greedy(), strict=True)):
+        if mine != theirs:
+            step = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
+            raise Broken(f"tokens differ from step {step} of {len(mine)} on, row {row}")
 
 
 def _budget(case: Case) -> int:
-    _evicts(case)
+    evicts(case)
     if not case.method.takes_budget:
         raise NotApplicable("takes no budget")
     return case.size
 
 
-def _evicts(case: Case) -> None:
+def evicts(case: Case) -> None:
     if not case.method.evicts:
-        raise NotApplicable("evicts nothing")
+        raise NotApplicable(EVICTS_NOTHING)
+
+
+def _drops(case: Case, way: Way) -> None:
+    """Nothing is proved of a method that evicts by sequences that it leaves as they are."""
+    if case.method.evicts and not any(e.dropped for e in evictions(case, case.main(way))):
+        raise NotApplicable(DROPPED_NOTHING)
 
 
 def _prompt(trial: Trial, request: Request) -> dict[tuple[int, int], list[list[int]]]:
@@ -263,21 +292,21 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
 
 
 def _compare(
-    case: Case, trial: Trial, layout: AuditLayout, request: Request, sample: int, *, masked: bool, upto: int | None
+    case: Case, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None
 ) -> None:
     """The engine's logits against a dense pass, for queries at positions below `upto`."""
-    dense = case.dense(trial, layout, request, sample, masked=masked)
+    dense = case.dense(trial, way, request, sample, masked=masked).logits
     _, key = case.keys(request, sample)
     for step in range(len(trial.done[request.doc_id, sample].token_ids)):
         at = len(request.prompt_ids) - 1 + step
         if upto is not None and at >= upto:
             return
-        change = _relative(dense[at], trial.seen.logits[key, step])
+        change = relative(dense[at], trial.seen.logits[key, step])
         if not change <= TOLERANCE:
             raise Broken(
                 f"logits differ by {change:.1e} (relative) at position {at}, {request.doc_id} prompt, sample {sample}"
             )
 
 
-def _relative(a: torch.Tensor, b: torch.Tensor) -> float:
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))

@@ -9,6 +9,8 @@ from typing import Literal
 from kvbench.errors import show
 
 Verdict = Literal["ok", "FAIL", "n/a"]
+EVICTS_NOTHING = "evicts nothing"
+DROPPED_NOTHING = "dropped nothing in sequences this short"
 LONGEST = 300  # characters of a reason
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from kvbench.audit.case import AuditLayout, Case
-from kvbench.audit.invariants import invariant
+from kvbench.audit.invariants import evicts, invariant
 from kvbench.audit.outcome import Broken, NotApplicable
 from kvbench.audit.scramble import by_position, largest_change, scrambled, some_of
 from kvbench.eviction.api import Method, ScoreOut
@@ -27,8 +27,7 @@ WAYS: dict[str, float | None] = {
 def storage(case: Case, layout: AuditLayout) -> None:
     """Scores do not depend on storage order, on rows that are not valid, or on other sequences of the batch."""
     seen = case.main(layout).seen
-    if not case.method.evicts:
-        raise NotApplicable("evicts nothing")
+    evicts(case)
     if not seen.decisions:
         raise NotApplicable("never asked to decide in sequences this short")
     for acting, views in seen.decisions:

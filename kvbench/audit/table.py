@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvbench import terminal
+from kvbench.audit.case import SPECIAL
 from kvbench.audit.invariants import INVARIANTS
-from kvbench.audit.outcome import Check, Verdict
+from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Check, Verdict
 
 
 def overall(checks: Iterable[Check]) -> Verdict:
@@ -18,6 +19,16 @@ def overall(checks: Iterable[Check]) -> Verdict:
 
 def of_cell(checks: Sequence[Check], method: str, invariant: str) -> list[Check]:
     return [check for check in checks if (check.method, check.invariant) == (method, invariant)]
+
+
+def idle(checks: Sequence[Check]) -> list[str]:
+    """Methods of which nothing was ever dropped."""
+    found = []
+    for method in dict.fromkeys(check.method for check in checks):
+        cell = of_cell(checks, method, "real")  # which is looked at wherever something was dropped
+        if overall(cell) == "n/a" and any(check.reason in (DROPPED_NOTHING, EVICTS_NOTHING) for check in cell):
+            found.append(method)
+    return found
 
 
 def show(checks: Sequence[Check], models: Sequence[str]) -> None:
@@ -34,7 +45,12 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
     for method in methods:
         if overall(check for check in checks if check.method == method) == "n/a":
             terminal.warning(f"nothing of {terminal.clean(method)} could be checked.")
-    outcome = {"ok": "All invariants hold.", "FAIL": "Not all invariants hold.", "n/a": "Nothing was checked."}
+    nothing = f" Nothing was ever dropped by {', '.join(map(terminal.clean, idle(checks)))}." if idle(checks) else ""
+    outcome = {
+        "ok": "All invariants hold." + nothing,
+        "FAIL": "Not all invariants hold.",
+        "n/a": "Nothing was checked.",
+    }
     many = f"{len(methods)} methods" if len(methods) > 1 else "1 method"
     print(
         f"{many} on {', '.join(terminal.clean(m) for m in models)}: "
@@ -48,6 +64,7 @@ def document(checks: Sequence[Check], models: Sequence[str]) -> dict[str, Any]:
     return {
         "ok": overall(checks) == "ok",
         "models": list(models),
+        "dropped_nothing": idle(checks),
         "invariants": {name: invariant.statement for name, invariant in INVARIANTS.items()},
         "methods": {
             method: {name: overall(of_cell(checks, method, name)) for name in INVARIANTS} for method in methods
@@ -80,18 +97,26 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks):
         cell = of_cell(checks, method, invariant)
-        everywhere = overall(cell) == "n/a"
-        for check in cell:
-            if check.verdict == "n/a":
-                where = "" if everywhere else f" [{_place(check)}]"
-                names = grouped.setdefault((method, check.reason), {}).setdefault(where, [])
-                if invariant not in names:
-                    names.append(invariant)
+        if overall(cell) == "n/a":  # why not in a special way says no more
+            cell = [c for c in cell if c.layout not in SPECIAL]
+        for reason in dict.fromkeys(c.reason for c in cell if c.verdict == "n/a"):
+            where = _where([c for c in cell if c.verdict == "n/a" and c.reason == reason], cell)
+            grouped.setdefault((method, reason), {}).setdefault(where, []).append(invariant)
     by_reason: dict[tuple[str, str], list[str]] = {}
     for (method, reason), places in grouped.items():
         for where, names in places.items():
             by_reason.setdefault((reason + where, ", ".join(names)), []).append(method)
     return [f"n/a   {', '.join(methods)}  {names}: {reason}" for (reason, names), methods in by_reason.items()]
+
+
+def _where(some: Sequence[Check], cell: Sequence[Check]) -> str:
+    """The places of some checks of a cell; nothing where it was checked nowhere, ways alone where all models agree."""
+    if overall(cell) == "n/a":
+        return ""
+    ways = list(dict.fromkeys(c.layout for c in some))
+    of_ways = [c for c in cell if c.layout in ways]
+    places = ways if len(of_ways) == len(some) and all(ways) else [_place(c) for c in some]
+    return f" [{', '.join(places)}]"
 
 
 def _place(check: Check) -> str:

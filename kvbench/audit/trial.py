@@ -11,6 +11,7 @@ from kvbench.engine.layout import Layout
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.paged import PAGE, PagedCache
+from kvbench.engine.prefill import Prefill
 from kvbench.engine.reference import KeptHistory
 from kvbench.eviction import noise
 from kvbench.eviction.api import Method
@@ -30,6 +31,7 @@ class Holding:
 @dataclass
 class Trial:
     requests: list[Request]
+    budget: float | None
     done: dict[tuple[str, int], Generation]  # by question and sample
     history: KeptHistory
     seen: Seen
@@ -55,11 +57,14 @@ class Bench:
         loaded: LoadedModel,
         method: Method,
         *,
-        budget: int | None,
+        budget: float | None,
         interval: int,
         slots: int,
         max_tokens: int,
         layout: Layout = "auto",
+        chunk: int = 32,
+        prefill: Prefill = "full",
+        tail: int = 0,
     ) -> None:
         self.method = method
         self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
@@ -70,7 +75,9 @@ class Bench:
             interval=interval,
             slots=slots,
             max_tokens=max_tokens,
-            prefill_chunk=32,
+            prefill_chunk=chunk,
+            prefill=prefill,
+            tail=tail,
             layout=layout,
             log=lambda *event: self.history(*event),
             on_step=lambda *_: self._measure(),
@@ -82,7 +89,8 @@ class Bench:
             done = {(d.request.doc_id, d.sample): d for d in self.engine.generate(requests)}
         self._count_pages(idle=True)
         cache = self.engine.cache
-        return Trial(list(requests), done, self.history, seen, self.holdings, self.lost_pages, cache)
+        budget = self.engine.budget
+        return Trial(list(requests), budget, done, self.history, seen, self.holdings, self.lost_pages, cache)
 
     def _measure(self) -> None:
         cache = self.engine.cache

@@ -46,7 +46,8 @@ def watching(method: Method) -> Iterator[Seen]:
     def decided(method: Method, views: Sequence[LayerView]) -> list[select.Verdict]:
         first = views[0]
         # A later eviction sees a storage order and columns of its own; one of several sequences shows batches.
-        if new("decide", int(first.eviction_index.max()) > 0, len(first.seen) > 1):
+        # A probe may read what another method left, which decides then too.
+        if new("decide", type(method), int(first.eviction_index.max()) > 0, len(first.seen) > 1):
             seen.decisions.append((method, [_kept(view) for view in views]))
         return decide(method, views)
 

@@ -129,9 +129,10 @@ class PromptReader:
                 if self.prefill == "chunked":
                     cache.forget_windows()
                     self._timed(reading.evict)()
-            if acting.needs().probes and cache.full():
-                self._probe(acting, cache, ids[:context], logits)
-            self._timed(reading.evict)()
+            if self.prefill == "full":
+                if acting.needs().probes and cache.full():
+                    self._probe(acting, cache, ids[:context], logits)
+                self._timed(reading.evict)()
         for start in range(context, len(ids), self.chunk):
             block = ids[start : start + self.chunk]
             logits = self._forward(BlockWriter(cache, self.chunk, observer), block, start)

@@ -1,4 +1,4 @@
-"""A method or an engine that breaks an invariant must be found, by the invariant that is about it."""
+"""A method that breaks an invariant must be found, by the invariant that is about it."""
 
 from __future__ import annotations
 
@@ -8,44 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.audits import Good, norms, verdicts
 
 from kvbench.audit import audit as audits
-from kvbench.audit.outcome import Check
-from kvbench.audit.subject import Subject, random_subject
-from kvbench.engine.dense import DenseStore
-from kvbench.engine.hf_cache import EvictionCache
-from kvbench.engine.paged import PagedStore
-from kvbench.eviction import select
-from kvbench.eviction.api import Every, Method, Protect, ScoreOut
+from kvbench.audit.subject import Subject
+from kvbench.eviction.api import Every, Method, Never, Protect
 from kvbench.eviction.choose import make
 from kvbench.eviction.view import LayerView
 
 CALLS = [0]  # the module global that a method should not have
-
-
-@pytest.fixture(scope="module")
-def mqa(tmp_path_factory: pytest.TempPathFactory) -> Subject:
-    torch.set_num_threads(1)
-    return random_subject("mqa", tmp_path_factory.mktemp("audit"))
-
-
-def verdicts(method: Method, subject: Subject) -> tuple[set[str], list[Check]]:
-    """Names of the invariants that fail, and those checks."""
-    failed = [c for c in audits.audit([("mine", method)], [subject]) if c.verdict == "FAIL"]
-    return {c.invariant for c in failed}, failed
-
-
-def norms(view: LayerView) -> torch.Tensor:
-    return view.keys.norm(dim=-1)
-
-
-@dataclass(frozen=True)
-class Good(Method):
-    def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
-        return norms(view)
-
-    def protect(self, budget: int) -> Protect:
-        return Protect(sinks=2, recent=4)
 
 
 def test_a_good_method_holds_everything(mqa: Subject) -> None:
@@ -178,80 +149,66 @@ def test_a_broken_method_fails(mqa: Subject, method: Method, expected: set[str],
     assert any(re.search(reason, c.reason) for c in failed if c.invariant in expected), failed
 
 
-def test_an_engine_that_evicts_protected_entries(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(select, "protected", lambda *a, **k: None)
-    names, failed = verdicts(Good(), mqa)
-    assert names == {"protect"}
-    assert "protected entries evicted, first at position" in failed[0].reason
+@dataclass(frozen=True)
+class KeepsAll(Method):
+    """Would evict, but for sequences this short."""
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        return norms(view)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(prompt=True)
+
+    @property
+    def takes_budget(self) -> bool:
+        return False
+
+    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+        return 1000
 
 
-def test_an_engine_that_stores_wrong_positions(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    complete = DenseStore.complete
-
-    def shifted(self, batch):  # type: ignore[no-untyped-def]
-        complete(self, batch)
-        self.positions -= 1
-
-    monkeypatch.setattr(DenseStore, "complete", shifted)
-    names, _ = verdicts(Good(), mqa)
-    assert {"real", "oracle", "layouts"} <= names
+def test_where_nothing_is_dropped_nothing_is_proved(mqa: Subject) -> None:
+    checks = audits.audit([("mine", KeepsAll())], [mqa])
+    assert not [c for c in checks if c.verdict == "FAIL"]
+    assert {c.invariant for c in checks if c.verdict == "ok"} == {"runs"}
+    for name in ("protect", "real", "batch", "leak", "memory", "oracle", "past", "layouts", "generate"):
+        reasons = {c.reason for c in checks if c.invariant == name and c.layout != "share"}
+        assert reasons == {"dropped nothing in sequences this short"}, name
 
 
-def test_an_engine_that_compacts_wrongly(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    compact = PagedStore.compact
+def test_what_is_protected_is_asked_of_the_method(mqa: Subject) -> None:
+    @dataclass(frozen=True)
+    class ProtectsPrompt(KeepsAll):
+        def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+            return prompt_len + 5
 
-    def keys_left_behind(self, batch, keep):  # type: ignore[no-untyped-def]
-        before = self.pool.keys.clone()
-        compact(self, batch, keep)
-        self.pool.keys.copy_(before)
+    checks = audits.audit([("mine", ProtectsPrompt())], [mqa])
+    found = {
+        (c.invariant, c.verdict)
+        for c in checks
+        if c.layout in ("dense", "paged") and c.invariant in ("protect", "real", "oracle")
+    }
+    assert found == {("protect", "ok"), ("real", "ok"), ("oracle", "ok")}
 
-    monkeypatch.setattr(PagedStore, "compact", keys_left_behind)
-    names, failed = verdicts(Good(), mqa)
-    assert {"oracle", "layouts"} <= names
-    assert {c.layout for c in failed if c.invariant == "oracle"} == {"paged"}
+    # Of two methods, the one that protects may never have evicted: that is not to protect nothing.
+    @dataclass(frozen=True)
+    class Both(ProtectsPrompt):
+        def during(self, phase):  # type: ignore[no-untyped-def]
+            return Idle() if phase == "prefill" else Plain()
 
+    @dataclass(frozen=True)
+    class Idle(ProtectsPrompt):
+        def trigger(self, interval: int) -> Never:
+            return Never()
 
-def test_an_engine_that_loses_pages(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    clear = PagedStore.clear
+    @dataclass(frozen=True)
+    class Plain(ProtectsPrompt):
+        def protect(self, budget: int) -> Protect:
+            return Protect()
 
-    def forgetful(self, slot):  # type: ignore[no-untyped-def]
-        clear(self, slot)
-        self.pool.free.pop()
-
-    monkeypatch.setattr(PagedStore, "clear", forgetful)
-    _, failed = verdicts(Good(), mqa)
-    assert any(c.invariant == "memory" and "free, of" in c.reason for c in failed)
-
-
-def test_an_engine_that_frees_nothing(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    reserve = PagedStore.reserve
-    monkeypatch.setattr(
-        PagedStore,
-        "reserve",
-        lambda self, slots, lengths: reserve(self, slots, lengths.clip(self.pages[slots] * 16)),
-    )
-    _, failed = verdicts(Good(), mqa)
-    assert any(c.invariant == "memory" and c.layout == "paged" for c in failed)
-
-
-def test_a_prompt_that_reads_its_evicted_cache(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunked prefill is another experiment: its later chunks see an evicted cache, and the audit must notice."""
-    from kvbench.audit import trial
-
-    engine = trial.Engine
-    monkeypatch.setattr(trial, "Engine", lambda *a, **k: engine(*a, **k | {"prefill": "chunked"}))
-    names, _ = verdicts(Good(), mqa)
-    assert "past" in names
-    assert "oracle" not in names  # the masks say what happened
-
-
-def test_a_bridge_with_another_interval(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvbench.audit import case
-
-    monkeypatch.setattr(case, "EvictionCache", lambda *a, **k: EvictionCache(*a, **k | {"interval": 5}))
-    names, failed = verdicts(Good(), mqa)
-    assert names == {"generate"}
-    assert "tokens differ from step" in failed[0].reason
+    checks = audits.audit([("mine", Both())], [mqa])
+    [reason] = {c.reason for c in checks if c.invariant == "protect" and c.layout == "dense"}
+    assert reason == "nothing that it protects was at stake"
 
 
 def test_weights_that_cannot_be_drawn_are_told(mqa: Subject) -> None:

@@ -54,6 +54,8 @@ def test_methods_that_hold(model: str, capsys: pytest.CaptureFixture[str]) -> No
     assert list(found["methods"]) == ["gkv", "headkv(window=8)", "full"]
     assert set(found["methods"]["gkv"].values()) == {"ok"}
     assert found["methods"]["headkv(window=8)"] == dict.fromkeys(INVARIANTS, "ok") | {"layouts": "n/a"}
+    ways = {c["layout"] for c in found["checks"] if (c["method"], c["invariant"]) == ("gkv", "budget")}
+    assert ways == {"dense", "paged", "chunked", "tail", "share"}
     assert found["methods"]["full"]["oracle"] == "ok"
     assert {c["layout"] for c in found["checks"] if c["invariant"] == "memory"} == {"dense", "paged"}
     assert all(c["reason"] for c in found["checks"] if c["verdict"] == "n/a")  # nothing is skipped silently
@@ -67,9 +69,31 @@ def test_a_plugin_that_does_not(model: str, plugin: str, capsys: pytest.CaptureF
     assert "FAIL" in out.splitlines()[2]
     [line] = [line for line in out.splitlines() if line.startswith("FAIL") and " effect: " in line]
     assert "budgets 24 and 40 keep the same 88 entries of the prompt" in line
-    assert [line for line in out.splitlines() if line.startswith("n/a ") and "protects nothing" in line]
+    assert [line for line in out.splitlines() if line.startswith("n/a ") and "declares nothing protected" in line]
     assert out.splitlines()[-1].endswith("Not all invariants hold.")
     assert err == ""
+
+
+def test_a_method_that_drops_nothing(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["audit", "rpc", "gkv", "--method-opt", "rpc.form=native", "--model", model, "--quiet"]
+    assert main(arguments) == 0
+    out, _ = capsys.readouterr()
+    assert out.splitlines()[-1].endswith("All invariants hold. Nothing was ever dropped by rpc(form=native).")
+    [line] = [line for line in out.splitlines() if "dropped nothing in sequences this short" in line]
+    assert " protect, real, batch, leak, memory, oracle, past, layouts, generate: " in line
+    assert main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr()[0])
+    assert found["dropped_nothing"] == ["rpc(form=native)"]
+    assert found["methods"]["rpc(form=native)"]["oracle"] == "n/a"
+
+
+def test_a_method_that_drops_something(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--method-opt", "form=native", "--method-opt", "P=8", "--method-opt", "R=4"]
+    assert main(["audit", "rpc", *options, "--model", model, "--json"]) == 0
+    found = json.loads(capsys.readouterr()[0])
+    assert found["dropped_nothing"] == []
+    [verdicts] = found["methods"].values()
+    assert {name for name, verdict in verdicts.items() if verdict == "n/a"} == {"budget", "effect", "full"}
 
 
 @pytest.mark.parametrize(
