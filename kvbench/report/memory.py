@@ -38,11 +38,10 @@ PAGE = 16  # entries; that of kvbench.engine.paged, which needs torch
 SLACK = 1.05
 NOTHING = "-"
 ABOUT = (
-    "Bytes of one sequence: the sample in which measured over nominal is largest. Nominal: keys and values of budget "
-    "+ interval entries in every layer and KV head, at most those of the whole sequence. Measured: live keys and "
-    "values at the peak of decoding; a head's last page may be part-filled. Beside: positions, method columns, stored "
-    "queries and states, as a share of measured keys and values. While reading: everything held at the peak of "
-    "reading the prompt."
+    "Bytes of one sequence, the sample that held most. Nominal: keys and values of budget + interval entries in every "
+    "layer and KV head, at most those of the whole sequence. Measured: live keys and values at the peak of decoding; "
+    "a head's last page may be part-filled. Beside: positions, method columns, stored queries and states, as a share "
+    "of measured keys and values. While reading: everything held at the peak of reading the prompt."
 )
 UNBOUNDED = (
     "* does not bound what is generated (evicts the prompt only, or in some heads only): nominal is the budget and all "
@@ -75,6 +74,7 @@ class MemoryCell:
     nominal_bytes: float
     measured_bytes: float
     ratio: float
+    largest_ratio: float  # over all samples
     allowed_bytes: float
     beside_bytes: float
     beside_share: float  # of measured_bytes
@@ -136,7 +136,7 @@ def _with_bytes(rows: pd.DataFrame, layers: Mapping[str, Sequence[Layer] | None]
     """Rows with what is nominal, measured and allowed of each; NaN for those that failed before anything was held."""
     longest = _number((rows["prompt_tokens"] + rows["max_new_tokens"]).max())
     made = [_row(row, layers[row[RUN]], longest) for row in rows.to_dict("records")]
-    names = ("nominal_entries", "nominal", "measured", "allowed", "over", "worst")
+    names = ("nominal_entries", "nominal", "measured", "allowed", "ratio", "over", "shown")
     return rows.assign(**{name: [values[name] for values in made] for name in names})
 
 
@@ -165,33 +165,34 @@ def _row(row: Mapping[str, Any], layers: Sequence[Layer] | None, longest: float)
     judged = bounded and row["compress"] != "query-agnostic"
     over = judged and (measured > allowed or peak > SLACK * entries)
     ratio = measured / nominal if nominal else math.nan
-    worst = (over, *(-1.0 if math.isnan(x) else x for x in (ratio, measured)))
+    shown = (over, *(-1.0 if math.isnan(x) else x for x in (measured, ratio)))  # the largest stands for its cell
     return {
-        "nominal_entries": entries, "nominal": nominal, "measured": measured, "allowed": allowed, "over": over,
-        "worst": worst,
+        "nominal_entries": entries, "nominal": nominal, "measured": measured, "allowed": allowed, "ratio": ratio,
+        "over": over, "shown": shown,
     }  # fmt: skip
 
 
 def _cell(method: str, budget: Budget | None, rows: pd.DataFrame) -> MemoryCell:
-    worst = max(rows.to_dict("records"), key=lambda row: row["worst"])
-    measured, nominal, beside = worst["measured"], worst["nominal"], _number(worst["kv_bytes_extra"])
-    interval = _number(worst["interval"])
+    shown = max(rows.to_dict("records"), key=lambda row: row["shown"])
+    measured, nominal, beside = shown["measured"], shown["nominal"], _number(shown["kv_bytes_extra"])
+    interval = _number(shown["interval"])
     return MemoryCell(
         method=method,
         budget=budget,
         interval=None if math.isnan(interval) else int(interval),
-        decode_bounded=_is(worst["decode_bounded"]),
+        decode_bounded=_is(shown["decode_bounded"]),
         evicts=not math.isnan(interval),
-        nominal_entries=worst["nominal_entries"],
-        entries_after_evict=_number(worst["entries_after_evict"]),
-        entries_peak=_number(worst["entries_peak"]),
+        nominal_entries=shown["nominal_entries"],
+        entries_after_evict=_number(shown["entries_after_evict"]),
+        entries_peak=_number(shown["entries_peak"]),
         nominal_bytes=nominal,
         measured_bytes=measured,
-        ratio=measured / nominal if nominal else math.nan,
-        allowed_bytes=worst["allowed"],
+        ratio=shown["ratio"],
+        largest_ratio=float(rows["ratio"].max()),
+        allowed_bytes=shown["allowed"],
         beside_bytes=beside,
         beside_share=beside / measured if measured else math.nan,
-        reading_bytes=_number(worst["kv_bytes_prefill_peak"]),
+        reading_bytes=_number(shown["kv_bytes_prefill_peak"]),
         over=bool(rows["over"].any()),
         samples=int(rows["measured"].notna().sum()),
     )

@@ -81,7 +81,15 @@ def test_one_sample_that_exceeds_marks_its_cell(make_run: Callable, measured: Ca
     part[2] |= {"entries_peak": 100.0, "kv_bytes_peak": 100 * 2 * ENTRY}
     found = cells(make_run("r1", part, kv_cache=CACHE))["gkv"]
     assert found.over
-    assert found.ratio == pytest.approx(100 / 80)
+    assert found.ratio == found.largest_ratio == pytest.approx(100 / 80)
+
+
+def test_the_sample_that_held_most_stands_for_its_cell(make_run: Callable, measured: Callable) -> None:
+    part = measured("snapkv", 48, 340, prompt_tokens=136, decode_bounded=False)
+    part[1] |= {"output_tokens": 11, "entries_peak": 60.0, "kv_bytes_peak": 60 * 2 * ENTRY}
+    found = cells(make_run("r1", part, kv_cache=CACHE))["snapkv"]
+    assert (found.entries_peak, found.ratio) == (340, pytest.approx(340 / 347))
+    assert found.largest_ratio == pytest.approx(60 / 58)
 
 
 def test_prompt_only_methods_are_starred_and_never_marked(make_run: Callable, measured: Callable) -> None:

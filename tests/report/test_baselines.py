@@ -1,0 +1,59 @@
+"""The baselines: the suite has every method, and the page says what the tables say."""
+
+from __future__ import annotations
+
+import csv
+import re
+from pathlib import Path
+
+from kvbench.settings import suite_path
+
+ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "results" / "baselines"
+PAGE = (ROOT / "docs" / "baselines.md").read_text(encoding="utf-8")
+SHOWN = {f"{task} {budget}": (task, budget) for task in ("walk", "chain", "lookup") for budget in ("48", "96")}
+
+
+def table(name: str) -> list[dict[str, str]]:
+    with (KEPT / name).open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def lines(head: str) -> list[dict[str, str]]:
+    """The Markdown table of the page whose first line begins with `head`, without stars and escapes."""
+    found = [line.strip("| ").replace("\\", "") for line in PAGE[PAGE.index(head) :].split("\n\n")[0].splitlines()]
+    titles = [title.strip() for title in found[0].split("|")]
+    return [dict(zip(titles, (cell.strip().removesuffix(" *") for cell in line.split("|")))) for line in found[2:]]
+
+
+def test_the_suite_has_every_shipped_method() -> None:
+    text = suite_path("baselines").read_text(encoding="utf-8")
+    for path in (ROOT / "methods").glob("[!_]*.py"):
+        for name in re.findall(r'@methods\.register\("([^"]+)"', path.read_text(encoding="utf-8")):
+            assert f'"{name}"' in text, name
+
+
+def test_scores_of_the_page_are_those_of_the_table() -> None:
+    kept = {(row["method"], row["task"], row["budget"]): row for row in table("table.csv")}
+    shown = lines("| method | walk 48 |")
+    assert {row["method"] for row in shown} == {method for method, _, _ in kept}
+    for row in shown:
+        for title, (task, budget) in SHOWN.items():
+            cell = kept.get((row["method"], task, budget)) or kept[row["method"], task, ""]
+            if row[title] == "nothing evicted":
+                assert (cell["entries_after_evict"], cell["mean"]) == ("", "1.0")
+            else:
+                assert row[title] == f"{float(cell['mean']):.3f} ±{float(cell['se']):.3f}"
+
+
+def test_memory_of_the_page_is_that_of_the_table() -> None:
+    kept = [row for row in table("memory.csv") if row["task"] == "chain"]
+    shown = lines("| method | budget | entries |")
+    assert [(row["method"], row["budget"].strip("-")) for row in shown] == [(r["method"], r["budget"]) for r in kept]
+    assert [row["ratio"] for row in shown] == [f"{float(row['ratio']):.2f}" for row in kept]
+
+
+def test_no_kept_cell_exceeds_its_memory() -> None:
+    kept = table("memory.csv")
+    assert len(kept) == 165
+    assert all(row["over"] == "False" and int(row["samples"]) == 128 for row in kept)
