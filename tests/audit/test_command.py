@@ -61,7 +61,10 @@ def test_methods_that_hold(model: str, capsys: pytest.CaptureFixture[str]) -> No
     assert all(c["reason"] for c in found["checks"] if c["verdict"] == "n/a")  # nothing is skipped silently
 
 
-def test_a_plugin_that_does_not(model: str, plugin: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plugin_that_does_not(
+    model: str, plugin: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
     code = main(["audit", "same-for-all", "--plugin", plugin, "--method-opt", "size=22", "--model", model, "--quiet"])
     out, err = capsys.readouterr()
     assert code == 1
