@@ -37,7 +37,10 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
     table = terminal.grid("method", *INVARIANTS)
     for method in methods:
         table.add_row(method, *(_styled(overall(of_cell(checks, method, name))) for name in INVARIANTS))
-    terminal.console().print(table)
+    console = terminal.console()
+    wide = console.options.update(width=terminal.WIDE)
+    console.width = max(console.width, console.measure(table, options=wide).maximum)  # headings stay whole
+    console.print(table)
     print()
     for line in [*_failures(checks), *_unchecked(checks)]:
         print(terminal.clean(line))
