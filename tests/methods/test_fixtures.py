@@ -2,31 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
+from support.fixtures import BUDGET, FIXTURES, TOTAL, WINDOW, K, Q
 
 from kvbench.eviction.redundancy import redundancy
 from kvbench.eviction.select import decide
 from kvbench.eviction.view import make_view
 from kvbench.registry import methods
-
-FIXTURES = json.loads((Path(__file__).parents[1] / "data" / "methods_fixtures.json").read_text())
-BUDGET, WINDOW, TOTAL = 40, 8, 96
-
-
-def closed_form(name):
-    """The recipe of the file: sines of the flat index in float64, then float32."""
-    shape, seed = FIXTURES["_recipe"][name]["shape"], FIXTURES["_recipe"][name]["seed"]
-    i = np.arange(np.prod(shape), dtype=np.float64)
-    x = np.sin(1.7 * i + seed) * np.cos(0.37 * i * (seed + 1) + 0.5) + 0.5 * np.sin(0.0131 * i * i + seed)
-    return torch.tensor(x.reshape(shape), dtype=torch.float32)
-
-
-Q, K = closed_form("Q"), closed_form("K")
 
 
 def assert_same_but_for_ties(method, view, want):
