@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from typing import Protocol
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +18,27 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FollowUp:
+    """What the model reads after an answer: tokens behind those in the cache or, if `fresh`, a whole new prompt."""
+
+    ids: tuple[int, ...]
+    fresh: bool
+
+
+class Conversation(Protocol):
+    """The turns of a request after its first."""
+
+    def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
+        """What comes after these answers, or None when the conversation is over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and the samples wanted of it. The prompt is prefilled once for all of them."""
+    """One prompt and the samples wanted of it. The prompt is prefilled once for all of them.
+
+    `max_new_tokens` holds for each turn, `max_tokens` for all that a sample reads and writes (None: the prompt and
+    one turn). `forced`: a continuation to score instead of drawing tokens; its log-probabilities come back.
+    """
 
     task: str
     doc_id: str
@@ -27,6 +47,11 @@ class Request:
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop_strings: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()  # end tokens beside the model's own
+    min_new_tokens: int = 0  # no end token is drawn before
+    forced: tuple[int, ...] = ()
+    conversation: Conversation | None = None
+    max_tokens: int | None = None
     seed: int = 0
     compress_at: int | None = None  # leading prompt tokens after which the prompt is evicted; None: all of them
 
@@ -73,3 +98,6 @@ class Generation:
     usage: Usage | None
     status: str = "ok"
     note: str = ""
+    turns: tuple[str, ...] = ()  # the answers of all turns; `text` is the last
+    log_probs: tuple[float, ...] = ()  # natural logarithms, of the tokens of `Request.forced`
+    greedy: bool | None = None  # whether each of them was the likeliest

@@ -23,7 +23,8 @@ from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.records import Request, Sampling
 from kvbench.store import row_key
-from kvbench.task import Doc, GenSpec, Task, get_task
+from kvbench.task import Doc, GenSpec, Task
+from kvbench.task_names import get_task
 
 # Columns that came after the first runs: at these values they are left out of a row's key, so that old keys stay valid.
 YOUNGER = {"budget_share": None, "compress": "query-aware", "prefill": "full", "prefill_chunk": None, "artefacts": None}

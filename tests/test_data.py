@@ -119,7 +119,7 @@ def test_hub_rows_get_the_offline_names(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_hub_is_not_reached_in_silence(tmp_path: Path):
     code = (
-        "from kvbench.data import Data; from kvbench.task import get_task\n"
+        "from kvbench.data import Data; from kvbench.task_names import get_task\n"
         "try: get_task('aime24').docs(Data(env={}))\n"
         "except Exception as e: print(type(e).__name__, e)"
     )

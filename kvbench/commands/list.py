@@ -17,7 +17,7 @@ from kvbench.models import TINY
 from kvbench.models import describe as describe_model
 from kvbench.plugins import load_plugins
 from kvbench.registry import did_you_mean
-from kvbench.task import get_task, task_names
+from kvbench.task_names import get_task, task_names
 
 EPILOG = """Examples:
   kvbench list methods

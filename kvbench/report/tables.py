@@ -23,7 +23,7 @@ from kvbench.eviction import choose
 from kvbench.registry import did_you_mean
 from kvbench.report.load import RUN, Group, Loaded
 from kvbench.scoring.math import normalise_answer
-from kvbench.task import get_task
+from kvbench.task_names import get_task
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from kvbench.scoring.pool import ScorePool
-from kvbench.task import Doc, Output, Task, Turn, get_task
+from kvbench.task import Doc, Output, Task, Turn
+from kvbench.task_names import get_task
 
 PLUGIN = '''
 import os, signal, sys, time

@@ -11,7 +11,8 @@ import pytest
 from kvbench.data import Data
 from kvbench.errors import SetupError
 from kvbench.prompts import INSTRUCTION, STYLES
-from kvbench.task import Output, get_task
+from kvbench.task import Output
+from kvbench.task_names import get_task
 
 EXCERPTS = Path(__file__).parents[1] / "data" / "tasks"
 SHARED = Path(__file__).parents[3] / "shared" / "data"

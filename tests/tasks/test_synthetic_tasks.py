@@ -7,7 +7,8 @@ import pytest
 from kvbench.data import Data
 from kvbench.synthetic.cells import CELLS
 from kvbench.synthetic.problem import HELD_OUT
-from kvbench.task import Output, get_task, task_names
+from kvbench.task import Output
+from kvbench.task_names import get_task, task_names
 
 NAMES = [name for name in task_names() if name.split("/")[0] in ("walk", "chain", "lookup")]
 
