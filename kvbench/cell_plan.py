@@ -13,6 +13,7 @@ from kvbench.engine.layout import check_prefill
 from kvbench.engine.plan import Machine, ModelShape, Plan, plan_cell
 from kvbench.engine.weights import find, load_weights
 from kvbench.eviction.api import Method
+from kvbench.task_names import base_name
 from kvbench.work import PlannedRow, TaskWork, make_method
 
 
@@ -48,12 +49,12 @@ def plan_rows(
     """
     method = make_method(cell)
     check_prefill(method, config.prefill, cell.method.label)
-    used = artefacts(method, model_config, (*cell.method.name.split("+"), cell.task.split("/")[0]), info)
+    used = artefacts(method, model_config, (*cell.method.name.split("+"), base_name(cell.task)), info)
     rows = work.rows(cell, config, {**identity, "artefacts": used}, str(dtype).removeprefix("torch."))
-    fitting = [p for p in work.prompts if len(p.ids) + p.max_new_tokens <= context]  # others become rows all the same
+    fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others become rows too
     lengths = {
-        "max_tokens": max((len(p.ids) + p.max_new_tokens for p in fitting), default=1),
-        "max_output": max((p.max_new_tokens for p in fitting), default=1),
+        "max_tokens": max((p.max_tokens for p in fitting), default=1),
+        "max_output": max((p.max_tokens - len(p.ids) for p in fitting), default=1),
         "tail": max((len(p.ids) - (p.compress_at or len(p.ids)) for p in fitting), default=0),
     }
     plan = plan_cell(

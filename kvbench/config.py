@@ -20,12 +20,15 @@ from typing import Any, Literal
 from kvbench import registry
 from kvbench.budget import Budget, label, order
 from kvbench.errors import UserError, show
+from kvbench.task import Services
 from kvbench.values import BadValue, budget, choice, files, flag, got, number, parse, setting, text, unknown_key, whole
 
 Value = bool | int | float | str | None
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 PREFILL = ("full", "chunked")
 COMPRESS = ("query-aware", "query-agnostic")  # the prompt is evicted with its question, or before it
+MULTI_TURN = ("keep", "reset")
+JUDGE_MODE = ("single", "pair")
 MOST = 1_000_000  # questions of a task, samples of a question
 
 
@@ -121,6 +124,14 @@ class RunConfig:
     prefill_chunk: int = setting(512, whole(1))
     prefill: Literal["full", "chunked"] = setting("full", choice(*PREFILL))  # evict once it is read, or by chunks
     compress: Literal["query-aware", "query-agnostic"] = setting("query-aware", choice(*COMPRESS))
+    max_prompt_tokens: int | None = setting(None, whole(2))  # longer texts are cut, where a task does
+    multi_turn: Literal["keep", "reset"] = setting("keep", choice(*MULTI_TURN))  # later turns: same cache, or a new one
+    judge: str | None = setting(None, text)  # endpoint, local:FOLDER or none
+    judge_model: str | None = setting(None, text)
+    judge_key_env: str = setting("OPENAI_API_KEY", text)
+    judge_mode: Literal["single", "pair"] = setting("single", choice(*JUDGE_MODE))
+    unsafe_run_code: bool = setting(False, flag)  # programs with resource limits only
+    keep_prompts: bool = setting(False, flag)  # store prompts of gated data too
     plugin: tuple[str, ...] = setting((), files)  # files that register methods and tasks
 
     def __post_init__(self) -> None:
@@ -143,6 +154,16 @@ class RunConfig:
     def limit_for(self, task: str) -> int | None:
         """How many questions of a task are asked; None is all."""
         return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
+
+    def services(self) -> Services:
+        """What scoring may use."""
+        return Services(
+            judge=self.judge,
+            judge_model=self.judge_model,
+            judge_key_env=self.judge_key_env,
+            judge_mode=self.judge_mode,
+            unsafe_code=self.unsafe_run_code,
+        )
 
     @property
     def tasks(self) -> tuple[str, ...]:
@@ -226,5 +247,7 @@ def _plain(size: Budget) -> int | str:
 
 PARSERS = {f.name: f.metadata["parser"] for f in dataclasses.fields(RunConfig) if "parser" in f.metadata}
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig)}
-OPERATIONAL = ("data", "plugin")  # where things are: free to differ when a run is continued
-YOUNGER = ("prefill", "compress", "plugin")  # settings that runs of the first format did not have
+SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # who scores; rows say who did
+OPERATIONAL = ("data", "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
+# Settings that runs of the first formats did not have.
+YOUNGER = ("prefill", "compress", "max_prompt_tokens", "multi_turn", *OPERATIONAL[1:])

@@ -9,7 +9,7 @@ The template's text already holds the special tokens, so it is tokenised without
 DeepSeek tokenizers a second start token). Raw text gets the tokenizer's own special tokens. Templates run only in
 transformers' sandboxed Jinja.
 
-Not covered: second turns, few-shot examples, images.
+Not covered: few-shot examples, images.
 """
 
 from __future__ import annotations
@@ -148,15 +148,23 @@ def render(
     thinking: bool | None = None,
     chat_template: str | None = None,
     origin: str | None = None,
+    answers: tuple[str, ...] = (),
 ) -> str:
-    """The prompt's text. The answer prefix follows the assistant header, so that the model continues it."""
-    turn = doc.turns[0]
+    """The text of the prompt of the turn after `answers`: turn by turn, with the answers so far between them.
+
+    The answer prefix follows the assistant header, so that the model continues it.
+    """
+    turns = doc.turns[: len(answers) + 1]
     if not chat:
-        system = f"{turn.system}\n\n" if turn.system else ""
-        return system + turn.user + turn.answer_prefix
-    messages = [{"role": "system", "content": turn.system}] if turn.system else []
-    messages.append({"role": "user", "content": turn.user})
-    return _apply(tokenizer, messages, thinking, chat_template, origin) + turn.answer_prefix
+        system = f"{turns[0].system}\n\n" if turns[0].system else ""
+        parts = [turn.user + turn.answer_prefix + answer for turn, answer in zip(turns, [*answers, ""])]
+        return system + "\n\n".join(parts)
+    messages = [{"role": "system", "content": turns[0].system}] if turns[0].system else []
+    for turn, answer in zip(turns, answers):
+        messages.append({"role": "user", "content": turn.user})
+        messages.append({"role": "assistant", "content": turn.answer_prefix + answer})
+    messages.append({"role": "user", "content": turns[-1].user})
+    return _apply(tokenizer, messages, thinking, chat_template, origin) + turns[-1].answer_prefix
 
 
 def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:

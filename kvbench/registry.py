@@ -27,7 +27,9 @@ def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
     if plain in known:
         return [plain]
     prefixed = [k for k in known if len(plain) >= 3 and (k.startswith(plain) or plain.startswith(k))]
-    close = difflib.get_close_matches(plain, known, n=limit, cutoff=0.6)
+    likeness = {k: difflib.SequenceMatcher(None, plain, k).ratio() for k in known}
+    least = max(0.6, max(likeness.values(), default=0.0) - 0.2)  # what is much less like it was not meant
+    close = sorted((k for k in known if likeness[k] >= least), key=lambda k: -likeness[k])[:limit]
     return list(dict.fromkeys([*close, *prefixed]))[:limit]
 
 

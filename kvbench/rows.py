@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench import env
 from kvbench.records import Generation, Usage
+from kvbench.store.schema import OK
 from kvbench.task import Score, Task
 from kvbench.work import PlannedRow, make_method
 
@@ -23,12 +24,7 @@ def make_row(
 ) -> dict[str, Any]:
     """Build the row of a finished sample. `score` is None when generation failed; then every score column is null."""
     cell, doc = cell_plan.cell, planned.prompt.doc
-    status, note = generation.status, generation.note
-    if score is not None and score.value is None:
-        status, note = "grader_error", score.note
-    found = score if status == "ok" and score is not None else Score(value=None)
-    aux = dict(found.aux)
-    no_answer = aux.pop("no_answer", None)
+    usage = generation.usage
     floor, budget = None, planned.identity["budget"]
     if budget is not None:
         floor = task.floor(budget, planned.identity["interval"])
@@ -40,23 +36,37 @@ def make_row(
         "category": doc.meta.get("category"),
         "slots": cell_plan.plan.slots,
         "decode_bounded": make_method(cell).decode_bounded,
-        "status": status,
-        "note": note or None,
+        "status": generation.status,
+        "note": generation.note or None,
         "stop_reason": generation.stop_reason or None,
         "prompt_tokens": len(planned.prompt.ids),
-        "output_tokens": len(generation.token_ids),
-        "extracted": found.extracted,
-        "score": found.value,
-        "score_strict": found.strict,
-        "score_partial": found.partial,
+        "output_tokens": usage.output_tokens if usage else len(generation.token_ids),
         "floor": floor,
-        "aux": aux or None,
-        "no_answer": None if no_answer is None else bool(no_answer),
+        "score_pass": 0,
         "kvbench_version": env.version("kvbench"),
         "torch_version": env.version("torch"),
         "transformers_version": env.version("transformers"),
     }
-    return row | (_usage(generation.usage, cell_plan.plan.limit) if generation.usage else {})
+    row |= _usage(usage, cell_plan.plan.limit) if usage else {}
+    return row | scored(score) if score is not None else row
+
+
+def scored(score: Score) -> dict[str, Any]:
+    """The columns that a score fills. Without a value every score column is null."""
+    found = score if score.value is not None else Score(value=None)
+    aux = dict(found.aux)
+    no_answer = aux.pop("no_answer", None)
+    return {
+        "status": OK if score.value is not None else score.status,
+        "note": score.note or None,
+        "extracted": found.extracted,
+        "score": found.value,
+        "score_strict": found.strict,
+        "score_partial": found.partial,
+        "aux": aux or None,
+        "no_answer": None if no_answer is None else bool(no_answer),
+        **score.facts,
+    }
 
 
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:

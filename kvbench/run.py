@@ -9,16 +9,11 @@ gets here.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import huggingface_hub
@@ -28,22 +23,17 @@ from kvbench import env, models, plugins
 from kvbench.cell_plan import CellPlan, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
 from kvbench.data import Data
-from kvbench.engine.loop import Engine
-from kvbench.engine.model import LoadedModel, load, pick_device, pick_dtype
+from kvbench.engine.model import load, pick_device, pick_dtype
 from kvbench.engine.plan import measure, read_shape, use_threads
-from kvbench.errors import Interrupted, UserError, show
-from kvbench.records import Generation
-from kvbench.rows import make_row
-from kvbench.scoring.pool import ScorePool
-from kvbench.store import Journal, RunFolder, resume_command
-from kvbench.task import Output, Score
-from kvbench.work import PlannedRow, TaskWork, make_method
+from kvbench.errors import UserError, show
+from kvbench.runner import Runner, signals
+from kvbench.store import RunFolder
+from kvbench.work import TaskWork
 
 if TYPE_CHECKING:
     from kvbench.progress import Progress
 
 Notice = Callable[[str], None]
-AFTER_SIGNAL = 3.0  # seconds that rows being scored get to finish after a signal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,9 +132,9 @@ def execute(
         for text in folder.notices:
             say(text)
         keys = {row.key for p in plans for row in p.rows}
-        runner = _Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
+        runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
         if not keys <= done:
-            with _signals(runner):
+            with signals(runner):
                 runner.run(load(where, revision=config.revision, device=str(device), dtype=config.dtype), done)
         folder.seal()
         return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=runner.failed)
@@ -191,159 +181,3 @@ def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise models.unreadable(config.model, where, error) from error
-
-
-class _Runner:
-    """State of one execution: what is done, what is being scored, whether to stop."""
-
-    def __init__(
-        self,
-        folder: RunFolder,
-        works: Mapping[str, TaskWork],
-        plans: Sequence[CellPlan],
-        progress: Progress | None,
-        done: int,
-        total: int,
-        dtype: Any,
-        device: str,
-        config: RunConfig,
-    ) -> None:
-        self.folder, self.works, self.plans, self.progress, self.config = folder, works, plans, progress, config
-        self.done, self.total = done, total
-        self.host = {"device": device, "dtype": str(dtype).removeprefix("torch."), "attention": "sdpa"}
-        self.failed: dict[str, int] = {}
-        self.stop: int | None = None  # the signal that asked for it
-        self.tokens = self.kv_now = self.kv_peak = 0
-        self.scores: list[float] = []
-        self._shown = 0.0
-
-    def run(self, loaded: LoadedModel, done: set[str]) -> None:
-        if self.progress:
-            self.progress.begin(self.total, self.done)
-        try:
-            with self.folder.journal() as journal, ScorePool() as pool:
-                for cell_plan in self.plans:
-                    missing = [row for row in cell_plan.rows if row.key not in done]
-                    if missing:
-                        self._cell(loaded, cell_plan, missing, journal, pool)
-                    if self.stop is not None:
-                        self._interrupt(journal)
-        finally:
-            if self.progress:
-                self.progress.end()
-
-    def _cell(
-        self, loaded: LoadedModel, cell_plan: CellPlan, missing: list[PlannedRow], journal: Journal, pool: ScorePool
-    ) -> None:
-        cell, work = cell_plan.cell, self.works[cell_plan.cell.task]
-        if self.progress:
-            self.progress.cell(cell.label)
-        self.scores, self.kv_peak = [], 0
-        planned = {(row.prompt.doc.doc_id, row.sample): row for row in missing}
-        scoring: list[tuple[Future[Score] | None, PlannedRow, Generation]] = []
-
-        def step(tokens: int, kv_bytes: int, slots: int) -> None:
-            self.tokens, self.kv_now, self.kv_peak = self.tokens + tokens, kv_bytes, max(self.kv_peak, kv_bytes)
-            self.done += len(journal.poll())
-            self._show()
-            if self.stop is not None:
-                raise _Stop
-
-        engine = Engine(
-            loaded,
-            make_method(cell),
-            budget=cell.budget,
-            interval=self.config.interval,
-            slots=cell_plan.plan.slots,
-            max_tokens=cell_plan.max_tokens,
-            max_output=cell_plan.max_output,
-            tail=cell_plan.tail,
-            prefill_chunk=self.config.prefill_chunk,
-            prefill=self.config.prefill,
-            on_step=step,
-        )
-        with contextlib.suppress(_Stop):
-            for generation in engine.generate(work.requests(missing, self.config.seed)):
-                row = planned[generation.request.doc_id, generation.sample]
-                output = Output(
-                    text=generation.text,
-                    stop_reason=generation.stop_reason,
-                    prompt_tokens=len(generation.request.prompt_ids),
-                    output_tokens=len(generation.token_ids),
-                    thinking=work.thinking,
-                )
-                ok = generation.status == "ok"
-                scoring.append((pool.submit(work.task, row.prompt.doc, output) if ok else None, row, generation))
-                scoring = [item for item in scoring if not self._kept(*item, cell_plan, journal)]
-        patience = AFTER_SIGNAL
-        while scoring and patience > 0:  # after a signal the slow ones are left: their rows are missing and run again
-            scoring = [item for item in scoring if not self._kept(*item, cell_plan, journal)]
-            time.sleep(0.01 if scoring else 0)
-            patience -= 0.01 if self.stop is not None else 0
-        self.done += len(journal.flush())
-        self._show(now=True)
-
-    def _kept(
-        self,
-        future: Future[Score] | None,
-        planned: PlannedRow,
-        generation: Generation,
-        cell_plan: CellPlan,
-        journal: Journal,
-    ) -> bool:
-        """Write one row if it has been scored. A failed row keeps its text and has no score."""
-        if future is not None and not future.done():
-            return False
-        score = future.result() if future is not None else None
-        row = make_row(planned, generation, score, self.works[cell_plan.cell.task].task, cell_plan, self.host)
-        if row["status"] != "ok":
-            self.failed[row["status"]] = self.failed.get(row["status"], 0) + 1
-        elif score is not None and (headline := row[self.works[cell_plan.cell.task].task.headline]) is not None:
-            self.scores.append(headline)
-        self.done += len(journal.append(row, prompt=planned.prompt.text, output=generation.text))
-        return True
-
-    def _show(self, *, now: bool = False) -> None:
-        if self.progress is None or (not now and time.monotonic() - self._shown < 0.25):
-            return
-        self._shown = time.monotonic()
-        mean = half = None
-        if n := len(self.scores):
-            mean = sum(self.scores) / n
-            if n > 1:
-                half = 1.96 * (sum((s - mean) ** 2 for s in self.scores) / (n - 1) / n) ** 0.5
-        self.progress.update(self.done, self.tokens, self.kv_now, self.kv_peak, mean, half)
-
-    def _interrupt(self, journal: Journal) -> None:
-        journal.flush()
-        raise Interrupted(
-            f"interrupted: {self.done} of {self.total} rows saved; continue with {resume_command(self.folder.path)}",
-            128 + (self.stop or signal.SIGINT),
-        )
-
-
-class _Stop(Exception):
-    """Leaves the generation loop between two steps."""
-
-
-@contextlib.contextmanager
-def _signals(runner: _Runner) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM ends the run between two steps with all finished rows saved; the second ends it at
-    once.
-    """
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        runner.stop = number
-        for each in previous:
-            signal.signal(each, signal.SIG_DFL)
-
-    previous = {}
-    with contextlib.suppress(ValueError):  # not the main thread: whoever runs us handles signals
-        previous = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-        for each in previous:
-            signal.signal(each, ask)
-    try:
-        yield
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol
 
 
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
     """One user turn in three parts: a run may compress after the context (query-agnostic) or after the question."""
@@ -135,9 +134,17 @@ class Manifest:
 class Reader(Protocol):
     """What a task may know of the model that will read its prompts: how long texts are, never weights."""
 
-    context: int  # tokens that the model can hold
-    model_type: str  # `config.model_type`
-    tokenizer: Any  # of transformers
+    @property
+    def context(self) -> int:
+        """Tokens that the model can hold."""
+
+    @property
+    def model_type(self) -> str:
+        """`config.model_type` of transformers."""
+
+    @property
+    def tokenizer(self) -> Any:
+        """Of transformers."""
 
     def count(self, text: str) -> int:
         """Tokens of a text without special tokens."""
@@ -237,6 +244,10 @@ class Task(ABC):
     def floor(self, budget: int, interval: int) -> float | None:
         """Headline score that no method falls below at this budget, where known (in the built-in model's tokens)."""
         return None
+
+    def notes(self) -> list[str]:
+        """What a user should know of the documents that `docs` just made, one line each."""
+        return []
 
     def sources(self) -> dict[str, str]:
         """What else identifies this task's documents, for the run's record (a file and its hash)."""

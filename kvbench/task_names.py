@@ -41,9 +41,8 @@ def get_task(name: str) -> Task:
     known: tuple[str, ...] = getattr(cls, "variants", ())
     if parts.variant and parts.variant not in known:
         listed = f"It has {', '.join(known)}." if known else "It has none."
-        raise UserError(
-            f"task {show(parts.base)} has no variant {show(parts.variant)}.{did_you_mean(parts.variant, known)} {listed}"
-        )
+        hint = did_you_mean(parts.variant, known)
+        raise UserError(f"task {show(parts.base)} has no variant {show(parts.variant)}.{hint} {listed}")
     lengths: tuple[int, ...] = getattr(cls, "lengths", ())
     length = _tokens(parts, name) if parts.length else 0
     if length and not lengths:
@@ -69,7 +68,9 @@ def expand(name: str) -> list[str]:
     if group or "*" in parts.variant:
         variants = [v for v in known if fnmatch.fnmatchcase(v, parts.variant or "*")]
         if not variants:
-            raise UserError(f"task {show(parts.base)} has no variant like {show(parts.variant)}. It has {', '.join(known)}.")
+            raise UserError(
+                f"task {show(parts.base)} has no variant like {show(parts.variant)}. It has {', '.join(known)}."
+            )
     sizes = [f"@{length}" for length in lengths] if parts.length == "*" and lengths else [f"@{parts.length}"]
     return [
         get_task(f"{parts.base}{variant and '/' + variant}{size if parts.length else ''}").name

@@ -21,24 +21,42 @@ from kvbench.data import Data
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
+from kvbench.reader import ModelReader, Talk
 from kvbench.records import Request, Sampling
 from kvbench.store import row_key
 from kvbench.task import Doc, GenSpec, Task
-from kvbench.task_names import get_task
+from kvbench.task_names import expand, get_task
 
 # Columns that came after the first runs: at these values they are left out of a row's key, so that old keys stay valid.
-YOUNGER = {"budget_share": None, "compress": "query-aware", "prefill": "full", "prefill_chunk": None, "artefacts": None}
+YOUNGER = {
+    "budget_share": None,
+    "compress": "query-aware",
+    "prefill": "full",
+    "prefill_chunk": None,
+    "artefacts": None,
+    "multi_turn_cache": None,
+    "prompt_tokens_cut": 0,
+}
 
 
 def load_task(name: str, task_file: str | None) -> Task:
     """A registered task, or the one of --task-file under its own name (and under no name)."""
-    if task_file is not None:
-        from kvbench.tasks.file import FileTask
+    return _own_task(name, task_file) or get_task(name)
 
-        task: Task = FileTask(task_file)
-        if name in ("", "file", task.name):
-            return task
-    return get_task(name)
+
+def expand_task(name: str, task_file: str | None) -> list[str]:
+    """The tasks that one entry of --task stands for. Raises UserError."""
+    own = _own_task(name, task_file)
+    return [own.name] if own else expand(name)
+
+
+def _own_task(name: str, task_file: str | None) -> Task | None:
+    if task_file is None:
+        return None
+    from kvbench.tasks.file import FileTask
+
+    task = FileTask(task_file)
+    return task if name in ("", "file", task.name) else None
 
 
 def make_method(cell: Cell) -> Method:
@@ -48,14 +66,24 @@ def make_method(cell: Cell) -> Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One document ready to be read by the model."""
+    """One document ready to be read by the model.
+
+    `max_new_tokens` of one turn; `max_tokens` of all that a sample reads and writes; `cut` tokens were taken out of a
+    text that was too long; `compress_at` tokens stand before the question, for a query-agnostic run.
+    """
 
     doc: Doc
+    spec: GenSpec
+    thinking: bool | None
     text: str
     ids: tuple[int, ...]
     max_new_tokens: int
+    max_tokens: int
     sha256: str
-    compress_at: int | None = None  # tokens before the question, for a query-agnostic run
+    cut: int = 0
+    talk: Talk | None = None
+    compress_at: int | None = None
+    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,59 +126,33 @@ class TaskWork:
                 f"task {show(task.name)} has no prompt style {show(style)}. It has {', '.join(task.prompt_styles)}."
             )
         spec = _override(task.gen(model_type), config)
-        docs = task.docs(source, style=style, limit=config.limit_for(name))
-        chat = prompts.uses_chat(spec.chat, style, no_chat_template=config.no_chat_template)
         template = prompts.load_template(config.chat_template) if config.chat_template else None
-        origin = config.chat_template or "of the tokenizer"
-        prompts.check_template(tokenizer, task=task.name, chat=chat, chat_template=template, origin=origin)
-        thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=chat, chat_template=template)
-        texts = [
-            prompts.render(d, tokenizer, chat=chat, thinking=spec.thinking, chat_template=template, origin=origin)
-            for d in docs
-        ]
-        marked: list[tuple[tuple[int, ...], int | None]]
-        if config.compress == "query-agnostic":
-            marked = [_to_context(task, doc, tokenizer, text, chat) for doc, text in zip(docs, texts)]
-        else:
-            marked = [(tuple(prompts.encode(tokenizer, text, chat=chat)), None) for text in texts]
-        ids = [i for i, _ in marked]
-        fitting = [len(i) for i in ids if len(i) < context]
-        notes = []
-        if config.max_new_tokens and fitting and max(fitting) + config.max_new_tokens > context:
-            raise UserError(
-                f"prompt (up to {max(fitting)} tokens) + --max-new-tokens {config.max_new_tokens} is above the model's "
-                f"context of {context}."
-            )
-        if fitting and max(fitting) + spec.max_new_tokens > context:
-            notes.append(
-                f"task {show(task.name)} asks for {spec.max_new_tokens} new tokens; "
-                f"outputs end at the model's context of {context}."
-            )
+        reader = ModelReader(
+            tokenizer=tokenizer,
+            model_type=model_type,
+            context=context,
+            chat=prompts.uses_chat(spec.chat, style, no_chat_template=config.no_chat_template),
+            template=template,
+            origin=config.chat_template or "of the tokenizer",
+        )
+        prompts.check_template(
+            tokenizer, task=task.name, chat=reader.chat, chat_template=template, origin=reader.origin
+        )
+        thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=reader.chat, chat_template=template)
+        task.reader, task.services = reader, config.services()
+        docs = task.docs(source, style=style, limit=config.limit_for(name))
+        maker = _Maker(task, reader, config, thinking)
+        made = [maker.prompt(doc) for doc in docs]
         used = source.used.get(task.name)
         return cls(
             task=task,
             spec=spec,
             style=style,
             thinking=thinking,
-            notes=notes,
+            prompts=made,
             data=(dataclasses.asdict(used) if used else {}) | task.sources(),
-            prompts=[
-                Prompt(
-                    doc=doc,
-                    text=text,
-                    ids=i,
-                    sha256=hashlib.sha256(text.encode()).hexdigest(),
-                    max_new_tokens=max(1, min(spec.max_new_tokens, context - len(i))),
-                    compress_at=at,
-                )
-                for doc, text, (i, at) in zip(docs, texts, marked)
-            ],
+            notes=_notes(task, spec, config, made, context),
         )
-
-    @property
-    def sampling(self) -> Sampling:
-        s = self.spec
-        return Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p)
 
     def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str) -> list[PlannedRow]:
         """Every planned row of a cell, in the order of documents and samples. `model`: name and revision."""
@@ -171,10 +173,6 @@ class TaskWork:
             "seed": config.seed,
             "prompt_style": self.style,
             "thinking": self.thinking,
-            "temperature": self.spec.temperature,
-            "top_p": self.spec.top_p,
-            "top_k": self.spec.top_k,
-            "min_p": self.spec.min_p,
             "dtype": dtype,
             **model,
         }
@@ -183,12 +181,15 @@ class TaskWork:
         for prompt in self.prompts:
             if cell.budget is not None:
                 shared["budget"] = applied_budget(cell.budget, method, len(prompt.ids))
-            for sample in range(self.spec.n):
+            for sample in range(prompt.spec.n):
                 identity = shared | {
                     "doc_id": prompt.doc.doc_id,
                     "sample": sample,
+                    **{name: getattr(prompt.spec, name) for name in ("temperature", "top_p", "top_k", "min_p")},
                     "max_new_tokens": prompt.max_new_tokens,
                     "prompt_sha256": prompt.sha256,
+                    "prompt_tokens_cut": prompt.cut,
+                    "multi_turn_cache": prompt.talk.mode if prompt.talk else None,
                 }
                 named = {k: v for k, v in identity.items() if k not in YOUNGER or v not in (None, YOUNGER[k])}
                 named["options"] = method.identity()
@@ -197,27 +198,112 @@ class TaskWork:
                 )
         return planned
 
-    def requests(self, rows: list[PlannedRow], seed: int) -> list[Request]:
-        """Planned rows as requests to the engine, the samples of one document together."""
+    def batches(self, rows: list[PlannedRow], seed: int) -> list[list[Request]]:
+        """Planned rows as requests to the engine, the samples of one document together; one list for each way of
+        drawing tokens.
+        """
         samples: dict[str, list[int]] = {}
         prompt: dict[str, Prompt] = {}
         for row in rows:
             samples.setdefault(row.prompt.doc.doc_id, []).append(row.sample)
             prompt[row.prompt.doc.doc_id] = row.prompt
-        return [
-            Request(
-                task=self.task.name,
-                doc_id=doc_id,
-                prompt_ids=prompt[doc_id].ids,
-                samples=tuple(wanted),
-                max_new_tokens=prompt[doc_id].max_new_tokens,
-                sampling=self.sampling,
-                stop_strings=self.spec.stop,
-                seed=seed,
-                compress_at=prompt[doc_id].compress_at,
-            )
-            for doc_id, wanted in samples.items()
-        ]
+        batches: dict[Sampling, list[Request]] = {}
+        for doc_id, wanted in samples.items():
+            request = self._request(prompt[doc_id], tuple(wanted), seed)
+            batches.setdefault(request.sampling, []).append(request)
+        return list(batches.values())
+
+    def _request(self, prompt: Prompt, samples: tuple[int, ...], seed: int) -> Request:
+        s = prompt.spec
+        return Request(
+            task=self.task.name,
+            doc_id=prompt.doc.doc_id,
+            prompt_ids=prompt.ids,
+            samples=samples,
+            max_new_tokens=prompt.max_new_tokens,
+            max_tokens=prompt.max_tokens,
+            sampling=Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p),
+            stop_strings=s.stop,
+            stop_ids=prompt.stop_ids,
+            min_new_tokens=s.min_new_tokens,
+            conversation=prompt.talk,
+            seed=seed,
+            compress_at=prompt.compress_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes documents into prompts."""
+
+    task: Task
+    reader: ModelReader
+    config: RunConfig
+    thinking: bool | None
+
+    def prompt(self, doc: Doc) -> Prompt:
+        reader, config = self.reader, self.config
+        spec = _override(dataclasses.replace(self.task.gen(reader.model_type), **doc.gen), config)
+        doc, cut = self._cut(doc, spec)
+        text = reader.text(doc, thinking=spec.thinking)
+        at = None
+        if config.compress == "query-agnostic":
+            ids, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
+        else:
+            ids = tuple(reader.ids(text))
+        talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep") if len(doc.turns) > 1 else None
+        room = spec.max_new_tokens
+        if talk:
+            room = room * len(doc.turns) + talk.tokens()
+        return Prompt(
+            doc=doc,
+            spec=spec,
+            thinking=self.thinking,
+            text=text,
+            ids=ids,
+            max_new_tokens=max(1, min(spec.max_new_tokens, reader.context - len(ids))),
+            max_tokens=len(ids) + max(1, min(room, reader.context - len(ids))),
+            sha256=hashlib.sha256(text.encode()).hexdigest(),
+            cut=cut,
+            talk=talk,
+            compress_at=at,
+            stop_ids=tuple(reader.last_id(t) for t in spec.stop_tokens),
+        )
+
+    def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
+        """The document with a first turn that fits, and how many tokens it lost."""
+        limit = self.config.max_prompt_tokens
+        if limit is None and spec.truncate == "middle":
+            limit = self.reader.context - spec.max_new_tokens - spec.reserve
+        if limit is None or spec.truncate == "none":
+            return doc, 0
+        turn, cut = self.reader.cut(doc.turns[0], max(2, limit))
+        return dataclasses.replace(doc, turns=(turn, *doc.turns[1:])), cut
+
+
+def _notes(task: Task, spec: GenSpec, config: RunConfig, made: list[Prompt], context: int) -> list[str]:
+    """What a user should know before the run. Raises UserError for --max-new-tokens that no prompt leaves room for."""
+    lengths = [len(p.ids) for p in made if len(p.ids) < context]
+    notes = []
+    if lengths and config.max_new_tokens and max(lengths) + config.max_new_tokens > context:
+        raise UserError(
+            f"prompt (up to {max(lengths)} tokens) + --max-new-tokens {config.max_new_tokens} is above the model's "
+            f"context of {context}."
+        )
+    if lengths and max(lengths) + spec.max_new_tokens > context:
+        notes.append(
+            f"task {show(task.name)} asks for {spec.max_new_tokens} new tokens; "
+            f"outputs end at the model's context of {context}."
+        )
+    if shortened := sum(p.cut > 0 for p in made):
+        notes.append(f"task {show(task.name)}: {shortened} of {len(made)} prompts are cut in the middle to fit.")
+    modes = {p.talk.mode for p in made if p.talk}
+    if "reset (template)" in modes:
+        notes.append(
+            f"task {show(task.name)}: the chat template changes earlier turns, so every turn is read as a new prompt "
+            "(column multi_turn_cache)."
+        )
+    return [*notes, *task.notes()]
 
 
 def _override(spec: GenSpec, config: RunConfig) -> GenSpec:

@@ -55,6 +55,7 @@ def test_a_share_and_the_number_it_means_are_different_rows(tokenizer: Any) -> N
 def test_keys_of_the_first_format_stay_valid(tokenizer: Any) -> None:
     _, (row, *_), (key, *_) = planned(tokenizer, config("gkv", 48))
     younger = {"budget_share": None, "compress": "query-aware", "prefill": "full", "prefill_chunk": None}
+    younger |= {"multi_turn_cache": None, "prompt_tokens_cut": 0}
     assert {name: row[name] for name in younger} == younger
     assert key == row_key({k: v for k, v in row.items() if k not in younger})
 
@@ -80,12 +81,14 @@ def test_a_query_agnostic_run_knows_where_the_context_ends(tokenizer: Any, task:
     aware, _, _ = planned(tokenizer, dataclasses.replace(made, compress="query-aware"))
     assert [p.ids for p in work.prompts] == [p.ids for p in aware.prompts]
     (cell,) = made.cells()
-    for request, prompt in zip(work.requests(work.rows(cell, made, MODEL, "float32"), 0), work.prompts):
+    (requests,) = work.batches(work.rows(cell, made, MODEL, "float32"), 0)
+    for request, prompt in zip(requests, work.prompts):
         at = request.compress_at
         assert at is not None
         assert tokenizer.decode(request.prompt_ids[:at]) == prompt.doc.turns[0].context
         assert tokenizer.decode(request.prompt_ids[at:]) == prompt.doc.turns[0].question
-    assert {r.compress_at for r in aware.requests(aware.rows(cell, made, MODEL, "float32"), 0)} == {None}
+    (requests,) = aware.batches(aware.rows(cell, made, MODEL, "float32"), 0)
+    assert {r.compress_at for r in requests} == {None}
 
 
 def test_a_task_without_context_cannot_be_query_agnostic(tokenizer: Any, tmp_path: Path) -> None:

@@ -32,6 +32,15 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
             _check_task(config, load_task(name, config.task_file), model, problems, duplicates)
 
 
+def refuse_key(key: str | None) -> None:
+    """Raises UserError when a key stands on the command line."""
+    if key is not None:
+        raise UserError(
+            "keys are not taken from the command line (they show in process lists). Put it in an environment variable "
+            "and pass --judge-key-env NAME."
+        )
+
+
 def _check_budgets(config: RunConfig, context: int | None, group: int, problems: Problems) -> None:
     for size in config.budgets:
         with problems.collect():

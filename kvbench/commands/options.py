@@ -16,7 +16,7 @@ def _option(*names: str, help: str, metavar: str = "N", panel: str, **more: Any)
 
 
 _WHAT, _HOW_MUCH, _DRAW = "What to run", "How much of it", "Sampling (default: each task's own)"
-_PROMPT, _ENGINE, _RESULTS = "Prompts", "Engine", "Results"
+_PROMPT, _SCORING, _ENGINE, _RESULTS = "Prompts", "Scoring", "Engine", "Results"
 
 Text = str | None
 Texts = list[str] | None
@@ -93,6 +93,66 @@ NoChatTemplate = Annotated[Switch, _option("--no-chat-template", help="Plain tex
 Data = Annotated[
     Text,
     _option("--data", help="Folder with task data. Default: KVBENCH_DATA, bundled, hub.", metavar="DIR", panel=_PROMPT),
+]
+
+MaxPromptTokens = Annotated[
+    Text,
+    _option(
+        "--max-prompt-tokens",
+        help="Longer texts lose their middle, in tasks that cut. Default: the model's context less the answer.",
+        panel=_PROMPT,
+    ),
+]
+MultiTurn = Annotated[
+    Text,
+    _option(
+        "--multi-turn",
+        help="keep: a later turn continues the evicted cache. reset: it is read as a new prompt. Default: keep.",
+        metavar="HOW",
+        panel=_PROMPT,
+    ),
+]
+
+Judge = Annotated[
+    Text,
+    _option(
+        "--judge",
+        help="URL of an OpenAI-compatible endpoint, local:FOLDER, or none (store answers; 'kvbench score' later).",
+        metavar="URL",
+        panel=_SCORING,
+    ),
+]
+JudgeModel = Annotated[Text, _option("--judge-model", help="The judge's name there.", metavar="NAME", panel=_SCORING)]
+JudgeKeyEnv = Annotated[
+    Text,
+    _option(
+        "--judge-key-env",
+        help="Environment variable that holds the judge's key. Default: OPENAI_API_KEY.",
+        metavar="NAME",
+        panel=_SCORING,
+    ),
+]
+JudgeMode = Annotated[
+    Text,
+    _option(
+        "--judge-mode",
+        help="single: rate each answer. pair: compare with the full cache's answer. Default: single.",
+        metavar="MODE",
+        panel=_SCORING,
+    ),
+]
+JudgeKey = Annotated[Text, typer.Option("--judge-key", hidden=True)]
+UnsafeRunCode = Annotated[
+    Switch,
+    _option(
+        "--unsafe-run-code",
+        help="Run model-written programs without a sandbox. Only on a machine that you can lose.",
+        metavar="",
+        panel=_SCORING,
+    ),
+]
+KeepPrompts = Annotated[
+    Switch, _option("--keep-prompts", help="Store the questions of gated data too.", metavar="", panel=_RESULTS)
 ]
 
 Interval = Annotated[

@@ -25,7 +25,7 @@ from kvbench.problems import Problems
 from kvbench.settings import Gathered, Given, Layer
 from kvbench.store import list_runs, manifest
 from kvbench.values import budget, parse, split
-from kvbench.work import load_task
+from kvbench.work import expand_task
 
 KEEPS = "A resumed run keeps its settings."
 MISSING = {
@@ -156,23 +156,25 @@ class _Builder:
             raw = split(given.source, given.value, MISSING[key])
             for position, typed in enumerate(raw, 1):
                 with self.problems.collect():
-                    member = self._member(key, given.source, typed, position if len(raw) > 1 else None)
-                    if any(member == other and type(member) is type(other) for other in members):
-                        self.problems.warn(f"{key} {show(_name(member))} is given twice; it runs once.")
-                    else:
-                        members.append(member)
+                    for member in self._members(key, given.source, typed, position if len(raw) > 1 else None):
+                        if any(member == other and type(member) is type(other) for other in members):
+                            self.problems.warn(f"{key} {show(_name(member))} is given twice; it runs once.")
+                        else:
+                            members.append(member)
         return members
 
-    def _member(self, key: str, source: str, typed: Any, entry: int | None) -> Any:
-        """A budget, a task's name, or a method's name with the options that a file gives beside it."""
+    def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
+        """A budget, the tasks that a name stands for, or a method's name with the options that a file gives beside
+        it.
+        """
         if key == "budget":
-            return parse(source, lambda raw: budget(raw, entry), typed)
+            return [parse(source, lambda raw: budget(raw, entry), typed)]
         if key == "task":
-            return self._task_name(typed)
+            return self._task_names(typed)
         if isinstance(typed, dict):
             options = tuple((name, value) for name, value in _flat(typed) if name != "name")
-            return choose.canonical(str(typed.get("name", ""))), options
-        return choose.canonical(str(typed)), ()
+            return [(choose.canonical(str(typed.get("name", ""))), options)]
+        return [(choose.canonical(str(typed)), ())]
 
     def _given(self, block: Layer, key: str) -> Given | None:
         """A flag beats a block, a block beats the run's settings; --task selects among the blocks, see `_selected`."""
@@ -185,7 +187,8 @@ class _Builder:
         wanted = self.gathered.typed("task")
         if wanted is None or not any("task" in block for block in self.gathered.blocks):
             return tuple(grids)
-        tasks = [self._task_name(name) for name in split(wanted.source, wanted.value, MISSING["task"])]
+        names = split(wanted.source, wanted.value, MISSING["task"])
+        tasks = [task for name in names for task in self._task_names(name)]
         known = list(dict.fromkeys(task for grid in grids for task in grid.tasks))
         for task in tasks:
             if task not in known:
@@ -195,8 +198,8 @@ class _Builder:
         kept = (dataclasses.replace(g, tasks=tuple(t for t in g.tasks if t in tasks)) for g in grids)
         return tuple(grid for grid in kept if grid.tasks)
 
-    def _task_name(self, name: Any) -> str:
-        return load_task(str(name), self.settings.get("task_file")).name
+    def _task_names(self, name: Any) -> list[str]:
+        return expand_task(str(name), self.settings.get("task_file"))
 
     def _read_options(self, given: Given) -> None:
         for text in given.value if isinstance(given.value, (list, tuple)) else [given.value]:

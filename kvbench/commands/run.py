@@ -13,7 +13,7 @@ import typer
 from kvbench import terminal
 from kvbench.budget import label
 from kvbench.commands import options
-from kvbench.commands.checks import check
+from kvbench.commands.checks import check, refuse_key
 from kvbench.commands.request import build, resumed
 from kvbench.config import RunConfig
 from kvbench.errors import IncompleteError, UserError, show
@@ -61,6 +61,14 @@ def run(
     chat_template: options.ChatTemplate = None,
     no_chat_template: options.NoChatTemplate = None,
     data: options.Data = None,
+    max_prompt_tokens: options.MaxPromptTokens = None,
+    multi_turn: options.MultiTurn = None,
+    judge: options.Judge = None,
+    judge_model: options.JudgeModel = None,
+    judge_key_env: options.JudgeKeyEnv = None,
+    judge_mode: options.JudgeMode = None,
+    judge_key: options.JudgeKey = None,
+    unsafe_run_code: options.UnsafeRunCode = None,
     interval: options.Interval = None,
     compress: options.Compress = None,
     prefill: options.Prefill = None,
@@ -73,6 +81,7 @@ def run(
     run_name: options.RunName = None,
     resume: options.Resume = None,
     dry_run: options.DryRun = False,
+    keep_prompts: options.KeepPrompts = None,
     allow_version_change: options.VersionChange = False,
     take_over: options.TakeOver = False,
     json: options.Json = False,
@@ -81,6 +90,8 @@ def run(
 ) -> None:
     """Run methods at budgets on tasks: every method at every budget on every task, on the same questions."""
     problems = Problems()
+    with problems.collect():
+        refuse_key(judge_key)
     gathered = _gather(context.params, problems)
     with problems.collect():
         _check_names(run_name, resume)

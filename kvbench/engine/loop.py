@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -112,28 +112,29 @@ class Engine:
         self.live: list[Sequence | None] = [None] * slots
         self.last_tokens = [0] * slots
         self._done: deque[Generation] = deque()
+        self._queue: deque[tuple[Request, list[Sequence]]] = deque()
         self._sampling = Sampling()
 
     @torch.inference_mode()
     def generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
         """Yield every sample of every request as it finishes. All requests must share one `Sampling`."""
-        queue = deque(requests)
-        if len({r.sampling for r in queue}) > 1:
+        queue = self._queue = deque((r, [self._sequence(r, sample) for sample in r.samples]) for r in requests)
+        if len({request.sampling for request, _ in queue}) > 1:
             raise ValueError("the requests of one call must share their sampling parameters")
         if queue:
-            self._sampling = queue[0].sampling
+            self._sampling = queue[0][0].sampling
         prompt: PromptState | None = None
-        waiting: deque[tuple[Request, int]] = deque()  # samples of `prompt` without a slot yet
+        waiting: deque[Sequence] = deque()  # of `prompt`, without a slot yet
         model, slots = self.loaded.model, self.cache.slots
         with route(model, lambda call: self._handler(call)), packed_linears(model, slots):
             while queue or waiting or any(self.live):
                 while (queue or waiting) and None in self.live:
                     if not waiting:
-                        request = queue.popleft()
-                        prompt = self._read(request)
+                        request, sequences = queue.popleft()
+                        prompt = self._read(request, sequences)
                         if prompt is None:
                             continue
-                        waiting.extend((request, sample) for sample in request.samples)
+                        waiting.extend(sequences)
                     assert prompt is not None
                     self._admit(prompt, waiting)
                 if any(self.live):
@@ -143,26 +144,30 @@ class Engine:
         while self._done:
             yield self._done.popleft()
 
-    def _read(self, request: Request) -> PromptState | None:
-        longest = len(request.prompt_ids) + request.max_new_tokens
+    @staticmethod
+    def _sequence(request: Request, sample: int) -> Sequence:
+        return Sequence(request, sample, noise.signed64(request.noise_key(sample)))
+
+    def _read(self, request: Request, sequences: list[Sequence]) -> PromptState | None:
+        longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
             raise ValueError(f"a request of {longest} tokens in an engine made for max_tokens={self.max_tokens}")
         if not request.prompt_ids or longest > self.loaded.context:
-            have, want = len(request.prompt_ids), request.max_new_tokens
+            have, want = len(request.prompt_ids), longest - len(request.prompt_ids)
             note = f"{have} prompt tokens + {want} new tokens in a context of {self.loaded.context}"
-            for sample in request.samples:
-                self._done.append(
-                    Generation(
-                        request=request,
-                        sample=sample,
-                        token_ids=(),
-                        text="",
-                        stop_reason="",
-                        usage=None,
-                        status="prompt_too_long" if request.prompt_ids else "prompt_empty",
-                        note=note,
-                    )
+            for sequence in sequences:
+                status = "prompt_too_long" if request.prompt_ids else "prompt_empty"
+                refused = Generation(
+                    request=request,
+                    sample=sequence.sample,
+                    token_ids=(),
+                    text="",
+                    stop_reason="",
+                    usage=None,
+                    status=status,
+                    note=note,
                 )
+                self._done.append(refused)
             return None
         began = self._now()
         self._handler = self.reader.handle
@@ -175,27 +180,25 @@ class Engine:
         state.seconds = self._now() - began - state.evict_seconds
         return state
 
-    def _admit(self, prompt: PromptState, waiting: deque[tuple[Request, int]]) -> None:
+    def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> None:
         """Give waiting samples of one prompt their first token and a free slot each."""
         free = [i for i, s in enumerate(self.live) if s is None][: len(waiting)]
-        started = []
-        for _ in free:
-            request, sample = waiting.popleft()
-            started.append(Sequence(request, sample, noise.signed64(request.noise_key(sample))))
-        keys = torch.tensor([s.key for s in started], device=self.loaded.device)
-        logits = prompt.logits.expand(len(started), -1)
-        tokens = draw(logits, keys, torch.zeros_like(keys), self._sampling)
-        bad = torch.isnan(logits.gather(-1, tokens[:, None])).squeeze(-1).tolist()
+        started = [waiting.popleft() for _ in free]
+        tokens, bad = self._draw(prompt.logits.expand(len(started), -1), started)
         placed: list[int] = []
-        for slot, sequence, token, nan in zip(free, started, tokens.tolist(), bad):
+        ended: list[Sequence] = []
+        for slot, sequence, token, nan in zip(free, started, tokens, bad):
             sequence.meter.read(prompt, len(sequence.request.samples), self._copies)
             self._accept(sequence, token, nan)
-            if sequence.finished:
+            if sequence.finished and not self._goes_on(sequence, prompt.tokens):
                 sequence.meter.held(prompt.held * self._copies, prompt.bytes_left(), prompt.bytes_extra())
-                self._finish(sequence)
+                ended.append(sequence)
                 continue
-            placed.append(slot)
-            self.live[slot], self.last_tokens[slot] = sequence, token
+            if sequence.tokens or sequence.pending:
+                placed.append(slot)
+                self.live[slot], self.last_tokens[slot] = sequence, self._next_input(sequence)
+        for sequence in ended:
+            self._finish(sequence)
         if not placed:
             return
         self.cache.install(prompt.layers, placed, prompt.tokens)
@@ -205,6 +208,29 @@ class Engine:
             self._hold(occupant, slot)
             if self.evictor is not None:
                 self.evictor.start(slot, prompt.budget, prompt.tokens, occupant.key, prompt.decisions)
+
+    def _draw(self, logits: torch.Tensor, rows: Collection[Sequence | None]) -> tuple[list[int], list[bool]]:
+        """The next token of every row, logits [R, V]: drawn, or the one that its request forces; and whether its
+        logits were NaN. Rows without a sequence draw anything.
+        """
+        device = logits.device
+        held = [(i, s) for i, s in enumerate(rows) if s and len(s.tokens) < s.request.min_new_tokens and not s.pending]
+        if held:
+            logits = logits.clone()
+            for i, early in held:
+                logits[i, [*self.loaded.stop_ids, *early.request.stop_ids]] = float("-inf")
+        keys = torch.tensor([s.key if s else 0 for s in rows], device=device)
+        steps = torch.tensor([s.drawn if s else 0 for s in rows], device=device)
+        drawn = draw(logits, keys, steps, self._sampling)
+        bad = torch.isnan(logits.gather(-1, drawn[:, None])).squeeze(-1).tolist()
+        tokens: list[int] = drawn.tolist()
+        for i, sequence in enumerate(rows):
+            if sequence and sequence.request.forced:
+                best, token = int(logits[i].argmax()), sequence.request.forced[len(sequence.tokens)]
+                sequence.log_probs.append(float(torch.log_softmax(logits[i].float(), dim=-1)[token]))
+                sequence.likeliest &= best == token
+                tokens[i] = token
+        return tokens, bad
 
     def _step(self) -> None:
         """One token for every slot, then the evictions that are due."""
@@ -220,12 +246,7 @@ class Engine:
             past_key_values=None,
             use_cache=False,
         )
-        keys = torch.tensor([s.key if s else 0 for s in self.live], device=device)
-        steps = torch.tensor([len(s.tokens) if s else 0 for s in self.live], device=device)
-        logits = out.logits[:, -1]
-        drawn = draw(logits, keys, steps, self._sampling)
-        nan = torch.isnan(logits.gather(-1, drawn[:, None])).squeeze(-1)
-        new, bad = drawn.tolist(), nan.tolist()
+        new, bad = self._draw(out.logits[:, -1], self.live)
         cache.advance(live)
         self._measure(live)
         decoded = self._now()
@@ -249,11 +270,27 @@ class Engine:
             assert sequence is not None
             sequence.meter.decode_seconds += (decoded - began) / len(live)
             sequence.meter.evict_seconds += (evicted - decoded) / len(live)
-            self._accept(sequence, new[slot], bad[slot])
-            self.last_tokens[slot] = new[slot]
-            if sequence.finished:
+            if not sequence.pending:
+                self._accept(sequence, new[slot], bad[slot])
+            if sequence.finished and not self._goes_on(sequence, cache.seen[slot]):
                 self._finish(sequence)
                 self._release(slot)
+            elif sequence.tokens or sequence.pending:
+                self.last_tokens[slot] = self._next_input(sequence)
+            else:  # its next turn is a new prompt
+                self._release(slot)
+
+    @staticmethod
+    def _next_input(sequence: Sequence) -> int:
+        """What the model reads next: what is pending, else what was drawn last."""
+        return sequence.pending.popleft() if sequence.pending else sequence.tokens[-1]
+
+    def _goes_on(self, sequence: Sequence, seen: int) -> bool:
+        """Begin a finished sequence's next turn, if it has one: in its slot, or first in the queue as a new prompt."""
+        follow = sequence.follow(self.loaded.decode, seen)
+        if follow is not None and follow.fresh:
+            self._queue.appendleft((sequence.request, [sequence]))
+        return follow is not None
 
     def _queries_wanted(self, live: list[int]) -> bool:
         """Whether this step's queries can still be among the stored ones at some sequence's next tick."""
@@ -280,43 +317,10 @@ class Engine:
         return size
 
     def _accept(self, sequence: Sequence, token: int, nan: bool) -> None:
-        """Append a token and decide whether the sequence ends with it."""
-        if nan:
-            sequence.status, sequence.stop_reason = "nan_logits", "error"
-            return
-        sequence.tokens.append(token)
-        request = sequence.request
-        if token in self.loaded.stop_ids:
-            sequence.stop_reason = "stop"
-        elif request.stop_strings and self._hits_stop_string(sequence):
-            sequence.stop_reason = "stop_string"
-        elif len(sequence.tokens) >= request.max_new_tokens:
-            sequence.stop_reason = "length"
-
-    def _hits_stop_string(self, sequence: Sequence) -> bool:
-        longest = max(len(s) for s in sequence.request.stop_strings)
-        # A token may be a single byte of a character: four tokens a character always cover the tail.
-        tail = self.loaded.decode(sequence.tokens[-4 * longest - 8 :])
-        return any(s in tail for s in sequence.request.stop_strings)
+        sequence.accept(token, nan, self.loaded.stop_ids, self.loaded.decode)
 
     def _finish(self, sequence: Sequence) -> None:
-        text = self.loaded.decode(sequence.tokens)
-        for stop in sequence.request.stop_strings:
-            text = text.split(stop, 1)[0] if sequence.stop_reason == "stop_string" else text
-        usage = sequence.meter.usage(len(sequence.request.prompt_ids), len(sequence.tokens), self._slot_bytes)
-        note = f"logits were NaN at step {len(sequence.tokens)}" if sequence.status == "nan_logits" else ""
-        self._done.append(
-            Generation(
-                request=sequence.request,
-                sample=sequence.sample,
-                token_ids=tuple(sequence.tokens),
-                text=text,
-                stop_reason=sequence.stop_reason,
-                usage=usage,
-                status=sequence.status,
-                note=note,
-            )
-        )
+        self._done.append(sequence.generation(self.loaded.decode, self._slot_bytes))
 
     def _release(self, slot: int) -> None:
         """An idle slot goes on computing a one-entry row at position 0 that nobody reads."""

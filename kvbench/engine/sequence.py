@@ -1,11 +1,13 @@
-"""One sequence being generated: its tokens, its clocks and what it used."""
+"""One sequence being generated: its tokens and turns, its clocks and what it used."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 
 from kvbench.engine.prefill import PromptState
-from kvbench.records import Request, Usage
+from kvbench.records import FollowUp, Generation, Request, Usage
 
 
 @dataclass(slots=True)
@@ -32,15 +34,20 @@ class Meter:
     evict_seconds: float = 0.0
 
     def read(self, prompt: PromptState, samples: int, copies: int) -> None:
-        """Note what reading the prompt took; its time is shared by all samples.
+        """Note what reading a prompt took; its time is shared by all samples.
 
         copies: heads that stand for one KV head.
         """
         self.budget = None if prompt.budget is None else prompt.budget * copies
-        self.prefill_seconds, self.evict_seconds = prompt.seconds / samples, prompt.evict_seconds / samples
-        self.prefill_peak, self.prefill_bytes = prompt.entries_peak * copies, prompt.bytes_peak
-        self.evictions, self.first_eviction = prompt.evictions, prompt.first_eviction
-        self.entries_after_evict = None if prompt.after_evict is None else prompt.after_evict * copies
+        self.prefill_seconds += prompt.seconds / samples
+        self.evict_seconds += prompt.evict_seconds / samples
+        self.prefill_peak = max(self.prefill_peak, prompt.entries_peak * copies)
+        self.prefill_bytes = max(self.prefill_bytes, prompt.bytes_peak)
+        self.evictions += prompt.evictions
+        if self.first_eviction is None:
+            self.first_eviction = prompt.first_eviction
+        if prompt.after_evict is not None:
+            self.entries_after_evict = max(self.entries_after_evict or 0, prompt.after_evict * copies)
 
     def held(self, entries: float, live_bytes: int, extra_bytes: int) -> None:
         """Note what the cache holds after a decode step; extra: what of it is neither key nor value."""
@@ -83,17 +90,114 @@ class Meter:
 
 @dataclass(slots=True)
 class Sequence:
-    """A live sample. `clock` counts decode steps, the trigger's clock; `tokens` are the generated ids."""
+    """A live sample.
+
+    Attributes:
+        request: of the turn under way; its prompt is another one after a fresh follow-up.
+        key: noise key, as int64.
+        tokens: ids generated in this turn.
+        pending: ids that are read, one a step, before the next one is drawn.
+        clock: decode steps, the trigger's clock.
+        answers, drawn: texts of the turns before, and how many tokens were drawn in all.
+        room: most tokens of this turn.
+        log_probs, likeliest: of the tokens of `request.forced` so far.
+    """
 
     request: Request
     sample: int
-    key: int  # noise key, as int64
+    key: int
     tokens: list[int] = field(default_factory=list)
+    pending: deque[int] = field(default_factory=deque)
     clock: int = 0
     meter: Meter = field(default_factory=Meter)
+    answers: tuple[str, ...] = ()
+    drawn: int = 0
+    room: int = 0
+    log_probs: list[float] = field(default_factory=list)
+    likeliest: bool = True
     stop_reason: str = ""
     status: str = "ok"
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        self.room = self.request.max_new_tokens
 
     @property
     def finished(self) -> bool:
         return bool(self.stop_reason)
+
+    def accept(self, token: int, nan: bool, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
+        """Append a token and decide whether the turn ends with it. ends: end tokens of the model."""
+        if nan:
+            self.status, self.stop_reason = "nan_logits", "error"
+            self.note = f"logits were NaN at step {len(self.tokens)}"
+            return
+        self.tokens.append(token)
+        self.drawn += 1
+        request = self.request
+        if request.forced:
+            self.stop_reason = "length" if len(self.tokens) >= len(request.forced) else ""
+        elif token in ends or token in request.stop_ids:
+            self.stop_reason = "stop"
+        elif request.stop_strings and self._hits_stop_string(decode):
+            self.stop_reason = "stop_string"
+        elif len(self.tokens) >= self.room:
+            self.stop_reason = "length"
+
+    def _hits_stop_string(self, decode: Callable[[list[int]], str]) -> bool:
+        longest = max(len(s) for s in self.request.stop_strings)
+        # A token may be a single byte of a character: four tokens a character always cover the tail.
+        tail = decode(self.tokens[-4 * longest - 8 :])
+        return any(s in tail for s in self.request.stop_strings)
+
+    def text(self, decode: Callable[[list[int]], str]) -> str:
+        """This turn's answer, without the stop string that ended it."""
+        text = decode(self.tokens)
+        for stop in self.request.stop_strings:
+            text = text.split(stop, 1)[0] if self.stop_reason == "stop_string" else text
+        return text
+
+    def follow(self, decode: Callable[[list[int]], str], seen: int) -> FollowUp | None:
+        """Begin the next turn, if there is one. seen: tokens in the cache.
+
+        What a follow-up appends comes behind the answer; of that the last token is not in the cache yet, and an end
+        token never gets there, since the follow-up begins with what ends a turn.
+        """
+        if self.request.conversation is None or self.status != "ok":
+            return None
+        answers = (*self.answers, self.text(decode))
+        follow = self.request.conversation.follow(answers)
+        if follow is None:
+            return None
+        unread = [] if self.stop_reason == "stop" else self.tokens[-1:]
+        read = len(follow.ids) if follow.fresh else seen + len(unread) + len(follow.ids)
+        limit = self.request.max_tokens or 0
+        if read >= limit:
+            self.status, self.note = "prompt_too_long", f"turn {len(answers) + 1} reaches {read} of {limit} tokens"
+            return None
+        self.answers, self.tokens, self.stop_reason = answers, [], ""
+        self.room = min(self.request.max_new_tokens, limit - read)
+        if follow.fresh:
+            self.clock = 0
+            self.request = replace(self.request, prompt_ids=follow.ids, samples=(self.sample,), compress_at=None)
+        else:
+            self.pending.extend([*unread, *follow.ids])
+        return follow
+
+    def generation(self, decode: Callable[[list[int]], str], slot_bytes: int) -> Generation:
+        """What is handed back once nothing more is to come."""
+        text = self.text(decode)
+        forced = bool(self.request.forced)
+        return Generation(
+            request=self.request,
+            sample=self.sample,
+            token_ids=tuple(self.tokens),
+            text=text,
+            stop_reason=self.stop_reason,
+            usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, slot_bytes),
+            status=self.status,
+            note=self.note,
+            turns=(*self.answers, text),
+            log_probs=tuple(self.log_probs),
+            greedy=self.likeliest if forced else None,
+        )

@@ -18,12 +18,13 @@ import contextlib
 import os
 import pickle
 import queue
+import re
 import selectors
 import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
@@ -31,6 +32,8 @@ from kvbench.errors import SetupError
 from kvbench.scoring.worker import HEADER, send
 from kvbench.task import Doc, Output, Score, Task
 
+JUDGES = 4  # questions put to a judge at once
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # variables that scoring has no business with
 START_SECONDS = 60.0  # a cold start on a slow disk
 FIRST_SECONDS = 30.0  # on top of the limit of a process's first score, which imports sympy
 
@@ -38,23 +41,26 @@ _Job = tuple[Future[Score], Task, Doc, Output]
 
 
 class ScorePool:
-    """`workers` scoring processes, started when first needed.
+    """`workers` scoring processes, started when first needed, and as many threads for tasks that ask a judge.
 
     Args:
-        limit_seconds: wall clock for one score, above the sum of math-verify's own limits so that those act first.
+        limit_seconds: wall clock for one score; None: what the task grants (`Task.patience`).
     """
 
-    def __init__(self, workers: int = 1, limit_seconds: float = 40.0) -> None:
+    def __init__(self, workers: int = 1, limit_seconds: float | None = None) -> None:
         self.workers, self.limit_seconds = max(1, workers), limit_seconds
         self.timeouts = self.crashes = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._waiting = 0
         self._lock = threading.Lock()
+        self._judges = ThreadPoolExecutor(JUDGES, thread_name_prefix="kvbench-judge")
         self._closed = False
 
     def submit(self, task: Task, doc: Doc, output: Output) -> Future[Score]:
-        """The score of one output, later. Its result raises only SetupError, when no scoring process can be started."""
+        """The score of one output, later. Its result raises only SetupError: no scoring process can be started, or the
+        judge does not let us in.
+        """
         future: Future[Score] = Future()
         if self._closed:
             raise RuntimeError("the pool is closed")
@@ -64,6 +70,8 @@ class ScorePool:
             except Exception as error:
                 future.set_result(Score(value=None, note=f"error: {type(error).__name__}: {str(error)[:200]}"))
             return future
+        if "judge" in task.needs:  # waits for another machine, and alone may see its key
+            return self._judges.submit(_judge, task, doc, output)
         with self._lock:
             self._waiting += 1
             if len(self._threads) < min(self.workers, self._waiting):
@@ -85,6 +93,7 @@ class ScorePool:
                 break
             if job is not None:
                 job[0].cancel()
+        self._judges.shutdown(cancel_futures=cancel)
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -106,7 +115,7 @@ class ScorePool:
             if future.set_running_or_notify_cancel():
                 try:
                     process = process or _Process()
-                    score = process.score(task, doc, output, self.limit_seconds)
+                    score = process.score(task, doc, output, self.limit_seconds or task.patience(doc))
                     if process.gone:
                         process = None
                         self._count(score)
@@ -127,11 +136,21 @@ class ScorePool:
             self.crashes += score.note.startswith("crashed")
 
 
+def _judge(task: Task, doc: Doc, output: Output) -> Score:
+    try:
+        return task.score(doc, output)
+    except SetupError:
+        raise
+    except Exception as error:
+        return Score(value=None, status="judge_error", note=f"error: {type(error).__name__}: {str(error)[:200]}")
+
+
 class _Process:
     """One scoring process. `gone` after a time-out or a crash."""
 
     def __init__(self) -> None:
-        env = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        env = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+        env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [
             sys.executable,
             "-P",

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-TEXT_NAMES = ("row_key", "prompt", "output")
+TEXT_NAMES = ("row_key", "prompt", "output", "turns")  # turns: a JSON list, where there are several
 
 
 def rows_schema() -> pa.Schema:

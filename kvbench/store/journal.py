@@ -19,7 +19,7 @@ import os
 import sys
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -66,8 +66,17 @@ class Journal:
         self._pid = os.getpid()
         self._failed = False
 
-    def append(self, row: Mapping[str, object], *, prompt: str | None = None, output: str | None = None) -> list[str]:
+    def append(
+        self,
+        row: Mapping[str, object],
+        *,
+        prompt: str | None = None,
+        output: str | None = None,
+        turns: Sequence[str] = (),
+    ) -> list[str]:
         """Write one row with its texts. Returns the keys of the rows that became safe by it, often none.
+
+        turns: the answers of all turns, where there are several; `output` is the last.
 
         Raises:
             SetupError: the disk is full or broken, or the folder is gone; the journal takes no more rows.
@@ -75,9 +84,9 @@ class Journal:
         """
         if self._failed or os.getpid() != self._pid:
             raise RuntimeError("this journal has failed, or belongs to another process")
-        text = {"prompt": prompt, "output": output}
+        text = {"prompt": prompt, "output": output, "turns": json.dumps(turns) if len(turns) > 1 else None}
         text = {name: None if value is None else clean_text(value) for name, value in text.items()}
-        hashes = {f"{n}_sha256": _sha256(value) for n, value in text.items() if value is not None}
+        hashes = {f"{n}_sha256": _sha256(v) for n in ("prompt", "output") if (v := text[n]) is not None}
         checked = check_row({**hashes, **row})
         self._write(encode({"kind": "row", "row": checked, "text": text}))
         self._waiting.append(checked["row_key"])

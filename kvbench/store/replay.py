@@ -4,7 +4,8 @@
 are not kept in memory; `TextReader` fetches them one by one.
 
 A torn last record is dropped, a damaged one is skipped; both are reported, and their rows run again. Of several
-records of a row the first "ok" by segment name and position counts; without one, the last failure.
+records of a row the one scored last counts; among equals the first "ok" by segment name and position, or without one
+the last failure.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Any
 from kvbench.errors import SetupError, show
 from kvbench.store.files import bare
 from kvbench.store.journal import FOLDER, SUFFIX
-from kvbench.store.schema import OK
+from kvbench.store.schema import OK, UNSCORED
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,16 @@ class Entry:
     def ok(self) -> bool:
         return bool(self.row["status"] == OK)
 
+    @property
+    def generated(self) -> bool:
+        """Whether there is an answer, scored or not."""
+        return self.ok or self.row["status"] in UNSCORED
+
+    @property
+    def scored(self) -> int:
+        """How often it was scored again."""
+        return int(self.row.get("score_pass") or 0)
+
 
 @dataclass(slots=True)
 class Replay:
@@ -51,15 +62,15 @@ class Replay:
 
     @property
     def done(self) -> set[str]:
-        """Keys of the rows that need not run again."""
-        return {key for key, entry in self.entries.items() if entry.ok}
+        """Keys of the rows that need not be generated again."""
+        return {key for key, entry in self.entries.items() if entry.generated}
 
     def add(self, entry: Entry) -> None:
         key = entry.row["row_key"]
         former = self.entries.get(key)
-        if former is None or not former.ok:
+        if former is None or entry.scored > former.scored or not (former.ok or former.scored > entry.scored):
             self.entries[key] = entry
-        elif entry.ok:
+        elif entry.ok and entry.scored == former.scored:
             self.duplicates += 1
             self.nondeterministic_duplicates += _outcome(former) != _outcome(entry)
 
@@ -71,8 +82,8 @@ class TextReader:
         self._folder = run_dir / FOLDER
         self._fds: dict[str, int] = {}
 
-    def read(self, entry: Entry) -> tuple[str | None, str | None]:
-        """Prompt and output, None where the row has none."""
+    def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
+        """Prompt, output and turns (a JSON list), None where the row has none."""
         if entry.segment not in self._fds:
             self._fds[entry.segment] = os.open(self._folder / entry.segment, os.O_RDONLY | os.O_CLOEXEC)
         record = decode(os.pread(self._fds[entry.segment], entry.length, entry.offset))
@@ -81,7 +92,7 @@ class TextReader:
                 f"{show(self._folder / entry.segment)} changed while it was read. Check the disk, then try again."
             )
         text = record.get("text") or {}
-        return text.get("prompt"), text.get("output")
+        return text.get("prompt"), text.get("output"), text.get("turns")
 
     def __enter__(self) -> TextReader:
         return self

@@ -19,9 +19,10 @@ from typing import Any
 from kvbench.store.identity import canonical_json
 from kvbench.store.redact import redact_text
 
-FORMAT = 2
+FORMAT = 3
 FORMAT_KEY = "kvbench.format"
 OK = "ok"
+UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # generated, but without a score
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,15 +71,17 @@ COLUMNS: tuple[Column, ...] = (
     Column("top_k", "float64", "", "0 is off"),
     Column("min_p", "float64", "", "0 is off"),
     Column("max_new_tokens", "int32", "tokens", "most tokens a sample may have"),
+    Column("multi_turn_cache", "name", "", "keep: later turns go on from the evicted cache; reset: new prompts"),
     Column("slots", "int32", "", "sequences decoded side by side", "host"),
     Column("device", "name", "", "cpu, or the GPU's name", "host"),
     Column("dtype", "name", "", "number type of weights and cache"),
     Column("attention", "name", "", "attention implementation", "host"),
-    Column("status", "name", "", "ok, nan_logits, prompt_too_long, grader_error, ..."),
+    Column("status", "name", "", "ok, nan_logits, prompt_too_long; unscored, grader_error, judge_error, sandbox_error"),
     Column("note", "text", "", "why a row failed or has no score", "host"),
     Column("stop_reason", "name", "", "stop, stop_string, or length (truncated)"),
     Column("prompt_sha256", "text", "", "hash of the rendered prompt"),
     Column("prompt_tokens", "int32", "tokens", "length of the prompt"),
+    Column("prompt_tokens_cut", "int32", "tokens", "taken out of the middle of a text that was too long"),
     Column("output_tokens", "int32", "tokens", "length of the output"),
     Column("output_sha256", "text", "", "hash of the output's text"),
     Column("extracted", "text", "", "the answer found in the output"),
@@ -87,6 +90,14 @@ COLUMNS: tuple[Column, ...] = (
     Column("score_partial", "float64", "0 to 1", "denser credit, such as the share of right steps"),
     Column("floor", "float64", "0 to 1", "headline score that no method falls below at this budget"),
     Column("aux", "text", "JSON", "further scores by name"),
+    Column("verdict", "name", "", "of a program: pass, wrong_answer, runtime_error, time_limit, memory_limit, ..."),
+    Column("passed_lcb", "bool", "", "the program passes as LiveCodeBench's own checker runs it"),
+    Column("passed_native", "bool", "", "the program passes as a process of its own"),
+    Column("sandbox_tier", "name", "", "what isolated the program", "host"),
+    Column("sandbox_selftest", "name", "", "hash of the sandbox's self-test", "host"),
+    Column("python_version", "name", "", "interpreter that ran the program", "host"),
+    Column("judge", "name", "", "model that rated the answer, and when", "host"),
+    Column("score_pass", "int32", "", "how often 'kvbench score' scored it again", "host"),
     Column("no_answer", "bool", "", "no answer was found in the output"),
     Column("entries_after_evict", "float64", "entries", "largest count right after an eviction; null: none happened"),
     Column("entries_peak", "float64", "entries", "largest count while decoding"),

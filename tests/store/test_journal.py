@@ -43,7 +43,7 @@ def test_rows_and_texts_come_back(tmp_path: Path, segment: Path, row: Row) -> No
     entry = state.entries[row(3)["row_key"]]
     assert (entry.row["doc_id"], entry.row["budget"], entry.row["thinking"]) == ("q3", 256, None)
     with TextReader(tmp_path) as reader:
-        assert reader.read(entry) == ("q3", "a3 \n é")
+        assert reader.read(entry) == ("q3", "a3 \n é", None)
 
 
 def test_a_row_is_acknowledged_when_it_is_on_disk(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,7 +179,7 @@ def test_duplicates_the_first_counts_and_differences_are_counted(tmp_path: Path,
     assert (len(state.done), state.duplicates, state.nondeterministic_duplicates) == (2, 2, 1)
     assert state.notices == ["rows done twice with different outputs: 1; the first result of each counts."]
     with TextReader(tmp_path) as reader:
-        assert reader.read(state.entries[row(0)["row_key"]]) == (None, "same")
+        assert reader.read(state.entries[row(0)["row_key"]]) == (None, "same", None)
 
 
 def test_f24_a_folder_that_is_gone_is_noticed(tmp_path: Path, row: Row) -> None:
