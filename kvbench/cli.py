@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvbench import __version__, terminal
-from kvbench.commands import audit, bench, doctor, repair, report, run, show, train
+from kvbench.commands import audit, bench, doctor, repair, report, run, score, show, train
 from kvbench.commands import list as list_command
 from kvbench.errors import Interrupted, KVBenchError, UserError
 from kvbench.errors import show as quoted
@@ -58,6 +58,7 @@ app.command("list", epilog=list_command.EPILOG)(list_command.list_)
 app.command("show", epilog=show.EPILOG)(show.show_)
 app.command("report", epilog=report.EPILOG)(report.report)
 app.command("repair", epilog=repair.EPILOG)(repair.repair)
+app.command("score", epilog=score.EPILOG)(score.score)
 app.command("bench", epilog=bench.EPILOG)(bench.bench)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("audit", epilog=audit.EPILOG)(audit.audit)

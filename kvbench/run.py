@@ -11,29 +11,25 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import huggingface_hub
-import transformers
-
 from kvbench import env, models, plugins
 from kvbench.cell_plan import CellPlan, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
-from kvbench.data import Data
 from kvbench.engine.model import load, pick_device, pick_dtype
 from kvbench.engine.plan import measure, read_shape, use_threads
 from kvbench.errors import UserError, show
+from kvbench.prepare import Notice, prepare
+from kvbench.rescore import rescore
 from kvbench.runner import Runner, signals
 from kvbench.store import RunFolder
-from kvbench.work import TaskWork
 
 if TYPE_CHECKING:
     from kvbench.progress import Progress
-
-Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,24 +68,18 @@ def execute(
         KVBenchError: see the subclasses; Interrupted after Ctrl-C or SIGTERM, with all finished rows saved.
     """
     say = notice or (lambda text: print(f"warning: {text}", file=sys.stderr))
-    info = models.describe(config.model, config.revision)
-    where = str(info.folder or info.name)
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
-    tokenizer, model_config = _read_model(where, config)
-    info = models.describe(config.model, config.revision)  # of a hub model the commit is known now
-    context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
-    data = Data(config.data)
-    works = {n: TaskWork.load(n, config, data, tokenizer, model_config.model_type, context) for n in config.tasks}
-    for work in works.values():
-        for note in work.notes:
-            say(note)
-    shape = read_shape(model_config)
+    ready = prepare(config, say)
+    info, works = ready.info, ready.works
+    shape = read_shape(ready.config)
     threads = use_threads(shape, device)
     machine = measure(device, dtype)
     identity = {"model": config.model, "model_revision": models.revision(info) or config.revision}
     plans = tuple(
-        plan_rows(cell, works[cell.task], config, shape, machine, identity, info, model_config, context, device, dtype)
+        plan_rows(
+            cell, works[cell.task], config, shape, machine, identity, info, ready.config, ready.context, device, dtype
+        )
         for cell in config.cells()
     )
     total = sum(len(p.rows) for p in plans)
@@ -135,9 +125,17 @@ def execute(
         runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
         if not keys <= done:
             with signals(runner):
-                runner.run(load(where, revision=config.revision, device=str(device), dtype=config.dtype), done)
+                runner.run(load(ready.where, revision=config.revision, device=str(device), dtype=config.dtype), done)
+        # What nobody could score before, and what a judge compares with answers that only now are all there.
+        again = rescore(
+            folder,
+            works,
+            wanted=lambda e: e.row["status"] == "unscored" or (not e.ok and e.row["row_key"] in done),
+            progress=progress,
+        )
         folder.seal()
-        return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=runner.failed)
+        failed = Counter(runner.failed) + Counter(again.failed)
+        return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed)
 
 
 def _check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -166,18 +164,3 @@ def _check_plugins(run: str, before: Sequence[Mapping[str, str]], now: Sequence[
         raise UserError(
             f"the plug-ins of run {show(run)} changed since it began ({was}; now {has}). Give another --run-name."
         )
-
-
-def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
-    """Tokenizer and configuration, from a folder or the hub."""
-    transformers.logging.set_verbosity_error()
-    if Path(where).is_dir():
-        models.check_tokenizer(config.model, Path(where))
-    huggingface_hub.logging.set_verbosity_error()  # it tells of every retry; the outcome is told below
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
-        return tokenizer, transformers.AutoConfig.from_pretrained(
-            where, revision=config.revision, trust_remote_code=False
-        )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise models.unreadable(config.model, where, error) from error

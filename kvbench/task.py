@@ -69,10 +69,15 @@ class GenSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What `score` sees of one sample. `text` is the last turn's answer, `turns` holds all of them."""
+    """What `score` sees of one sample.
+
+    `text` is the last turn's answer, `turns` holds all of them; `baseline` holds the full cache's answers to the same
+    question where a judge compares.
+    """
 
     text: str
     turns: tuple[str, ...] = ()
+    baseline: tuple[str, ...] = ()
     stop_reason: str
     prompt_tokens: int
     output_tokens: int

@@ -1,0 +1,77 @@
+"""What a run needs before its weights: the model's tokenizer and configuration, and every task's prompts.
+
+ready = prepare(config, say)
+ready.works["walk"].prompts
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import transformers
+
+from kvbench import models
+from kvbench.config import RunConfig
+from kvbench.data import Data
+from kvbench.work import TaskWork
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The model as far as it is known without weights, and the tasks' work."""
+
+    info: models.ModelInfo
+    where: str  # folder, or the hub's name
+    config: Any  # of transformers
+    context: int
+    works: dict[str, TaskWork]
+
+
+def prepare(config: RunConfig, say: Notice) -> Prepared:
+    """Read everything but weights.
+
+    Raises:
+        KVBenchError: the model or a task's data cannot be had, a prompt cannot be made, a judge's settings are wrong,
+            or programs would have to run where nothing isolates them.
+    """
+    info = models.describe(config.model, config.revision)
+    where = str(info.folder or info.name)
+    tokenizer, model_config = _read_model(where, config)
+    info = models.describe(config.model, config.revision)  # of a hub model the commit is known now
+    context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
+    data = Data(config.data)
+    works = {n: TaskWork.load(n, config, data, tokenizer, model_config.model_type, context) for n in config.tasks}
+    needs = {need for work in works.values() for need in work.task.needs}
+    if "code" in needs:
+        from kvbench import sandbox
+
+        sandbox.require(config.unsafe_run_code)
+    if "judge" in needs:
+        from kvbench import judge
+
+        judge.check(config.services())
+    for work in works.values():
+        for note in work.notes:
+            say(note)
+    return Prepared(info=info, where=where, config=model_config, context=context, works=works)
+
+
+def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
+    """Tokenizer and configuration, from a folder or the hub."""
+    transformers.logging.set_verbosity_error()
+    if Path(where).is_dir():
+        models.check_tokenizer(config.model, Path(where))
+    huggingface_hub.logging.set_verbosity_error()  # it tells of every retry; the outcome is told below
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
+        return tokenizer, transformers.AutoConfig.from_pretrained(
+            where, revision=config.revision, trust_remote_code=False
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise models.unreadable(config.model, where, error) from error
