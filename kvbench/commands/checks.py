@@ -8,11 +8,13 @@ What needs a tokenizer or a device is checked by the engine before the first tok
 
 from __future__ import annotations
 
+from kvbench import judge
 from kvbench.budget import Budget
 from kvbench.config import RunConfig
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.options import check_budget
+from kvbench.judge.settings import NO_ARGV
 from kvbench.models import ModelInfo
 from kvbench.problems import Problems
 from kvbench.task import GenSpec, Task
@@ -35,10 +37,7 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
 def refuse_key(key: str | None) -> None:
     """Raises UserError when a key stands on the command line."""
     if key is not None:
-        raise UserError(
-            "keys are not taken from the command line (they show in process lists). Put it in an environment variable "
-            "and pass --judge-key-env NAME."
-        )
+        raise UserError(NO_ARGV)
 
 
 def _check_budgets(config: RunConfig, context: int | None, group: int, problems: Problems) -> None:
@@ -72,6 +71,9 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
         if samples > 1 and temperature == 0 and not duplicates:
             copies = f"{samples} samples at temperature 0 are {samples} copies of one answer"
             raise UserError(f"{copies}. Use --samples 1 or a temperature above 0.")
+    with problems.collect():
+        if "judge" in task.needs:
+            judge.check(config.services())
     with problems.collect():
         if config.prompt_style is not None and config.prompt_style not in task.prompt_styles:
             styles = ", ".join(task.prompt_styles)

@@ -17,7 +17,7 @@ from kvbench.models import TINY
 from kvbench.models import describe as describe_model
 from kvbench.plugins import load_plugins
 from kvbench.registry import did_you_mean
-from kvbench.task_names import get_task, task_names
+from kvbench.task_names import base_name, expand, get_task, task_names
 
 EPILOG = """Examples:
   kvbench list methods
@@ -120,15 +120,37 @@ def _options(name: str, prefix: str = "") -> list[dict[str, Any]]:
 def _tasks() -> list[dict[str, Any]]:
     found = []
     for name in task_names():
-        cls: Any = registry.tasks.get(name.split("/")[0])
-        questions = cls.manifest.rows if cls.manifest else None
-        found.append({"name": name, "suite": cls.suite, "questions": questions, "summary": cls.summary})
+        cls: Any = registry.tasks.get(base_name(name))
+        if "/" in name and cls.group:  # 'kvbench list tasks GROUP' shows its members
+            continue
+        if name == "file":  # needs its file
+            questions, needs = None, []
+        elif cls.group:
+            members = [get_task(member) for member in expand(name)]
+            sizes = [member.size() for member in members]
+            questions, needs = None if None in sizes else sum(s or 0 for s in sizes), sorted(cls.needs)
+        else:
+            questions, needs = get_task(name).size(), sorted(cls.needs)
+        found.append({"name": name, "suite": cls.suite, "questions": questions, "needs": needs, "summary": cls.summary})
     return found
 
 
 def _task(name: str) -> dict[str, Any]:
-    task = get_task(name)
+    members = expand(name)
+    task = get_task(members[0])
     spec = task.gen("")
+    if len(members) > 1:
+        sizes = [get_task(member).size() for member in members]
+        return {
+            "name": name,
+            "suite": task.suite,
+            "version": task.version,
+            "questions": None if None in sizes else sum(s or 0 for s in sizes),
+            "summary": task.summary,
+            "members": members,
+            "averages": list(task.averages),
+            "lengths": [str(length) for length in task.lengths],
+        }
     return {
         "name": task.name,
         "suite": task.suite,
@@ -143,6 +165,8 @@ def _task(name: str) -> dict[str, Any]:
         "top_k": spec.top_k,
         "prompt styles": list(task.prompt_styles),
         "variants": list(task.variants),
+        "lengths": [str(length) for length in task.lengths],
+        "needs": sorted(task.needs),
         "data": task.manifest.hub if task.manifest else "generated",
     }
 
