@@ -52,6 +52,7 @@ class Runner:
         self.done, self.total = done, total
         self.host = {"device": device, "dtype": str(dtype).removeprefix("torch."), "attention": "sdpa"}
         self.failed: dict[str, int] = {}
+        self.refused: SetupError | None = None  # by who was to score
         self.stop: int | None = None  # the signal that asked for it
         self.tokens = self.kv_now = self.kv_peak = 0
         self.scores: list[float] = []
@@ -110,6 +111,8 @@ class Runner:
                 future = pool.submit(work.task, row.prompt.doc, output_of(row, generation)) if ok else None
                 scoring.append((future, row, generation))
                 scoring = [item for item in scoring if not self._kept(*item, cell_plan, journal)]
+                if self.refused is not None:
+                    break
         patience = AFTER_SIGNAL
         while scoring and patience > 0:  # after a signal the slow ones are left: their rows are missing and run again
             scoring = [item for item in scoring if not self._kept(*item, cell_plan, journal)]
@@ -117,6 +120,8 @@ class Runner:
             patience -= 0.01 if self.stop is not None else 0
         self.done += len(journal.flush())
         self._show(now=True)
+        if self.refused is not None:
+            raise self.refused
 
     def _kept(
         self,
@@ -129,11 +134,10 @@ class Runner:
         """Write one row if it has been scored. A failed row keeps its text and has no score."""
         if future is not None and not future.done():
             return False
-        refused = None
         try:
             score = future.result() if future is not None else None
         except SetupError as error:  # of a judge; the answer is kept, and scored later
-            score, refused = Score(value=None, status="unscored", note=str(error)), error
+            score, self.refused = Score(value=None, status="unscored", note=str(error)), error
         row = make_row(planned, generation, score, self.works[cell_plan.cell.task].task, cell_plan, self.host)
         if row["status"] not in ("ok", "unscored"):
             self.failed[row["status"]] = self.failed.get(row["status"], 0) + 1
@@ -141,9 +145,6 @@ class Runner:
             self.scores.append(headline)
         prompt = planned.prompt.text if self._may_store(cell_plan.cell.task) else None
         self.done += len(journal.append(row, prompt=prompt, output=generation.text, turns=generation.turns))
-        if refused is not None:
-            self.done += len(journal.flush())
-            raise refused
         return True
 
     def _may_store(self, task: str) -> bool:

@@ -1,0 +1,112 @@
+"""GPQA diamond (Rein et al. 2023): 198 questions of graduate level with four options. CC-BY-4.0, gated, never bundled.
+
+Every question is asked under eight orders of its options, so that no position is favoured. One document is a question
+under one order, sampled once; the documents of a question are one cluster (`Record ID`), which is what standard errors
+count. They come order by order: ``--limit 198`` asks each question once, ``--limit 396`` twice, and an unfinished run
+has asked all alike. ``--samples k`` draws k samples under each order.
+
+Order `i` of a question is ``Random(f"gpqa-{SEED}-{record id}-{i}").shuffle`` of (right, wrong 1, wrong 2, wrong 3). It
+depends on nothing else, so that every method and every run sees the same prompts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from typing import Any
+
+from kvbench.errors import SetupError, show
+from kvbench.registry import tasks
+from kvbench.scoring.choice import letter_last, simple_evals
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+
+ORDERS = 8  # of each question's options
+SEED = 0
+LETTERS = "ABCD"
+OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
+# Of simple-evals (MIT licence), and the same in lighteval.
+DEFAULT = (
+    "Answer the following multiple choice question. The last line of your response should be of the following format: "
+    "'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering.\n\n"
+)
+FORESIGHTKV = "Please solve the following problem step by step and put the final answer within \\boxed{}.\n"
+INSTRUCTIONS = {"default": DEFAULT, "foresightkv": FORESIGHTKV}
+
+
+@tasks.register("gpqa_diamond", aliases=("gpqa", "gpqa-diamond"))
+class GPQADiamond(Task):
+    suite = "science"
+    summary = "GPQA diamond, 198 graduate-level questions under 8 orders of their options (gated data)"
+    prompt_styles = tuple(INSTRUCTIONS)
+    cheap_score = True
+    manifest = Manifest(
+        path="gpqa_diamond/gpqa_diamond.jsonl",
+        rows=198,
+        hub="Idavidrein/gpqa",
+        config="gpqa_diamond",
+        split="train",
+        revision="633f5ee89ab8ad4522a9f850766b73f62147ffdd",
+        samples=("gpqa_diamond/synthetic_gpqa_format.jsonl",),
+        licence="CC-BY-4.0",
+        gated=True,
+    )
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        assert self.manifest is not None
+        rows = source.rows(self.name, self.manifest)
+        try:
+            names = [str(row["Record ID"]) for row in rows]
+            if len(set(names)) < len(names):
+                raise SetupError(f"data of task {show(self.name)}: some values of 'Record ID' occur twice.")
+            return [_doc(row, index, style) for index in range(ORDERS) for row in rows][:limit]
+        except KeyError as error:
+            raise SetupError(f"data of task {show(self.name)} have no column {show(error.args[0])}.") from None
+
+    def gen(self, model_type: str) -> GenSpec:
+        """One sample of each document: the eight samples of a question are its eight documents."""
+        top_k = 20 if model_type.startswith("qwen3") else 0
+        return GenSpec(n=1, max_new_tokens=32768, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        letter = letter_last(output.text, output.thinking)
+        return Score(
+            value=float(letter == doc.reference),
+            extracted=letter,
+            aux={
+                "simple_evals": float(simple_evals(output.text) == doc.reference),
+                "no_answer": float(letter is None),
+                "right_option": float(LETTERS.index(doc.reference)),  # its position, 0 to 3
+            },
+        )
+
+    def size(self) -> int | None:
+        rows = super().size()
+        return rows and rows * ORDERS
+
+    def sources(self) -> dict[str, str]:
+        return {"option_orders": str(ORDERS), "option_seed": str(SEED)}
+
+
+def option_order(record: str, index: int) -> list[int]:
+    """Which of `OPTIONS` stands at each letter, in order `index` of a question."""
+    order = list(range(len(OPTIONS)))
+    random.Random(f"gpqa-{SEED}-{record}-{index}").shuffle(order)
+    return order
+
+
+def _doc(row: Mapping[str, Any], index: int, style: str) -> Doc:
+    record = str(row["Record ID"])
+    order = option_order(record, index)
+    options = "\n".join(f"{letter}) {row[OPTIONS[i]]}" for letter, i in zip(LETTERS, order))
+    return Doc(
+        doc_id=f"{record}/{index}",
+        turns=(Turn(question=f"{INSTRUCTIONS[style]}{row['Question']}\n\n{options}"),),
+        reference=LETTERS[order.index(0)],
+        meta={
+            "category": str(row["High-level domain"]),
+            "subdomain": str(row["Subdomain"]),
+            "order": "".join(map(str, order)),
+            "seed": SEED,
+        },
+        cluster_id=record,
+    )

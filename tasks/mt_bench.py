@@ -1,0 +1,97 @@
+"""MT-Bench (Zheng et al. 2023): 80 conversations of two turns, rated by another model from 1 to 10 for each turn.
+
+Questions, GPT-4's reference answers (mathematics, reasoning, coding) and the prompts for the judge are FastChat's,
+bundled unchanged (Apache-2.0). ``mt_bench`` answers without thinking; ``mt_bench/thinking`` thinks, with more room, and
+the judge sees what follows the thinking block.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvbench import judge
+from kvbench.data import BUNDLED
+from kvbench.errors import SetupError, show
+from kvbench.judge import prompts
+from kvbench.registry import tasks
+from kvbench.scoring.boxed import after_thinking
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+
+REFERENCES = BUNDLED / "mt_bench" / "reference_answer_gpt-4.jsonl"
+TEMPERATURES = {
+    "writing": 0.7,
+    "roleplay": 0.7,
+    "extraction": 0.0,
+    "math": 0.0,
+    "coding": 0.0,
+    "reasoning": 0.0,
+    "stem": 0.1,
+    "humanities": 0.1,
+}
+WITH_REFERENCE = ("math", "reasoning", "coding")  # the judge is shown a reference answer
+
+
+@tasks.register("mt_bench", aliases=("mt-bench", "mtbench"))
+class MTBench(Task):
+    suite = "chat"
+    summary = "MT-Bench, 80 two-turn conversations in 8 categories, rated by a judge (--judge)"
+    variants = ("plain", "thinking")
+    needs = frozenset({"judge"})
+    manifest = Manifest(path="mt_bench/question.jsonl", rows=80, licence="Apache-2.0")
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        assert self.manifest is not None
+        rows = source.rows(self.name, self.manifest)[:limit]
+        try:
+            return [self._doc(row) for row in rows]
+        except KeyError as error:
+            raise SetupError(f"data of task {show(self.name)} have no {show(error.args[0])}.") from None
+
+    def gen(self, model_type: str) -> GenSpec:
+        """Greedy but for the categories in `TEMPERATURES`; `max_new_tokens` holds for each turn."""
+        thinking = self.variant == "thinking"
+        return GenSpec(max_new_tokens=8192 if thinking else 1024, thinking=thinking)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        """Ratings or, in the judge mode "pair", a comparison with the full cache's answers.
+
+        Raises `kvbench.judge.KeyRefused` when the judge does not let us in.
+        """
+        answers = _answers(output.turns, output.thinking)
+        if len(answers) < len(doc.turns):
+            return Score(value=None, note=f"{len(answers)} of {len(doc.turns)} answers")
+        if self.services.judge_mode != "pair":
+            return judge.rate(self.services, doc, answers)
+        baseline = _answers(output.baseline, output.thinking)
+        if len(baseline) < len(doc.turns):
+            note = "no answer of method full beside it; 'kvbench score RUN --judge-mode pair' when there is one"
+            return Score(value=None, status="unscored", note=note)
+        return judge.compare(self.services, doc, answers, baseline)
+
+    def sources(self) -> dict[str, str]:
+        files = {"references_sha256": REFERENCES, "judge_prompts_sha256": prompts.FILE}
+        return {name: hashlib.sha256(file.read_bytes()).hexdigest() for name, file in files.items()}
+
+    def _doc(self, row: Mapping[str, Any]) -> Doc:
+        name, category = str(row["question_id"]), str(row["category"])
+        return Doc(
+            doc_id=name,
+            turns=tuple(Turn(question=text) for text in row["turns"]),
+            reference=_references()[name] if category in WITH_REFERENCE else None,
+            meta={"category": category},
+            gen={"temperature": TEMPERATURES[category]},
+        )
+
+
+def _answers(turns: Sequence[str], thinking: bool | None) -> tuple[str, ...]:
+    return tuple(after_thinking(answer, thinking).strip() for answer in turns)
+
+
+@functools.cache
+def _references() -> dict[str, tuple[str, ...]]:
+    rows = map(json.loads, REFERENCES.read_text(encoding="utf-8").splitlines())
+    return {str(row["question_id"]): tuple(row["choices"][0]["turns"]) for row in rows}
