@@ -1,10 +1,11 @@
 """Finds a model and reads what its folder says, without torch and without weights.
 
     describe("tiny"), describe("./folder"), describe("org/name")  ->  ModelInfo
+    fetched("org/name")                                           ->  the same, after the hub was asked
     revision(info)                                                ->  commit or hash of the weights
 
-A value that looks like a path is never sent to the hub. For a hub name only the local cache is looked at: what is not
-there is unknown (None) until the engine loads the model. Damaged and pickled weights are found before any loading.
+A value that looks like a path is never sent to the hub. For a hub name `describe` looks only at the local cache: what
+is not there is unknown (None) until `fetched` asks. Damaged and pickled weights are found before any loading.
 """
 
 from __future__ import annotations
@@ -12,22 +13,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvbench import hub
 from kvbench.errors import SetupError, UserError, show
 
 TINY = "tiny"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-UNREACHABLE = {
-    "ConnectionError",
-    "OfflineModeIsEnabled",
-    "ConnectError",
-    "TimeoutException",
-    "LocalEntryNotFoundError",
-    "gaierror",
-}  # class names of the libraries that talk to the hub
+_CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 
 
@@ -38,6 +34,15 @@ class ModelInfo:
     name: str
     folder: Path | None
     config: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def where(self) -> str:
+        """What transformers loads: the folder, or the hub's name where the cache does not hold all of the model."""
+        if self.folder is None:
+            return self.name
+        cached = self.name != TINY and not is_path(self.name)
+        whole = not _lacking(self.folder) and any((self.folder / file).is_file() for file in TOKENIZERS)
+        return self.name if cached and not whole else str(self.folder)
 
     @property
     def model_type(self) -> str:
@@ -108,42 +113,87 @@ def check_tokenizer(name: str, folder: Path) -> None:
 
 def unreadable(name: str, where: str, error: Exception) -> SetupError:
     """The line for a model whose tokenizer or configuration transformers cannot load."""
-    about = f"model {show(name)}"
-    if not Path(where).is_dir():
-        chain: list[BaseException] = [error]
-        while (link := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < 10:
-            chain.append(link)
-        kinds = {base.__name__ for e in chain for base in type(e).__mro__}
-        if "GatedRepoError" in kinds:
-            return SetupError(f"{about} is gated: accept the terms on its page and set HF_TOKEN.")
-        if kinds & {"RepositoryNotFoundError", "RevisionNotFoundError"}:
+    reason = hub.why(error)
+    if reason == "code":
+        return _own_code(name)
+    if not Path(where).is_dir() and (refusal := _refusal(name, reason)):
+        return refusal
+    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return SetupError(f"model {show(name)} cannot be read: {first}")
+
+
+def _own_code(name: str) -> SetupError:
+    return SetupError(
+        f"{show(name)} needs code from its repository, which kvbench never runs. "
+        "Use a model whose architecture transformers has itself."
+    )
+
+
+def _refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
+    """The line for what the hub answers, or None when it does not say why."""
+    model = show(name)
+    match reason:
+        case "missing":
+            return SetupError(f"the hub has no model {model} (or it is private and HF_TOKEN is not set).")
+        case "revision":
+            named = show(revision) if revision else "that revision"
+            return SetupError(f"model {model} has no revision {named} on the hub.")
+        case "gated":
             return SetupError(
-                f"the hub has no {about}, or not that --revision (or it is private and HF_TOKEN not set)."
+                f"{model} is gated. Accept its terms on its page, then set HF_TOKEN or run 'hf auth login'."
             )
-        if kinds & UNREACHABLE or "connect to" in str(error):
+        case "token":
+            return SetupError(f"the hub refuses the token of this machine for {model}. Set HF_TOKEN anew.")
+        case "unreachable":
             return SetupError(
-                f"{about} is not on this machine and the hub is unreachable. Give a local folder with --model, or "
-                "fetch it on a connected machine; HF_HUB_OFFLINE=1 then uses the cached copy without asking the hub."
+                f"cannot reach the hub and {model} is not in the local cache. Try again, or give a local folder "
+                "(--model PATH), or HF_HUB_OFFLINE=1 with a cached model."
             )
-    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-    return SetupError(f"{about} cannot be read: {reason}")
+    return None
 
 
-def fetched(name: str) -> ModelInfo:
-    """`describe`, after the configuration of a hub model was fetched, so that its commit is known.
+def fetched(name: str, revision: str | None = None) -> ModelInfo:
+    """`describe`, after the hub was asked for a model that is not whole in the local cache; its configuration is then.
 
-    Raises SetupError when it cannot be read.
+    Raises SetupError when it cannot be had or has no weights that are loaded.
     """
-    info = describe(name)
-    if info.folder is not None:
-        return info
-    import transformers
+    info = describe(name, revision)
+    if info.folder is None or info.where != str(info.folder):
+        info = _asked(info, revision)
+    if info.config.get("auto_map"):
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+        if info.model_type not in CONFIG_MAPPING_NAMES:
+            raise _own_code(name)
+    return info
+
+
+def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
+    """The model after the hub has told its files and its configuration is here."""
+    name = info.name
+    import huggingface_hub
+
+    hub.hush()
     try:
-        transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise unreadable(name, name, error) from error
-    return describe(name)
+        files = hub.ask("model", name, revision).files
+        if "config.json" in files:
+            huggingface_hub.hf_hub_download(name, "config.json", revision=revision)
+    except Exception as error:  # of many kinds, see `kvbench.hub.why`
+        reason = error.why if isinstance(error, hub.HubError) else hub.why(error)
+        if reason == "unreachable" and info.folder is not None:
+            return info  # transformers tells whether what is here is enough
+        raise _refusal(name, reason, revision) or unreadable(name, name, error) from None
+    _check_files(name, files)
+    return describe(name, revision)
+
+
+def _check_files(name: str, files: tuple[str, ...]) -> None:
+    """The list of a hub model's files, as `_local` checks a folder's."""
+    if "config.json" not in files:
+        raise SetupError(f"{show(name)} has no config.json on the hub; it is not a model of transformers.")
+    top = [Path(file) for file in files if "/" not in file]
+    if not any(path.suffix == ".safetensors" for path in top):
+        raise _no_weights(name, top)
 
 
 def revision(info: ModelInfo) -> str | None:
@@ -176,11 +226,10 @@ def check_weights(name: str, folder: Path) -> None:
     """Weights must be there, as safetensors, and whole. Raises SetupError."""
     files = _weights(folder)
     if not files:
-        if pickles := [*folder.glob("*.bin"), *folder.glob("*.pt"), *folder.glob("*.pth")]:
-            raise SetupError(
-                f"{show(name)} has only pickle weights ({pickles[0].name}). kvbench loads safetensors only; convert."
-            )
-        raise SetupError(f"{show(name)} has no weights (*.safetensors).")
+        raise _no_weights(name, sorted(folder.iterdir()))
+    if lacking := _lacking(folder):
+        more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+        raise SetupError(f"{show(name)} lacks weights that its index names: {lacking[0]}{more}. Download it again.")
     for path in files:
         size = path.stat().st_size
         expected = _safetensors_size(path)
@@ -191,6 +240,22 @@ def check_weights(name: str, folder: Path) -> None:
                 else f"header says {expected:,} bytes, file has {size:,}"
             )
             raise SetupError(f"{path.name} is damaged ({says}). Download it again.")
+
+
+def _no_weights(name: str, files: Sequence[Path]) -> SetupError:
+    if pickles := [path.name for path in files if path.suffix in (".bin", ".pt", ".pth")]:
+        return SetupError(f"{show(name)} has only pickle weights ({pickles[0]}). {_CONVERT}")
+    return SetupError(f"{show(name)} has no weights (*.safetensors).")
+
+
+def _lacking(folder: Path) -> list[str]:
+    """Weight files that should be in a folder and are not."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [] if _weights(folder) else ["model.safetensors"]
+    named = _json(index).get("weight_map")
+    files = sorted(set(map(str, named.values()))) if isinstance(named, dict) else []
+    return [file for file in files if not (folder / file).is_file()]
 
 
 def _safetensors_size(path: Path) -> int | None:

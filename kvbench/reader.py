@@ -32,7 +32,8 @@ class ModelReader:
     origin: str | None = None
 
     def count(self, text: str) -> int:
-        return len(self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"])
+        found = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return len(found["input_ids"])
 
     def last_id(self, text: str) -> int:
         """The last token of a text without special tokens."""

@@ -1,0 +1,280 @@
+"""Rows of files: JSON lines, one JSON list, CSV, alone or in a zip archive; one row in memory at a time.
+
+    reading = Reading([Path("test.jsonl"), Path("test2.jsonl")])
+    for row in reading: ...
+    reading.sha256                      # of all bytes that were read
+
+A file whose first character is ``[`` is a list, one whose name ends in ``.csv`` a table with a head; any other is JSON
+lines. Every row is an object. Numbers that are not finite are refused, and so is text that is not UTF-8; a byte-order
+mark, CRLF and blank lines are accepted.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import io
+import json
+import math
+import stat
+import zipfile
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from kvbench.errors import SetupError, UserError, show
+
+FILE_LIMIT = 512 * 1024 * 1024  # bytes of a user's own file
+CHUNK = 1 << 20
+LONGEST_FIELD = 1 << 27  # characters in a CSV cell
+
+Row = dict[str, Any]
+
+
+class Reading:
+    """The rows of data files, one file after the other. `sha256` is complete once they have all been taken.
+
+    Args:
+        member: the name of the rows' file in an archive; each of `files` is one.
+        name: how messages name the rows, when the first file's path does not say it.
+    """
+
+    def __init__(self, files: Sequence[Path], member: str = "", name: str = "") -> None:
+        self.files, self.member = files, member
+        self.name = name or str(files[0])
+        self._digest = hashlib.sha256()
+
+    @property
+    def sha256(self) -> str:
+        return self._digest.hexdigest()
+
+    def __iter__(self) -> Iterator[Row]:
+        """Raises SetupError for what cannot be read."""
+        for file in self.files:
+            name = self.name if len(self.files) == 1 else str(file)
+            try:
+                check_plain(file, show(name)[1:-1], None)
+                with file.open("rb") as stream:
+                    if self.member:
+                        with zipfile.ZipFile(stream) as archive, archive.open(self.member) as inside:
+                            yield from self._rows(inside, f"{name}/{self.member}")
+                    else:
+                        yield from self._rows(stream, name)
+            except UserError as error:
+                raise SetupError(str(error)) from None
+            except KeyError:
+                raise SetupError(f"the archive {show(name)} has no {show(self.member)}.") from None
+            except (zipfile.BadZipFile, zlib.error, EOFError) as error:
+                raise SetupError(f"{show(name)} is no whole zip archive ({error}). Download it again.") from None
+            except OSError as error:
+                raise SetupError(f"cannot read {show(name)}: {error.strerror or error}.") from None
+
+    def _rows(self, stream: IO[bytes], name: str) -> Iterator[Row]:
+        label = show(name)[1:-1]
+        buffered = io.BufferedReader(_Hashing(stream, self._digest), CHUNK)
+        text = io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")  # closes the buffer when it is dropped
+        if name.endswith(".csv"):
+            yield from _csv_rows(text, label)
+        elif buffered.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+            yield from _list_rows(text, label)
+        else:
+            yield from (row for _, row in _lines(buffered, label, None))
+        while buffered.read(CHUNK):  # what a list's end leaves counts for the hash
+            pass
+
+
+class _Hashing(io.RawIOBase):
+    """A stream that hashes what passes through."""
+
+    def __init__(self, inner: IO[bytes], digest: Any) -> None:
+        self.inner, self.digest = inner, digest
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self.inner.read(len(buffer))
+        buffer[: len(block)] = block
+        self.digest.update(block)
+        return len(block)
+
+
+# --- a user's own files -----------------------------------------------------------------------------------------------
+
+
+def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
+    """Line numbers and objects of a JSON-lines file of at most `FILE_LIMIT` bytes.
+
+    `label` is how messages name the file. Raises UserError for what is not a plain file, not UTF-8 or not JSON
+    objects; with a list of `problems`, bad lines are added to it and skipped.
+    """
+    name = show(label)[1:-1]
+    check_plain(file, name, FILE_LIMIT)
+    try:
+        with file.open("rb") as stream:
+            yield from _lines(stream, name, problems)
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror}.") from None
+
+
+def read_plain(file: Path, name: str, limit: int) -> bytes:
+    """All bytes of a regular file of at most `limit` bytes; anything without an end is refused before it is opened."""
+    check_plain(file, name, limit)
+    try:
+        with file.open("rb") as stream:
+            return stream.read(limit)
+    except OSError as error:
+        raise UserError(f"{name} cannot be read: {error.strerror}.") from None
+
+
+def check_plain(file: Path, name: str, limit: int | None) -> None:
+    """Raises UserError for what is no regular file, or a larger one."""
+    try:
+        status = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise UserError(f"{name} does not exist.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{name} cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+    kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
+    kind = next((noun for test, noun in kinds.items() if test(status.st_mode)), None)
+    if kind is None and not stat.S_ISREG(status.st_mode):
+        kind = "a device"
+    if kind:
+        raise UserError(f"{name} is {kind}.")
+    if limit is not None and status.st_size > limit:
+        raise UserError(f"{name} has {status.st_size / 1e9:.1f} GB; the limit is {limit / 1e9:.1f} GB.")
+
+
+# --- formats ----------------------------------------------------------------------------------------------------------
+
+
+def _lines(stream: IO[bytes], name: str, problems: list[str] | None) -> Iterator[tuple[int, Row]]:
+    offset = 0
+    for number, line in enumerate(stream, start=1):
+        try:
+            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise _not_utf8(name, line[error.start], offset + error.start) from None
+        offset += len(line)
+        if not text.strip():
+            continue
+        try:
+            yield number, _parse_line(text.rstrip("\r\n"), f"{name}:{number}")
+        except UserError as error:
+            if problems is None:
+                raise
+            problems.append(str(error))
+
+
+def _not_utf8(name: str, byte: int, offset: int) -> UserError:
+    return UserError(f"{name} is not UTF-8 (byte 0x{byte:02x} at offset {offset}). Save it as UTF-8.")
+
+
+def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
+    """Objects of ``[{...}, {...}]``. No more of it is held than the row at hand and one block."""
+    decoder = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+    held, place, number, ended = "", 0, 0, False
+
+    def more() -> None:
+        """Another block behind what was not used yet; as much again as there is, so that long rows cost no more."""
+        nonlocal held, place, ended
+        try:
+            block = text.read(max(CHUNK, len(held) - place))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{name} is not UTF-8 ({error.reason}). Save it as UTF-8.") from None
+        held, place, ended = held[place:] + block, 0, not block
+
+    def mark(allowed: str) -> str:
+        """The next character that is not blank; it must be one of these."""
+        nonlocal place
+        while True:
+            while place < len(held) and held[place] in " \t\r\n":
+                place += 1
+            if place < len(held) or ended:
+                break
+            more()
+        found = held[place : place + 1]
+        if not found or found not in allowed:
+            got = show(found) if found else "the end of the file"
+            raise UserError(f"{name}: not JSON (row {number + 1}: expected {' or '.join(allowed)}, got {got}).")
+        return found
+
+    mark("[")
+    place += 1
+    while (found := mark(",]" if number else "{]")) != "]":
+        if found == ",":
+            place += 1
+            mark("{")
+        while True:
+            try:
+                row, end = decoder.raw_decode(held, place)
+                break
+            except json.JSONDecodeError as error:
+                if ended:
+                    raise UserError(f"{name}: not JSON (row {number + 1}: {_plain_words(error)}).") from None
+                more()
+            except (ValueError, RecursionError) as error:
+                raise UserError(f"{name}: not JSON (row {number + 1}: {_why(error)}).") from None
+        number, place = number + 1, end
+        yield row
+
+
+def _csv_rows(text: TextIO, name: str) -> Iterator[Row]:
+    csv.field_size_limit(LONGEST_FIELD)
+    rows = csv.reader(text, strict=True)
+    try:
+        head = next(rows, [])
+        for cells in rows:
+            if len(cells) != len(head):
+                raise UserError(f"{name}:{rows.line_num}: {len(cells)} cells; the head has {len(head)}.")
+            yield dict(zip(head, cells))
+    except csv.Error as error:
+        raise UserError(f"{name}:{rows.line_num}: not CSV ({error}).") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"{name} is not UTF-8 ({error.reason}). Save it as UTF-8.") from None
+
+
+def _parse_line(line: str, where: str) -> Row:
+    try:
+        row = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+    except json.JSONDecodeError as error:
+        raise UserError(f"{where}: not JSON ({_plain_words(error)} at column {error.colno}).") from None
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{where}: not JSON ({_why(error)}).") from None
+    if not isinstance(row, dict):
+        raise UserError(f"{where}: must be an object {{...}}; got {json_type(row)}.")
+    return row
+
+
+def _plain_words(error: json.JSONDecodeError) -> str:
+    return (error.msg[0].lower() + error.msg[1:].removesuffix(" delimiter")).replace("expecting", "expected")
+
+
+def _why(error: Exception) -> str:
+    return "nested too deeply" if isinstance(error, RecursionError) else str(error).split(":")[0].split(";")[0]
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not allowed")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"number {text[:20]} is too large")
+    return value
+
+
+def json_type(value: object) -> str:
+    """What JSON calls the type of a parsed value."""
+    names = {
+        dict: "object",
+        list: "list",
+        str: "text",
+        bool: "true/false",
+        int: "number",
+        float: "number",
+        type(None): "null",
+    }
+    return names.get(type(value), type(value).__name__)

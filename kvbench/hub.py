@@ -1,0 +1,113 @@
+"""The Hugging Face hub, asked briefly: is it there, which commit is it, what files has it?
+
+    answer = ask("model", "Qwen/Qwen3-4B", None)      # Answer(commit="1cfa...", files=("config.json", ...))
+    why(error)                                         # "gated", "missing", ... for what its libraries raise
+
+Its libraries repeat a refused connection for half a minute per file and then say so in many words. One question that is
+put at most `TRIES` times comes first, so that a wrong name or a missing network is told in seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["model", "dataset"]
+Why = Literal["unreachable", "missing", "revision", "gated", "token", "script", "code", "other"]
+
+TRIES = 3
+SECONDS = 10.0  # for each
+PAUSE = 1.0  # before the second; doubled for the third
+_UNREACHABLE = {
+    "ConnectionError",
+    "OfflineModeIsEnabled",
+    "ConnectError",
+    "TimeoutException",
+    "TransportError",
+    "LocalEntryNotFoundError",
+    "gaierror",
+}
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a repository on the hub is at a revision."""
+
+    commit: str
+    files: tuple[str, ...]
+
+
+class HubError(Exception):
+    """The hub gave no answer, or a bad one."""
+
+    def __init__(self, why: Why, error: Exception) -> None:
+        super().__init__(f"{type(error).__name__}: {error}")
+        self.why = why
+
+
+def ask(kind: Kind, name: str, revision: str | None) -> Answer:
+    """Commit and files of a repository. Raises HubError."""
+    import huggingface_hub
+
+    for attempt in range(TRIES):
+        if attempt:
+            time.sleep(PAUSE * 2 ** (attempt - 1))
+        try:
+            info = huggingface_hub.HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=SECONDS)
+        except Exception as error:
+            reason = why(error)
+            if reason != "unreachable" or attempt == TRIES - 1 or huggingface_hub.is_offline_mode():
+                raise HubError(reason, error) from None
+        else:
+            files = tuple(sibling.rfilename for sibling in getattr(info, "siblings", None) or ())
+            return Answer(str(info.sha), files)
+    raise AssertionError  # the last attempt has returned or raised
+
+
+def hush() -> None:
+    """Its libraries tell of every retry, and draw bars where nobody sees them; the outcome is told by us."""
+    import huggingface_hub
+
+    huggingface_hub.logging.set_verbosity_error()
+    if os.environ.get("KVBENCH_NO_PROGRESS") or not sys.stderr.isatty():
+        huggingface_hub.utils.disable_progress_bars()
+
+
+def is_commit(revision: str | None) -> bool:
+    """Whether a revision names one state for good, rather than a branch or a tag."""
+    return revision is not None and _COMMIT.fullmatch(revision) is not None
+
+
+def why(error: Exception) -> Why:
+    """The reason behind an exception of huggingface_hub, datasets or transformers.
+
+    They tell reasons apart by class names, status codes and texts only, and wrap one another's.
+    """
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and len(chain) < 10:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    kinds = {base.__name__ for e in chain for base in type(e).__mro__}
+    text = " ".join(str(e) for e in chain)
+    codes = {getattr(getattr(e, "response", None), "status_code", None) for e in chain}
+    if "loading script" in text or "Dataset scripts are no longer supported" in text:
+        return "script"
+    if "trust_remote_code" in text:
+        return "code"
+    if "GatedRepoError" in kinds or "is a gated" in text:  # "private or gated" stands in the text of a plain 404 too
+        return "gated"
+    if "RevisionNotFoundError" in kinds:
+        return "revision"
+    if kinds & {"DatasetNotFoundError", "RepositoryNotFoundError"}:
+        return "missing"
+    if 401 in codes:
+        return "token"
+    if kinds & _UNREACHABLE or any(code == 429 or (code or 0) >= 500 for code in codes) or "connect to" in text:
+        return "unreachable"
+    return "other"

@@ -1,0 +1,65 @@
+"""RULER's scores: which references occur in an output, as substrings, without regard to case.
+
+Equal to `scripts/eval/synthetic/constants.py` and `postprocess_pred` of NVIDIA/RULER (commit c3f5e3b). Substrings are
+generous ("no" is found in "noteworthy"); `whole_words` says what is left when a reference has to stand alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from kvbench.task import Score
+
+_CONTROL = re.compile(r"[\x00-\x1f]")
+
+
+def postprocess(text: str) -> str:
+    """An output without outer blanks, its control characters as line ends."""
+    return _CONTROL.sub("\n", text.strip()).strip()
+
+
+def found(prediction: str, references: Sequence[str]) -> list[bool]:
+    """Whether each reference occurs in a postprocessed output."""
+    return [reference.lower() in prediction.lower() for reference in references]
+
+
+def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
+    """Whether each reference occurs with no letter, digit or underscore beside it."""
+    return [
+        re.search(rf"(?<!\w){re.escape(reference.lower())}(?!\w)", prediction.lower()) is not None
+        for reference in references
+    ]
+
+
+def score_output(
+    text: str, references: Sequence[str], *, any_reference: bool = False, aux: Mapping[str, float] | None = None
+) -> Score:
+    """The share of references found, or with `any_reference` whether one is; `strict` by `whole_words`."""
+    prediction = postprocess(text)
+    hits, strict = found(prediction, references), whole_words(prediction, references)
+    return Score(
+        value=float(any(hits)) if any_reference else share(hits),
+        strict=float(any(strict)) if any_reference else share(strict),
+        extracted="; ".join(reference for reference, hit in zip(references, hits) if hit) or None,
+        aux=aux or {},
+    )
+
+
+def share(hits: Sequence[bool]) -> float:
+    """Row of `string_match_all`, from 0 to 1."""
+    return sum(hits) / len(hits)
+
+
+def string_match_all(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Mean share of references found, in per cent with two decimals."""
+    return _percent([share(found(text, expected)) for text, expected in zip(predictions, references, strict=True)])
+
+
+def string_match_part(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
+    """Share of outputs in which at least one reference is found, in per cent with two decimals."""
+    return _percent([float(any(found(text, expected))) for text, expected in zip(predictions, references, strict=True)])
+
+
+def _percent(rows: Sequence[float]) -> float:
+    return round(sum(rows) / len(rows) * 100, 2)

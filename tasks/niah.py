@@ -1,0 +1,74 @@
+"""Needle in a haystack: one sentence at eleven depths of texts from 1K to 32K tokens.
+
+    niah@8192                  a random number of seven digits among RULER's noise sentences: no download, and nothing
+                               that a model may know by heart
+    niah/essay@8192            among Paul Graham's essays
+    niah/sandwich@8192         the classic sentence about San Francisco among noise sentences
+    niah/essay-sandwich@8192   the classic test as it is known
+
+Five needles a depth, each in another stretch of the haystack (`cluster_id`); --limit 110 asks for ten.
+Score: share of the key words found in the output. The depth is the category.
+"""
+
+from __future__ import annotations
+
+from kvbench.registry import tasks
+from kvbench.ruler.depth import DEPTHS, SANDWICH, Grid
+from kvbench.ruler.material import ESSAYS, Sources
+from kvbench.ruler.reading import document, place_of_needle, room_for
+from kvbench.scoring.ruler import score_output
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task
+
+NEEDLES = 5  # a depth, without --limit
+NEW_TOKENS = 64
+
+
+@tasks.register("niah")
+class NeedleInAHaystack(Task):
+    suite = "long context"
+    summary = "needle in a haystack, 11 depths of 5 needles at 1K to 32K"
+    variants = ("noise", "essay", "sandwich", "essay-sandwich")
+    lengths = (1024, 2048, 4096, 8192, 16384, 32768)
+    cheap_score = True
+
+    @property
+    def manifest(self) -> Manifest | None:  # type: ignore[override]  # what the haystack needs, if anything
+        return ESSAYS if "essay" in self.variant else None
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        cells = [(number, depth) for number in range(-(-(limit or self.size()) // len(DEPTHS))) for depth in DEPTHS]
+        with room_for(self, NEW_TOKENS) as room:
+            grid = Grid(
+                room=room,
+                material=Sources(source, self.name),
+                essays="essay" in self.variant,
+                sandwich="sandwich" in self.variant,
+            )
+            return [
+                document(f"{depth:03d}-{number}", grid.row(depth, number), f"depth {depth:03d}%")
+                for number, depth in cells[:limit]
+            ]
+
+    def gen(self, model_type: str) -> GenSpec:
+        return GenSpec(max_new_tokens=NEW_TOKENS, thinking=False)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        aux = place_of_needle(doc)
+        if "sandwich" in self.variant:
+            aux |= _rouge(output.text)
+        return score_output(output.text, doc.reference, aux=aux)
+
+    def size(self) -> int:
+        return NEEDLES * len(DEPTHS)
+
+
+def _rouge(text: str) -> dict[str, float]:
+    """Share of the sandwich sentence's words in an output; nothing without the package rouge (extra `longbench`)."""
+    try:
+        from rouge import Rouge
+    except ModuleNotFoundError:
+        return {}
+    try:
+        return {"rouge1_recall": float(Rouge(metrics=["rouge-1"]).get_scores(text, SANDWICH)[0]["rouge-1"]["r"])}
+    except ValueError:  # an output without words
+        return {"rouge1_recall": 0.0}

@@ -1,0 +1,64 @@
+"""RULER (Hsieh et al. 2024): 13 synthetic subtasks at lengths from 4K to 128K, made with the model's own tokenizer.
+
+``ruler@8192`` is all subtasks at one length, ``ruler/vt@8192`` one of them, ``ruler@*`` everything. A length holds the
+chat template and the answer too. The rows are those of NVIDIA's generators (see `kvbench.ruler`), 500 a subtask; the
+first ones with --limit. The answer prefix stands behind the assistant's header.
+
+Score: share of the references found in the output; for the two question-answering sets whether one is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from kvbench.registry import tasks
+from kvbench.ruler.make import make_rows
+from kvbench.ruler.material import ENGLISH_WORDS, ESSAYS, HOTPOTQA, SQUAD, Sources
+from kvbench.ruler.reading import document, place_of_needle, room_for
+from kvbench.ruler.recipes import FAMILIES, LENGTHS, SUBTASKS, Family
+from kvbench.scoring.ruler import score_output
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task
+
+ROWS = 500  # a subtask, without --limit
+LONGEST_OFFLINE_CWE = 32768  # tokens; prompts beyond may hold more words than wonderwords has
+
+
+@tasks.register("ruler")
+class Ruler(Task):
+    suite = "long context"
+    summary = "RULER, 13 subtasks of retrieval, tracing, counting and question answering at 4K to 128K"
+    variants = tuple(SUBTASKS)
+    group = True
+    lengths = LENGTHS
+    averages: ClassVar[Mapping[str, Mapping[str, float]]] = {"mean of 13": dict.fromkeys(SUBTASKS, 1.0)}
+    cheap_score = True
+
+    @property
+    def family(self) -> Family:
+        return FAMILIES[SUBTASKS[self.variant].family]
+
+    @property
+    def manifest(self) -> Manifest | None:  # type: ignore[override]  # what the subtask needs, if anything
+        settings = SUBTASKS[self.variant].settings
+        if settings.get("haystack") == "essay":
+            return ESSAYS
+        if self.variant == "cwe":
+            return ENGLISH_WORDS if self.length > LONGEST_OFFLINE_CWE else None
+        return {"squad": SQUAD, "hotpotqa": HOTPOTQA}.get(settings.get("documents", ""))
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        with room_for(self, self.family.new_tokens) as room:
+            rows = make_rows(self.variant, room, Sources(source, self.name), ROWS if limit is None else limit)
+        return [document(f"{self.variant}-{number}", row, self.variant) for number, row in enumerate(rows)]
+
+    def gen(self, model_type: str) -> GenSpec:
+        return GenSpec(max_new_tokens=self.family.new_tokens, thinking=False)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        return score_output(
+            output.text, doc.reference, any_reference=self.family.any_reference, aux=place_of_needle(doc)
+        )
+
+    def size(self) -> int:
+        return ROWS

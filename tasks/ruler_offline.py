@@ -1,0 +1,21 @@
+"""The six subtasks of RULER that need no download: prompts, scores and lengths as in `ruler`.
+
+(At 64K and 128K `cwe` needs NVIDIA's longer word list: such prompts hold more words than wonderwords has.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from kvbench.tasks.ruler import Ruler
+
+from kvbench.registry import tasks
+from kvbench.ruler.recipes import OFFLINE
+
+
+@tasks.register("ruler_offline", aliases=("ruler-offline",))
+class RulerOffline(Ruler):
+    summary = "the six subtasks of RULER that need no download"
+    variants = OFFLINE
+    averages: ClassVar[Mapping[str, Mapping[str, float]]] = {"mean of 6": dict.fromkeys(OFFLINE, 1.0)}
