@@ -58,7 +58,7 @@ def get_task(name: str) -> Task:
 def expand(name: str) -> list[str]:
     """The names that one entry of --task stands for: itself, the members of a group, or those that fit a pattern."""
     if name.strip().lower().startswith(LM_EVAL):
-        return [name.strip()]
+        return [LM_EVAL + name.strip()[len(LM_EVAL) :]]
     parts = _split(name)
     cls = tasks.get(parts.base)
     known: tuple[str, ...] = getattr(cls, "variants", ())

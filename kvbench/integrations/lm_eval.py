@@ -1,0 +1,338 @@
+"""kvbench as a model of lm-eval: its tasks answered by the engine, with an eviction method at a budget.
+
+    kvbench lm-eval --model kvbench --model_args model=tiny,method=gkv,budget=64 --tasks kvbench_chain
+    lm_eval.simple_evaluate(model=KVBenchLM(method="gkv", budget=64), tasks=["gsm8k"])
+
+Generation is that of `kvbench run`: same engine, plan, stop rules, and random numbers from (seed, task, document,
+sample), so equal prompts give equal answers. Repeats of a request are the samples of one prompt, which is read once.
+
+A log-likelihood is that of the evicted cache: the context is read and evicted, all but its last token, and that token
+and the continuation are read against what is left. The usual way, logits of the prompt's own forward pass, would score
+a one-token answer with the full cache whatever the method.
+
+Not covered: `loglikelihood_rolling` (a text without a prompt evicts nothing that is needed later), several processes
+(``accelerate launch``), images and sound.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import lm_eval.models  # noqa: F401  lm-eval adds its own models only to a registry that is still empty
+from lm_eval.api.instance import Instance
+from lm_eval.api.model import CacheHook, TemplateLM
+from lm_eval.api.registry import register_model
+from lm_eval.models.utils import has_bos_prefix, postprocess_generated_text
+from tqdm import tqdm
+
+from kvbench import __version__, models, prompts
+from kvbench.engine.layout import check_prefill
+from kvbench.engine.loop import Engine
+from kvbench.engine.model import load
+from kvbench.engine.plan import measure, plan_cell, read_shape, use_threads
+from kvbench.errors import SetupError, UserError, show
+from kvbench.integrations.model_args import ModelArgs, in_its_words, read
+from kvbench.integrations.yaml_tasks import DOC, TASK
+from kvbench.lm_eval_source import generation, special_stops
+from kvbench.records import Generation, Request, Sampling, Usage
+
+MARK = "kvbench"  # the key under which a file of answers says whose they are
+
+
+@register_model("kvbench")
+class KVBenchLM(TemplateLM):
+    """A model of lm-eval. `model_args`: see `kvbench.integrations.model_args`.
+
+    Raises:
+        UserError: an argument that does not fit.
+        SetupError: the model cannot be loaded.
+    """
+
+    def __init__(
+        self,
+        batch_size: int | str | None = None,
+        max_batch_size: int | str | None = None,
+        device: str | None = None,
+        **model_args: Any,
+    ) -> None:
+        super().__init__()
+        self.args: ModelArgs = read(model_args, device=device, batch_size=batch_size)
+        run = self.args.run
+        with in_its_words():
+            check_prefill(self.args.method(), run.prefill, self.args.choice.label)
+        info = models.describe(run.model, run.revision)
+        if info.folder is not None:
+            models.check_tokenizer(run.model, info.folder)
+        where = str(info.folder or info.name)
+        self.loaded = load(where, revision=run.revision, device=run.device, dtype=run.dtype)
+        self.tokenizer = self.loaded.tokenizer
+        if run.chat_template is not None:
+            self.tokenizer.chat_template = prompts.load_template(run.chat_template)
+        self.revision = models.revision(models.describe(run.model, run.revision))
+        self.shape = read_shape(self.loaded.model.config)
+        use_threads(self.shape, self.loaded.device)
+        self.machine = measure(self.loaded.device, self.loaded.dtype)
+        self._device = self.loaded.device
+        self._templated = False
+        self._used: list[Usage] = []
+
+    # --- text and tokens ----------------------------------------------------------------------------------------------
+
+    @property
+    def max_length(self) -> int:
+        return self.loaded.context
+
+    @property
+    def eot_token_id(self) -> int:
+        return int(self.tokenizer.eos_token_id)
+
+    @property
+    def prefix_token_id(self) -> int:
+        """Stands for an empty context, as in lm-eval's `hf`."""
+        for found in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            if found is not None:
+                return int(found)
+        raise UserError("the tokenizer has neither a start nor an end token to stand for an empty context.")
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.tokenizer.name_or_path).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+        """Token ids; a template's text and one that begins with the start token get no second one."""
+        if add_special_tokens is None:
+            add_special_tokens = not (self._templated or has_bos_prefix(string, self.tokenizer.bos_token))
+        return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)
+
+    def chat_template(self, chat_template: bool | str = False) -> str | None:
+        """The template that prompts are rendered with. Raises UserError when there is none, or it cannot be used."""
+        self._templated = bool(chat_template)
+        prompts.check_template(self.tokenizer, task="lm-eval --apply_chat_template", chat=self._templated)
+        return super().chat_template(chat_template)
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """Raises UserError where the template refuses; lm-eval's `hf` would drop the system message instead."""
+        self._templated = True
+        switch = {} if self.args.run.thinking is None else {"enable_thinking": self.args.run.thinking}
+        try:
+            text = self.tokenizer.apply_chat_template(
+                chat_history,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=not add_generation_prompt,
+                **switch,
+            )
+        except Exception as error:  # a template is a program
+            raise UserError(f"the chat template fails: {show(str(error) or type(error).__name__)}.") from None
+        return str(text)
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
+        """One text a request, in their order; the same request k times is k samples of it."""
+        repeats: dict[int, int] = {}
+        numbered = []  # (request, sample)
+        for instance in requests:
+            numbered.append((id(instance), repeats.get(id(instance), 0)))
+            repeats[id(instance)] = numbered[-1][1] + 1
+        instances = {id(instance): instance for instance in requests}
+        made = {key: self._question(instance, repeats[key]) for key, instance in instances.items()}
+        owner = {id(request): key for key, request in made.items()}
+        texts: dict[tuple[int, int], str] = {}
+        for done in self._run(list(made.values()), "Generating", disable_tqdm):
+            instance = instances[key := owner[id(done.request)]]
+            text = postprocess_generated_text(done.text, None, self.args.think_end_token)
+            texts[key, done.sample] = text
+            if done.request.sampling.temperature == 0:  # of others one answer would stand for all samples
+                self.cache_hook.add_partial("generate_until", instance.args, text)
+        return [texts[each] for each in numbered]
+
+    def _loglikelihood_tokens(
+        self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
+    ) -> list[tuple[float, bool]]:
+        """(sum of log-probabilities, whether each token was the likeliest) of every continuation."""
+        made = [self._continuation(context, continuation) for _, context, continuation in requests]
+        place = {id(request): index for index, request in enumerate(made)}
+        answers: dict[int, tuple[float, bool]] = {}
+        for done in self._run(made, "Scoring", disable_tqdm):
+            index = place[id(done.request)]
+            answers[index] = sum(done.log_probs), bool(done.greedy)
+            self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
+        return [answers[index] for index in range(len(made))]
+
+    def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
+        raise UserError(
+            "kvbench does not measure the perplexity of whole texts: nothing of them is evicted before it is scored. "
+            "Use tasks that generate, or that score a continuation of a context."
+        )
+
+    def _question(self, instance: Instance, samples: int) -> Request:
+        """A prompt to continue, named as `kvbench run` names it, so that it draws the same random numbers."""
+        context, kwargs = instance.args[:2]
+        spec = generation(kwargs)
+        stop, special = special_stops(spec.stop, self.tokenizer)
+        ids = self._fit(self.tok_encode(context), spec.max_new_tokens, least=1)
+        own = isinstance(instance.doc, dict) and DOC in instance.doc
+        doc_id = str(instance.doc_id) if not instance.idx else f"{instance.doc_id}-{instance.idx}"
+        return Request(
+            task=instance.doc[TASK] if own else f"lm_eval:{instance.task_name}",
+            doc_id=instance.doc[DOC] if own else doc_id,
+            prompt_ids=ids,
+            samples=tuple(range(samples)),
+            max_new_tokens=min(spec.max_new_tokens, self.max_length - len(ids)),
+            sampling=Sampling(temperature=spec.temperature, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p),
+            stop_strings=stop,
+            stop_ids=tuple(int(self.tokenizer.convert_tokens_to_ids(token)) for token in special),
+            seed=self.args.run.seed,
+        )
+
+    def _continuation(self, context: list[int], continuation: list[int]) -> Request:
+        """A continuation to score. Named by its context: all choices of a question meet the same evicted cache, also
+        of a method that draws.
+        """
+        if not continuation:
+            raise UserError("lm-eval asks for the likelihood of an empty continuation.")
+        ids = self._fit(context or [self.prefix_token_id], len(continuation), least=len(continuation))
+        return Request(
+            task="lm_eval",
+            doc_id=hashlib.blake2b(repr(ids).encode(), digest_size=16).hexdigest(),
+            prompt_ids=ids,
+            max_new_tokens=len(continuation),
+            forced=tuple(continuation),
+            seed=self.args.run.seed,
+            compress_at=len(ids) - 1 if len(ids) > 1 else None,
+        )
+
+    def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
+        """A prompt that leaves room for at least `least` tokens; truncated to leave `output` where that was asked for.
+
+        Raises UserError.
+        """
+        if self.args.truncate == "left" and output < self.max_length:
+            ids = ids[-(self.max_length - output) :]
+        if len(ids) + least > self.max_length:
+            raise UserError(
+                f"a prompt of {len(ids)} tokens and {least} more are above the model's context of {self.max_length}. "
+                "truncate=left in model_args drops the first tokens, as lm-eval's 'hf' does."
+            )
+        return tuple(ids)
+
+    # --- the engine ---------------------------------------------------------------------------------------------------
+
+    def _run(self, requests: list[Request], what: str, disable_tqdm: bool) -> Iterator[Generation]:
+        """Every sample as it finishes. Raises SetupError for one that the model could not continue."""
+        batches: dict[Sampling, list[Request]] = {}
+        for request in requests:
+            batches.setdefault(request.sampling, []).append(request)
+        total = sum(len(request.samples) for request in requests)
+        if not total:
+            return
+        with in_its_words():
+            engine = self._engine(requests, total)
+        with tqdm(total=total, desc=what, disable=disable_tqdm) as bar:
+            for done in _chain(engine, batches.values()):
+                if done.status != "ok":
+                    raise SetupError(f"a prompt of {len(done.request.prompt_ids)} tokens: {done.status} ({done.note}).")
+                if done.usage is not None:
+                    self._used.append(done.usage)
+                bar.update()
+                yield done
+
+    def _engine(self, requests: list[Request], sequences: int) -> Engine:
+        """An engine for these requests, planned as `kvbench run` plans a cell."""
+        run, method = self.args.run, self.args.method()
+        max_tokens = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
+        max_output = max(r.max_new_tokens for r in requests)
+        tail = max(len(r.prompt_ids) - (r.compress_at or len(r.prompt_ids)) for r in requests)
+        plan = plan_cell(
+            self.shape,
+            self.machine,
+            method,
+            budget=self.args.budget,
+            interval=run.interval,
+            sequences=sequences,
+            max_tokens=max_tokens,
+            slots=run.slots,
+            device=self.loaded.device,
+            dtype=self.loaded.dtype,
+            max_output=max_output,
+            tail=tail,
+            chunk=run.prefill_chunk if run.prefill == "chunked" else None,
+        )
+        return Engine(
+            self.loaded,
+            method,
+            budget=self.args.budget,
+            interval=run.interval,
+            slots=plan.slots,
+            max_tokens=max_tokens,
+            max_output=max_output,
+            tail=tail,
+            prefill_chunk=run.prefill_chunk,
+            prefill=run.prefill,
+        )
+
+    # --- records ------------------------------------------------------------------------------------------------------
+
+    def set_cache_hook(self, cache_hook: CacheHook) -> None:
+        """Take lm-eval's file of answers (``--use_cache``), which knows them by their prompts alone.
+
+        Raises UserError when it holds the answers of another model, method or budget.
+        """
+        super().set_cache_hook(cache_hook)
+        if (answers := cache_hook.dbdict) is None:
+            return
+        mine, theirs = self._identity(), answers.get(MARK)
+        if theirs is None and len(answers):
+            raise UserError(f"--use_cache {show(answers.filename)} holds answers of another model. Give another file.")
+        if theirs is not None and theirs != mine:
+            changed = ", ".join(f"{k} {theirs.get(k)}, now {mine[k]}" for k in mine if mine[k] != theirs.get(k))
+            raise UserError(
+                f"--use_cache {show(answers.filename)} holds answers of another model ({changed}). Give another file."
+            )
+        answers[MARK] = mine
+
+    def get_model_info(self) -> dict[str, Any]:
+        """For lm-eval's results: what answered, and what it measurably held."""
+        used = self._used
+        after = [u.entries_after_evict for u in used if u.entries_after_evict is not None]
+        return {
+            "model_num_parameters": self.shape.parameters,
+            "model_dtype": str(self.loaded.dtype),
+            "model_revision": self.args.run.revision,
+            "model_sha": self.revision,
+            "kvbench": self._identity()
+            | {
+                "version": __version__,
+                "output_tokens": sum(u.output_tokens for u in used),
+                "evictions": sum(u.evictions for u in used),
+                "entries_after_evict": max(after, default=None),
+                "entries_peak": max((u.entries_peak for u in used), default=None),
+                "kv_bytes_peak": max((u.kv_bytes_peak for u in used), default=None),
+            },
+        }
+
+    def _identity(self) -> dict[str, Any]:
+        """All that can change an answer, its prompt apart."""
+        args, run = self.args, self.args.run
+        return {
+            "model": run.model,
+            "weights": self.revision,
+            "dtype": str(self.loaded.dtype),
+            "method": args.choice.name,
+            "options": args.method().options(),
+            "budget": args.budget,
+            "interval": run.interval,
+            "prefill": run.prefill,
+            "prefill_chunk": run.prefill_chunk if run.prefill == "chunked" else None,
+            "seed": run.seed,
+            "truncate": args.truncate,
+            "think_end_token": args.think_end_token,
+        }
+
+
+def _chain(engine: Engine, batches: Iterable[list[Request]]) -> Iterator[Generation]:
+    for batch in batches:
+        yield from engine.generate(batch)

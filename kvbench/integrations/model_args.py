@@ -1,0 +1,123 @@
+"""lm-eval's ``--model_args`` as a configuration of kvbench, in the words of ``kvbench run``.
+
+    read({"model": "tiny", "method": "gkv", "budget": 64, "gkv.alpha": 0.9}, device=None, batch_size=1)
+
+Options of a method carry its name: ``gkv.alpha=0.9``. lm-eval turns values that look like numbers into numbers; a
+revision such as 1234567 must be quoted, ``revision='1234567'``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.config import PARSERS, Grid, MethodChoice, RunConfig
+from kvbench.errors import SetupError, UserError, show
+from kvbench.eviction import choose
+from kvbench.eviction.api import Method
+from kvbench.eviction.options import check_budget
+from kvbench.plugins import load_plugins
+from kvbench.values import budget, choice, parse, unknown_key
+
+SETTINGS = (
+    "model",
+    "revision",
+    "device",
+    "dtype",
+    "interval",
+    "slots",
+    "seed",
+    "prefill",
+    "prefill_chunk",
+    "thinking",
+    "chat_template",
+    "data",
+    "data_revision",
+    "allow_data_mismatch",
+    "plugin",
+)
+TEXTS = ("model", "revision", "method", "chat_template", "data", "data_revision", "think_end_token")
+TRUNCATE = ("none", "left")
+OWN = ("method", "budget", "truncate", "think_end_token")  # beside the settings of a run
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelArgs:
+    """What lm-eval's user asked of kvbench.
+
+    `run` holds the settings that a run shares. `truncate` "left": the first tokens of a prompt that is too long are
+    dropped, as lm-eval's `hf` model does. `think_end_token`: text up to it is no part of an answer, as in `hf`.
+    """
+
+    run: RunConfig
+    choice: MethodChoice
+    budget: int | float | None
+    truncate: str = "none"
+    think_end_token: str | None = None
+
+    def method(self) -> Method:
+        return choose.make(self.choice.name, dict(self.choice.options))
+
+
+def read(given: Mapping[str, Any], *, device: str | None, batch_size: int | str | None) -> ModelArgs:
+    """Check and convert what lm-eval hands over. Raises UserError.
+
+    batch_size: lm-eval's ``--batch_size``; a number above its default 1 is the number of slots.
+    """
+    values = {key: value for key, value in given.items() if value is not None}
+    if device is not None:
+        values["device"] = device
+    if "slots" not in values and str(batch_size).isdigit() and int(str(batch_size)) > 1:
+        values["slots"] = int(str(batch_size))
+    with in_its_words():
+        return _read(values)
+
+
+def _read(values: dict[str, Any]) -> ModelArgs:
+    options = [(key, str(values.pop(key))) for key in list(values) if "." in key]
+    for key, value in values.items():
+        if key not in (*SETTINGS, *OWN):
+            raise UserError(f"{unknown_key(key, (*SETTINGS, *OWN))} Options of a method are written METHOD.NAME=VALUE.")
+        if key in TEXTS and not isinstance(value, str):
+            raise UserError(f"{key} was read as the number {value!r}; quote it: {key}='...'.")
+    if "plugin" in values:
+        load_plugins(parse("plugin", PARSERS["plugin"], values["plugin"]))
+    name = choose.canonical(values.get("method", "full"))
+    pairs = [_option(name, key, text) for key, text in options]
+    method = choose.parse(name, pairs)
+    size = parse("budget", budget, values["budget"]) if "budget" in values else None
+    check_budget(name, method, size)
+    picked = MethodChoice(name=name, options=choose.changed(name, method))
+    grid = Grid(methods=(picked,), budgets=() if size is None else (size,), tasks=())
+    settings = {key: parse(key, PARSERS[key], values[key]) for key in SETTINGS if key in values}
+    return ModelArgs(
+        run=RunConfig(grids=(grid,), **settings),
+        choice=picked,
+        budget=size,
+        truncate=parse("truncate", choice(*TRUNCATE), values.get("truncate", "none")),
+        think_end_token=values.get("think_end_token"),
+    )
+
+
+def _option(name: str, key: str, text: str) -> tuple[str, str]:
+    """``gkv.alpha`` as `choose.parse` takes it: of a single method the bare name."""
+    method, _, option = key.rpartition(".")
+    method, option = choose.canonical(method), option.replace("-", "_")
+    if method not in name.split("+"):
+        raise UserError(f"option {show(key)} is for method {show(method)}, which is not in {show(name)}.")
+    return (f"{method}.{option}" if "+" in name else option), text
+
+
+@contextlib.contextmanager
+def in_its_words() -> Iterator[None]:
+    """Messages about flags become messages about model_args: ``--budget 512`` is ``budget=512`` there."""
+    try:
+        yield
+    except (UserError, SetupError) as error:
+        text = re.sub(r"--method-opt ", "", str(error))
+        text = re.sub(r"--([a-z_-]+) (\d+)", r"\1=\2", text)
+        text = re.sub(r"--([a-z_-]+)", r"\1", text)
+        raise type(error)(f"model_args: {text}") from error
