@@ -49,6 +49,7 @@ LAYERS = {
     "kvbench.synthetic_task": 2,
     "kvbench.scoring": 1,
     "kvbench.scoring.livecodebench": 2,
+    "kvbench.scoring.livecodebench": 2,
     "kvbench.scoring.livecodebench_harness": 2,
     "kvbench.eviction": 2,
     "kvbench.tasks": 3,

@@ -16,8 +16,10 @@ EPILOG = """Examples:
   kvbench report results/a results/b --baseline rkv --format markdown
   kvbench report results/demo --format csv > demo.csv
   kvbench report results/demo --memory
+  kvbench report results/math --by category
 """
 FORMATS = ("text", "markdown", "csv", "json")
+BY = ("category",)
 
 
 def report(
@@ -38,6 +40,10 @@ def report(
         str | None,
         typer.Option("--out", metavar="DIR", help="Also write Markdown, CSV and JSON files there.", show_default=False),
     ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="category", help="Scores of each category of questions.", show_default=False),
+    ] = None,
     memory: Annotated[
         bool, typer.Option("--memory", help="Nominal and measured bytes instead of scores.", metavar="")
     ] = False,
@@ -49,24 +55,32 @@ def report(
     """Tables of quality, memory and speed: each method at each budget, with error bars and paired comparisons."""
     if format not in FORMATS:
         raise UserError(f"--format {show(format)}: choose {', '.join(FORMATS)}.")
-    if memory and baseline is not None:
-        raise UserError("--memory compares nothing; leave out --baseline.")
+    if by is not None and by not in BY:
+        raise UserError(f"--by {show(by)}: choose {', '.join(BY)}.")
+    if memory and by:
+        raise UserError("--memory and --by are different reports; give one of them.")
+    if (memory or by) and baseline is not None:
+        raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
 
+    from kvbench.report import categories, render
     from kvbench.report import memory as memories
-    from kvbench.report import render
     from kvbench.report.load import find_runs, load
 
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
     loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
-    texts = memories.formats(loaded) if memory else render.formats(loaded, baseline)
+    if memory:
+        texts, names = memories.formats(loaded), memories.FILES
+    elif by:
+        texts, names = categories.formats(loaded), categories.FILES
+    else:
+        texts, names = render.formats(loaded, baseline), render.FILES
     for notice in loaded.notices:
         terminal.warning(notice)
     for run, progress in loaded.unfinished.items():
         terminal.warning(f"run {show(run)} is not finished: {progress}.")
     print(texts["json" if json else format]())
     if out is not None:
-        files = memories.FILES if memory else render.FILES
-        for path in render.save({file: texts[name]() for name, file in files.items()}, Path(out)):
+        for path in render.save({file: texts[name]() for name, file in names.items()}, Path(out)):
             print(f"wrote {path}", file=sys.stderr)
     if require_complete and loaded.unfinished:
         raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")

@@ -124,7 +124,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
     rows = ok_first.drop_duplicates("row_key").sort_index()
     groups = []
     for task, part in rows.groupby("task", observed=True, sort=False):
-        columns = [column for column in SAME if _values(part, column)[1:]] if split else group_by
+        columns = [column for column in SAME if values_of(part, column)[1:]] if split else group_by
         for label, group in _groups(part, columns):
             _check(str(task), group)
             groups.append(Group(str(task), label, group))
@@ -137,7 +137,7 @@ def _filled(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.assign(**{c: rows[c].where(rows[c].notna() | ~old, value) for c, value in FIRST_FORMAT.items()})
 
 
-def _values(rows: pd.DataFrame, column: str) -> list[Any]:
+def values_of(rows: pd.DataFrame, column: str) -> list[Any]:
     """The values of a column in order. Rows without one (the full cache has no interval) agree with every value, and so
     do questions with each other that are drawn differently by the task itself.
     """
@@ -153,7 +153,7 @@ def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> list[tuple[str, pd.Da
         groups = [
             (", ".join(filter(None, (label, f"{SAME[column]} {value}"))), part[_agrees(part[column], value)])
             for label, part in groups
-            for value in _values(part, column)
+            for value in values_of(part, column)
         ]
     return groups
 
@@ -180,7 +180,7 @@ def _check(task: str, rows: pd.DataFrame) -> None:
 
 
 def _check_column(rows: pd.DataFrame, column: str, word: str, remedy: str) -> None:
-    if len(_values(rows, column)) > 1:
+    if len(values_of(rows, column)) > 1:
         found = rows.dropna(subset=[column]).drop_duplicates(column)
         a, b = found.iloc[0], found.iloc[1]
         of = f"{a[RUN]} is of {word} {a[column]} and {b[RUN]} of {word} {b[column]}"

@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 
 from kvbench import __version__, terminal
 from kvbench.errors import SetupError, show
+from kvbench.report import averages
+from kvbench.report.averages import AverageTable, make_averages
 from kvbench.report.columns import cost, flat, quality, samples
 from kvbench.report.load import Loaded
 from kvbench.report.tables import TaskTable, make_tables
@@ -39,26 +41,40 @@ class Report:
 
     loaded: Loaded
     tables: list[TaskTable]
+    averages: list[AverageTable]
 
     @classmethod
     def make(cls, loaded: Loaded, baseline: str | None = None) -> Report:
-        return cls(loaded, make_tables(loaded, baseline))
+        tables = make_tables(loaded, baseline)
+        return cls(loaded, tables, make_averages(loaded.groups, tables))
+
+    def behind(self, table: TaskTable) -> list[AverageTable]:
+        """The averages that stand below a table."""
+        return [found for found in self.averages if found.last is table]
 
 
 def text(report: Report) -> str:
     """Tables for a terminal; ASCII where stdout knows no more."""
     console = terminal.console()
-    ascii_only = terminal.ascii_only()
+    plus_minus = "+-" if terminal.ascii_only() else "±"
+
+    def block(title: str, grids: Sequence[Any], notes: Sequence[str]) -> None:
+        console.print(terminal.clean(title), style="bold")
+        console.print()
+        for grid in grids:
+            console.print(grid)
+            console.print()
+        for note in notes:
+            console.print(terminal.clean(note))
+        console.print()
+
     with console.capture() as captured:
         for table in report.tables:
-            console.print(terminal.clean(_title(table)), style="bold")
-            console.print()
-            for columns in filter(None, (quality(table, "+-" if ascii_only else "±"), cost(table), samples(table))):
-                console.print(drawn(columns, table.cells))
-                console.print()
-            for note in table.notes:
-                console.print(terminal.clean(note))
-            console.print()
+            views = filter(None, (quality(table, plus_minus), cost(table), samples(table)))
+            block(_title(table), [drawn(columns, table.cells) for columns in views], table.notes)
+            for found in report.behind(table):
+                grids = [drawn(averages.columns(found, plus_minus), found.rows)] if found.names else []
+                block(found.title, grids, found.notes)
         console.print(ABOUT)
     return captured.get().rstrip("\n")
 
@@ -71,6 +87,10 @@ def markdown(report: Report) -> str:
             lines += md_table(columns, table.cells)
             lines.append("")
         lines += [f"{md(note)}\n" for note in table.notes]
+        for found in report.behind(table):
+            lines += [f"## {md(found.title)}", ""]
+            lines += [*md_table(averages.columns(found, "±"), found.rows), ""] if found.names else []
+            lines += [f"{md(note)}\n" for note in found.notes]
     lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
     return "\n".join(lines)
 
@@ -95,6 +115,7 @@ def json_text(report: Report) -> str:
             }
             for table in report.tables
         ],
+        "averages": [averages.flat(table, row) for table in report.averages for row in table.rows],
     }
     return json.dumps(document, allow_nan=False)
 

@@ -44,6 +44,7 @@ class Against:
 
     baseline: str
     diff: float
+    se: float
     low: float
     high: float
     p: float
@@ -148,7 +149,7 @@ def _shared(options: Sequence[str]) -> dict[str, Any]:
 def _table(
     group: Group, baseline: str, unfinished: dict[str, str], shared: Mapping[str, Mapping[str, Any]]
 ) -> TaskTable:
-    rows, headline = group.rows, _headline(group.task)
+    rows, headline = group.rows, headline_of(group.task)
     cells: list[CellRow] = []
     scores: list[dict[str, list[float]]] = []
     clusters: dict[str, str] = dict(zip(rows["doc_id"], rows["cluster_id"].fillna(rows["doc_id"])))
@@ -169,7 +170,7 @@ def _table(
     )
 
 
-def _headline(task: str) -> str:
+def headline_of(task: str) -> str:
     """The task's own headline column; of a task that is not installed here, the plain score."""
     try:
         return get_task(task).headline
@@ -276,6 +277,7 @@ def _compare(
             against=Against(
                 baseline=cells[base].method,
                 diff=result.diff,
+                se=result.se,
                 low=max(result.low, -1.0),  # scores lie between 0 and 1
                 high=min(result.high, 1.0),
                 p=p,

@@ -2,6 +2,7 @@
 
     letter_last(text, thinking)      # GPQA, primary: the last choice behind the thinking block
     simple_evals(text)               # GPQA as simple-evals reads it: the first "Answer: X" anywhere
+    longbench_v2(text)               # LongBench v2: "The correct answer is (X)"
 
 None: no choice was found.
 """
@@ -29,4 +30,14 @@ def letter_last(text: str, thinking: bool | None = None) -> str | None:
 def simple_evals(text: str) -> str | None:
     """The first "Answer: X" of the whole output, its letter as written; a small one is wrong there."""
     found = _LINE.search(text)
+    return found[1] if found else None
+
+
+def longbench_v2(text: str) -> str | None:
+    """The letter of the first "The correct answer is (X)", else of the first without brackets; asterisks do not matter.
+
+    Equal to `pred.py: extract_answer` of THUDM/LongBench, so "The correct answer is Berlin" says B.
+    """
+    plain = text.replace("*", "")
+    found = re.search(r"The correct answer is \(([A-D])\)", plain) or re.search(r"The correct answer is ([A-D])", plain)
     return found[1] if found else None

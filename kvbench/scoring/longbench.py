@@ -1,0 +1,210 @@
+"""LongBench's nine metrics (Bai et al. 2023), equal to `metrics.py` and `eval.py` of THUDM/LongBench (2e00731).
+
+    score_row("hotpotqa", "It is Paris.", ["Paris"])       # 0.5, the best over the answers
+
+Every number is in [0, 1]; the official tables show the mean times 100, rounded to two decimals. ROUGE-L comes from the
+package rouge 1.0.1 and Chinese words from jieba 0.42.1 (extra ``longbench``): other versions, and the package
+rouge-score, give other numbers. The ratio of code lines is `difflib`'s, which is what fuzzywuzzy computes where
+python-Levenshtein is not installed, as in the official set-up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import importlib
+import re
+import string
+import threading
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib import metadata
+from typing import Any
+
+from kvbench.errors import SetupError
+
+FIRST_LINE = frozenset({"trec", "triviaqa", "samsum", "lsht"})  # few-shot sets: only the first line counts
+CODE_SKIPPED = ("`", "#", "//")  # a line with one of these is taken for a fence or a comment
+PACKAGES = {"rouge": "1.0.1", "jieba": "0.42.1"}
+_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_PUNCTUATION_ZH = str.maketrans(
+    "",
+    "",
+    string.punctuation
+    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"  # no "《", as there
+    + "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
+)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+
+
+def score_row(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
+    """One output against its reference answers; `all_classes` are those of a classification set.
+
+    Raises SetupError where the set's metric needs a package that is not installed in the right version.
+    """
+    if dataset in FIRST_LINE:
+        prediction = prediction.lstrip("\n").split("\n")[0]
+    if dataset in CLASSIFICATION:
+        return max((classification(prediction, answer, all_classes or ()) for answer in answers), default=0.0)
+    metric = METRICS[dataset]
+    return max((metric(prediction, answer) for answer in answers), default=0.0)
+
+
+def require(dataset: str) -> None:
+    """Raises SetupError unless the packages that a set's metric needs are installed in the right version."""
+    for name in NEEDS.get(METRICS.get(dataset, classification), ()):
+        _package(name)
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+
+
+def qa_f1(prediction: str, answer: str) -> float:
+    """F1 over words as multisets, without case, ASCII punctuation and articles."""
+    return _f1(_words(prediction), _words(answer))
+
+
+def qa_f1_zh(prediction: str, answer: str) -> float:
+    """F1 over jieba's words as multisets, without case, blanks and punctuation (but "《", as there)."""
+    return _f1(_words_zh(prediction), _words_zh(answer))
+
+
+def rouge_l(prediction: str, answer: str) -> float:
+    """ROUGE-L F of the package rouge, which splits sentences at full stops; 0 where it fails.
+
+    It fails on empty texts, and on sentences so long that its recursion (a call for each word of both) reaches the
+    interpreter's limit: about a thousand words, which Chinese texts without an ASCII full stop may have. The official
+    scripts count that as 0. It runs in a thread of its own so that this does not depend on the caller's stack.
+    """
+    rouge, found = _package("rouge"), [0.0]
+
+    def run() -> None:
+        with contextlib.suppress(ValueError, RecursionError):
+            found[0] = rouge.Rouge(metrics=["rouge-l"]).get_scores([prediction], [answer], avg=True)["rouge-l"]["f"]
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    return float(found[0])
+
+
+def rouge_l_zh(prediction: str, answer: str) -> float:
+    """ROUGE-L over jieba's words."""
+    return rouge_l(" ".join(_cut(prediction)), " ".join(_cut(answer)))
+
+
+def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
+    """1 / number of class names found in the output, if the right one is among them.
+
+    Names that are part of the right one do not count. The official loop removes them from the list it walks over, so
+    that the name after a removed one is not looked at; scores depend on it.
+    """
+    found = [name for name in all_classes if name in prediction]
+    for name in found:
+        if name in answer and name != answer:
+            found.remove(name)
+    return 1.0 / len(found) if answer in found else 0.0
+
+
+def count(prediction: str, answer: str) -> float:
+    """Share of the numbers in the output that are the answer, as text."""
+    numbers = re.findall(r"\d+", prediction)
+    return numbers.count(answer) / len(numbers) if numbers else 0.0
+
+
+def retrieval(prediction: str, answer: str) -> float:
+    """Share of the numbers in the output that are the answer's, "Paragraph 12"."""
+    return count(prediction, re.findall(r"Paragraph (\d+)", answer)[0])
+
+
+def retrieval_zh(prediction: str, answer: str) -> float:
+    """Share of the numbers in the output that are the answer's, "段落12"."""
+    return count(prediction, re.findall(r"段落(\d+)", answer)[0])
+
+
+def code_similarity(prediction: str, answer: str) -> float:
+    """Similarity in whole per cent of the answer and the output's first line that is neither fence nor comment."""
+    lines = prediction.lstrip("\n").split("\n")
+    line = next((line for line in lines if not any(mark in line for mark in CODE_SKIPPED)), "")
+    return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100
+
+
+Metric = Callable[[str, str], float]
+CLASSIFICATION = frozenset({"trec", "lsht"})
+METRICS: dict[str, Metric] = {
+    "narrativeqa": qa_f1,
+    "qasper": qa_f1,
+    "multifieldqa_en": qa_f1,
+    "multifieldqa_zh": qa_f1_zh,
+    "hotpotqa": qa_f1,
+    "2wikimqa": qa_f1,
+    "musique": qa_f1,
+    "dureader": rouge_l_zh,
+    "gov_report": rouge_l,
+    "qmsum": rouge_l,
+    "multi_news": rouge_l,
+    "vcsum": rouge_l_zh,
+    "triviaqa": qa_f1,
+    "samsum": rouge_l,
+    "passage_count": count,
+    "passage_retrieval_en": retrieval,
+    "passage_retrieval_zh": retrieval_zh,
+    "lcc": code_similarity,
+    "repobench-p": code_similarity,
+}
+NEEDS: dict[Callable[..., float], tuple[str, ...]] = {
+    qa_f1_zh: ("jieba",),
+    rouge_l: ("rouge",),
+    rouge_l_zh: ("rouge", "jieba"),
+}
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def _f1(prediction: Sequence[str], answer: Sequence[str]) -> float:
+    same = (Counter(prediction) & Counter(answer)).total()
+    if not same:
+        return 0.0
+    precision, recall = same / len(prediction), same / len(answer)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split()
+
+
+def _words_zh(text: str) -> list[str]:
+    words = ("".join(word.lower().translate(_PUNCTUATION_ZH).split()) for word in _cut(text))
+    return [word for word in words if word]
+
+
+def _cut(text: str) -> list[str]:
+    return list(_segmenter().cut(text, cut_all=False))
+
+
+@cache
+def _segmenter() -> Any:
+    """jieba with its own dictionary, read anew: its cache in the folder for temporary files is taken unchecked, so that
+    another version's, or anybody's, would change scores.
+    """
+    segmenter = _package("jieba").Tokenizer()
+    segmenter.FREQ, segmenter.total = segmenter.gen_pfdict(segmenter.get_dict_file())
+    segmenter.initialized = True
+    return segmenter
+
+
+@cache
+def _package(name: str) -> Any:
+    wanted, how = PACKAGES[name], "Install it with 'pip install \"kvbench[longbench]\"'."
+    try:
+        found = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        raise SetupError(f"scores of this LongBench set need the package {name}, which is missing. {how}") from None
+    if found != wanted:
+        raise SetupError(f"scores of this LongBench set are those of {name} {wanted}, and {found} is here. {how}")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # jieba is old
+        return importlib.import_module(name)

@@ -1,0 +1,148 @@
+"""LongBench (Bai et al. 2023, arXiv:2308.14508): 21 sets of questions on long texts, English, Chinese and code.
+
+    longbench                  all sets, with the averages that papers print
+    longbench/hotpotqa         one of them
+
+Prompts and answer lengths are the official ones, bundled (MIT); the six few-shot and code sets go without the chat
+template. A prompt that is too long for the model loses its middle, as in the official script. Scores are those of
+`kvbench.scoring.longbench`. Rows come from the official archive; contexts of other copies hold instructions already.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvbench.errors import SetupError, show
+from kvbench.long_prompt import bundled, check_ids, parts, text_id
+from kvbench.registry import tasks
+from kvbench.scoring.boxed import after_thinking
+from kvbench.scoring.longbench import require, score_row
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+
+HUB, REVISION = "THUDM/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
+SYNTHETIC = "longbench/synthetic_21_sets.jsonl"
+NO_CHAT = frozenset({"trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"})  # as in the official pred.py
+RESERVE = 500  # tokens beside prompt and answer: the chat template's
+
+
+@dataclass(frozen=True, slots=True)
+class Set:
+    category: str
+    language: str
+    rows: int
+
+
+SETS = {
+    "narrativeqa": Set("single-document QA", "en", 200),
+    "qasper": Set("single-document QA", "en", 200),
+    "multifieldqa_en": Set("single-document QA", "en", 150),
+    "multifieldqa_zh": Set("single-document QA", "zh", 200),
+    "hotpotqa": Set("multi-document QA", "en", 200),
+    "2wikimqa": Set("multi-document QA", "en", 200),
+    "musique": Set("multi-document QA", "en", 200),
+    "dureader": Set("multi-document QA", "zh", 200),
+    "gov_report": Set("summarization", "en", 200),
+    "qmsum": Set("summarization", "en", 200),
+    "multi_news": Set("summarization", "en", 200),
+    "vcsum": Set("summarization", "zh", 200),
+    "trec": Set("few-shot learning", "en", 200),
+    "triviaqa": Set("few-shot learning", "en", 200),
+    "samsum": Set("few-shot learning", "en", 200),
+    "lsht": Set("few-shot learning", "zh", 200),
+    "passage_count": Set("synthetic", "en", 200),
+    "passage_retrieval_en": Set("synthetic", "en", 200),
+    "passage_retrieval_zh": Set("synthetic", "zh", 200),
+    "lcc": Set("code", "code", 500),
+    "repobench-p": Set("code", "code", 500),
+}
+
+
+def macro(language: str) -> dict[str, float]:
+    """Weights of the mean over the six categories; code counts in both languages."""
+    members = {name: one.category for name, one in SETS.items() if one.language in (language, "code")}
+    sizes = list(members.values())
+    return {name: 1 / (6 * sizes.count(category)) for name, category in members.items()}
+
+
+@tasks.register("longbench")
+class LongBench(Task):
+    suite = "long context"
+    summary = "LongBench, 21 sets: question answering, summaries, few-shot, retrieval, code; English and Chinese"
+    variants = tuple(SETS)
+    group = True
+    averages: ClassVar[Mapping[str, Mapping[str, float]]] = {
+        "avg16": {name: 1.0 for name, one in SETS.items() if one.language != "zh"},
+        "macro6_en": macro("en"),
+        "macro6_zh": macro("zh"),
+        "avg21": dict.fromkeys(SETS, 1.0),
+    }
+
+    @property
+    def manifest(self) -> Manifest:  # type: ignore[override]  # one for each set
+        return Manifest(
+            path=f"longbench/{self.variant}.jsonl",
+            rows=SETS[self.variant].rows,
+            hub=HUB,
+            files=("data.zip",),
+            member=f"data/{self.variant}.jsonl",
+            revision=REVISION,
+            samples=(f"longbench/{self.variant}.sample.jsonl", SYNTHETIC),
+            where={"dataset": self.variant},
+            licence="MIT; texts under their own licences",
+        )
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        """Raises SetupError also where the set's metric needs a package that is missing: better now than later."""
+        require(self.variant)
+        try:
+            docs = [self.doc(row) for row in self.rows(source)[:limit]]
+        except KeyError as error:
+            raise SetupError(f"data of task {show(self.name)} have no column {show(error.args[0])}.") from None
+        check_ids(self.name, [doc.doc_id for doc in docs], "_id")
+        return docs
+
+    def gen(self, model_type: str) -> GenSpec:
+        samsum = self.variant == "samsum"  # models go on with further dialogues there
+        return GenSpec(
+            max_new_tokens=_bundled("dataset2maxlen.json")[self.variant],
+            stop_tokens=("\n",) if samsum else (),
+            min_new_tokens=1 if samsum else 0,
+            truncate="middle",
+            reserve=RESERVE,
+            chat=self.variant not in NO_CHAT,
+            thinking=False,
+        )
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        text = after_thinking(output.text, True) if output.thinking else output.text
+        value = score_row(self.variant, text, doc.reference, doc.meta["all_classes"])
+        return Score(value=value, aux={"no_answer": float(not text.strip())})
+
+    def rows(self, source: DataSource) -> list[Mapping[str, Any]]:
+        """The set's rows in the source's order."""
+        return list(source.rows(self.name, self.manifest))
+
+    def category(self, row: Mapping[str, Any]) -> str:
+        """The row column `category`."""
+        return SETS[self.variant].category
+
+    def doc(self, row: Mapping[str, Any]) -> Doc:
+        context, question = parts(_bundled("dataset2prompt.json")[self.variant], "{context}")
+        texts = {"context": row["context"], "input": row["input"]}
+        return Doc(
+            doc_id=str(row["_id"]),
+            turns=(Turn(context=context.format(**texts), question=question.format(**texts)),),
+            reference=tuple(row["answers"]),
+            meta={"category": self.category(row), "all_classes": row["all_classes"], "length": row["length"]},
+            cluster_id=text_id(row["context"]),
+        )
+
+
+@functools.cache
+def _bundled(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(bundled(f"longbench/{name}"))
+    return found

@@ -1,0 +1,58 @@
+"""LongBench-E (Bai et al. 2023): 13 sets of LongBench with even shares of short, middle and long texts.
+
+Prompts, answer lengths and scores as in `longbench`. The category is the length by the rows' own column, in words:
+below 4000, below 8000, or more; `kvbench report --by category` prints the table of the paper.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from kvbench.tasks.longbench import SYNTHETIC, LongBench
+
+from kvbench.registry import tasks
+from kvbench.task import DataSource, Manifest
+
+ROWS = {
+    "qasper": 224,
+    "multifieldqa_en": 150,
+    "hotpotqa": 300,
+    "2wikimqa": 300,
+    "gov_report": 300,
+    "multi_news": 294,
+    "trec": 300,
+    "triviaqa": 300,
+    "samsum": 300,
+    "passage_count": 300,
+    "passage_retrieval_en": 300,
+    "lcc": 300,
+    "repobench-p": 300,
+}
+
+
+@tasks.register("longbench_e", aliases=("longbench-e",))
+class LongBenchE(LongBench):
+    summary = "LongBench-E, 13 sets of LongBench in three ranges of length"
+    variants = tuple(ROWS)
+    averages: ClassVar[Mapping[str, Mapping[str, float]]] = {"avg13": dict.fromkeys(ROWS, 1.0)}
+
+    @property
+    def manifest(self) -> Manifest:
+        return dataclasses.replace(
+            super().manifest,
+            path=f"longbench/{self.variant}_e.jsonl",
+            rows=ROWS[self.variant],
+            member=f"data/{self.variant}_e.jsonl",
+            samples=(SYNTHETIC,),
+            where={},
+        )
+
+    def rows(self, source: DataSource) -> list[Mapping[str, Any]]:
+        """The set's rows: a file of its own may name it with or without "_e", the made-up one holds all sets."""
+        return [row for row in super().rows(source) if str(row["dataset"]).removesuffix("_e") == self.variant]
+
+    def category(self, row: Mapping[str, Any]) -> str:
+        length = int(row["length"])
+        return "0-4k" if length < 4000 else "4-8k" if length < 8000 else "8k+"

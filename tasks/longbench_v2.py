@@ -1,0 +1,113 @@
+"""LongBench v2 (Bai et al. 2024, arXiv:2412.15204): 503 questions with four options on texts of 8K to 2M words.
+
+    longbench_v2          the official prompt, answered at once
+    longbench_v2/cot      "Let's think step by step", then a second turn asks for the letter
+
+Prompts are the official ones, bundled (MIT). A model whose context does not hold the official limit of 120,000 tokens
+is asked the 180 questions of length "short" only. Prompts that are too long lose their middle, as officially.
+
+The second turn of `cot` goes on in the same conversation, from the evicted cache. The official script asks it anew,
+without the text, which says nothing about the cache.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from kvbench.errors import SetupError, show
+from kvbench.long_prompt import bundled, check_ids, parts, text_id
+from kvbench.registry import tasks
+from kvbench.scoring.boxed import after_thinking
+from kvbench.scoring.choice import letter_last, longbench_v2
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+
+OFFICIAL_LIMIT = 120_000  # tokens of a prompt
+SHORT, SHORT_ROWS = "short", 180  # up to 32,000 words
+RESERVE = 500  # tokens beside prompt and answer: the chat template's
+FIELDS = {
+    "$Q$": "question",
+    "$C_A$": "choice_A",
+    "$C_B$": "choice_B",
+    "$C_C$": "choice_C",
+    "$C_D$": "choice_D",
+}  # filled one after the other, behind the text: as there, a "$Q$" within the text is filled too
+
+
+@tasks.register("longbench_v2", aliases=("longbench-v2",))
+class LongBenchV2(Task):
+    suite = "long context"
+    summary = "LongBench v2, 503 questions with four options on texts of 8K to 2M words; the short 180 for most models"
+    variants = ("0shot", "cot")
+    cheap_score = True
+    manifest = Manifest(
+        path="longbench_v2/data.json",
+        rows=503,
+        hub="THUDM/LongBench-v2",
+        files=("data.json",),
+        revision="2b48e494f2c7a2f0af81aae178e05c7e1dde0fe9",
+        samples=("longbench_v2/synthetic_format.jsonl",),
+        licence="Apache-2.0",
+    )
+
+    def __init__(self, variant: str = "", length: int = 0) -> None:
+        super().__init__(variant, length)
+        self.short_kept: int | None = None  # how many, where the others are left out
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        assert self.manifest is not None
+        manifest = self.manifest
+        if short := self.reader is not None and self.reader.context < OFFICIAL_LIMIT:
+            manifest = dataclasses.replace(manifest, rows=SHORT_ROWS, where={"length": SHORT})
+        rows = source.rows(self.name, manifest)
+        self.short_kept = len(rows) if short else None
+        try:
+            docs = [self._doc(row) for row in rows[:limit]]
+        except KeyError as error:
+            raise SetupError(f"data of task {show(self.name)} have no column {show(error.args[0])}.") from None
+        check_ids(self.name, [doc.doc_id for doc in docs], "_id")
+        return docs
+
+    def gen(self, model_type: str) -> GenSpec:
+        """Greedy, where the official script draws at temperature 0.1."""
+        new = 1024 if self.variant == "cot" else 128
+        later = new if self.variant == "cot" else 0  # the second answer's
+        return GenSpec(max_new_tokens=new, truncate="middle", reserve=RESERVE + later, thinking=False)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        """No letter is wrong (officially `compensated = False`)."""
+        text = after_thinking(output.text, True) if output.thinking else output.text
+        letter = longbench_v2(text)
+        aux = {"no_answer": float(letter is None), "letter_last": float(letter_last(text) == doc.reference)}
+        return Score(value=float(letter == doc.reference), extracted=letter, aux=aux)
+
+    def notes(self) -> list[str]:
+        if self.short_kept is None:
+            return []
+        return [
+            f"task {show(self.name)} keeps the questions of length {SHORT}, {self.short_kept} here; "
+            f"all {self.size()} are asked where a model's context holds {OFFICIAL_LIMIT:,} tokens."
+        ]
+
+    def _doc(self, row: Mapping[str, Any]) -> Doc:
+        turns = [_first("0shot_cot.txt" if self.variant == "cot" else "0shot.txt", row)]
+        if self.variant == "cot":
+            turns.append(Turn(question=bundled("longbench_v2/0shot_cot_ans.txt").partition("$COT$")[2].lstrip("\n")))
+        return Doc(
+            doc_id=str(row["_id"]),
+            turns=tuple(turns),
+            reference=str(row["answer"]),
+            meta={"category": f"{row['difficulty']}/{row['length']}", "domain": row["domain"]},
+            cluster_id=text_id(row["context"]),
+        )
+
+
+def _first(file: str, row: Mapping[str, Any]) -> Turn:
+    """The prompt of a row."""
+    context, question = parts(bundled(f"longbench_v2/{file}"), "$DOC$")
+    context = context.replace("$DOC$", str(row["context"]).strip())
+    for mark, column in FIELDS.items():
+        text = str(row[column]).strip()
+        context, question = context.replace(mark, text), question.replace(mark, text)
+    return Turn(context=context, question=question)

@@ -1,0 +1,99 @@
+"""LongProc's html_to_tsv (Ye et al. 2025, arXiv:2501.05414): a table of what a web page lists, row by row.
+
+    longproc_html_to_tsv           tables of up to 0.5K tokens; also /0.5k
+    longproc_html_to_tsv/2k        up to 2K tokens
+    longproc_html_to_tsv/8k        up to 8K tokens
+
+The prompt is the official one, bundled (Apache-2.0); greedy without thinking, as HELMET runs it, which asks the first
+100 of each level (--limit 100). Score: F1 over rows (`kvbench.scoring.html_to_tsv`). Rows and pages come from the
+repository's archive; rows of a file of one's own bring their page in the column `html`.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import zipfile
+from collections.abc import Mapping
+from typing import Any
+
+from kvbench.errors import SetupError, show
+from kvbench.long_prompt import bundled, check_ids, parts
+from kvbench.registry import tasks
+from kvbench.scoring.boxed import after_thinking
+from kvbench.scoring.html_to_tsv import row_dup_rate, score_tsv
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+
+COMMIT = "33e64d1f165a6e0020e5f3d904d4fd4c81f3bfec"
+ARCHIVE = Manifest(
+    path=f"longproc/{COMMIT}.zip", rows=None, url=f"https://github.com/princeton-pli/LongProc/archive/{COMMIT}.zip"
+)
+INSIDE = f"LongProc-{COMMIT}"  # the folder in the archive
+ROWS = {"0.5k": 100, "2k": 189, "8k": 120}
+NEW_TOKENS = {"0.5k": 1024, "2k": 3072, "8k": 10240}
+
+
+@tasks.register("longproc_html_to_tsv", aliases=("html_to_tsv",))
+class HtmlToTsv(Task):
+    suite = "long context"
+    summary = "LongProc html_to_tsv, tables from web pages with answers of up to 0.5K, 2K and 8K tokens"
+    variants = tuple(ROWS)
+    cheap_score = True
+
+    @property
+    def manifest(self) -> Manifest:  # type: ignore[override]  # one for each level
+        return Manifest(
+            path=f"longproc/html_to_tsv_{self.variant}.jsonl",
+            rows=ROWS[self.variant],
+            url=ARCHIVE.url,
+            member=f"{INSIDE}/data/html_to_tsv/html_to_tsv_{self.variant}.json",
+            samples=(f"longproc/html_to_tsv_{self.variant}.sample.jsonl",),
+            licence="Apache-2.0; pages of the public web",
+        )
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        rows = source.rows(self.name, self.manifest)[:limit]
+        try:
+            if all("html" in row for row in rows):
+                docs = [_doc(row, row["html"]) for row in rows]
+            else:
+                docs = self._with_pages(rows, source)
+        except KeyError as error:
+            raise SetupError(f"data of task {show(self.name)} have no {show(error.args[0])}.") from None
+        check_ids(self.name, [doc.doc_id for doc in docs], "task_id")
+        return docs
+
+    def gen(self, model_type: str) -> GenSpec:
+        return GenSpec(max_new_tokens=NEW_TOKENS[self.variant], thinking=False)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        text = after_thinking(output.text, True) if output.thinking else output.text
+        found = score_tsv(text, doc.reference)
+        value = found.pop("f1")
+        no_answer = {"no_answer": 1.0 - found["extraction_rate"]}
+        return Score(value=float(value), aux=found | no_answer | {"row_dup_rate": row_dup_rate(text)})
+
+    def _with_pages(self, rows: Any, source: DataSource) -> list[Doc]:
+        """Documents whose pages lie beside the rows in the archive."""
+        file = source.file(self.name, ARCHIVE)
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return [_doc(row, _page(archive, row["html_path"])) for row in rows]
+        except (zipfile.BadZipFile, OSError, UnicodeDecodeError) as error:
+            raise SetupError(f"the pages of task {show(self.name)} in {show(file)} cannot be read: {error}.") from None
+
+
+def _page(archive: zipfile.ZipFile, path: str) -> str:
+    """A page's text with plain line ends, as Python opens a text file."""
+    text = archive.read(posixpath.normpath(f"{INSIDE}/{path}")).decode("utf-8")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _doc(row: Mapping[str, Any], page: str) -> Doc:
+    context, question = parts(bundled("longproc/html_to_tsv.txt"), "{html_str}")
+    texts = {name: row[name] for name in ("task_topic", "task_description", "filtering_instruction", "tsv_header")}
+    return Doc(
+        doc_id=str(row["task_id"]),
+        turns=(Turn(context=context.format(html_str=page), question=question.format(**texts)),),
+        reference=str(row["gt"]),
+        cluster_id=str(row["html_path"]),
+    )
