@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperGroup
 
 from kvbench import __version__, terminal
-from kvbench.commands import audit, bench, data, doctor, lm_eval, repair, report, run, score, show, train, weights
+from kvbench.commands import audit, bench, data, doctor, lm_eval, repair, replay, report, run, score, show, train, weights
 from kvbench.commands import list as list_command
 from kvbench.errors import Interrupted, KVBenchError, UserError
 from kvbench.errors import show as quoted
@@ -60,6 +60,7 @@ app.command("report", epilog=report.EPILOG)(report.report)
 app.command("repair", epilog=repair.EPILOG)(repair.repair)
 app.command("score", epilog=score.EPILOG)(score.score)
 app.command("bench", epilog=bench.EPILOG)(bench.bench)
+app.command("replay", epilog=replay.EPILOG)(replay.replay)
 app.add_typer(data.app, name="data", cls=_Group)
 app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
 app.command("audit", epilog=audit.EPILOG)(audit.audit)

@@ -119,6 +119,8 @@ class RunConfig:
     chat_template: str | None = setting(None, text)  # a file
     no_chat_template: bool = setting(False, flag)
     data: str | None = setting(None, text)  # a folder with task data
+    data_revision: str | None = setting(None, text)  # of the hub's data sets, in place of the pinned ones
+    allow_data_mismatch: bool = setting(False, flag)  # take rows that are not the expected ones, and say so
     task_file: str | None = setting(None, text)  # a task as a JSONL file
     slots: int | Literal["auto"] = setting("auto", whole(1, word="auto"))  # sequences decoded together
     prefill_chunk: int = setting(512, whole(1))
@@ -248,6 +250,7 @@ def _plain(size: Budget) -> int | str:
 PARSERS = {f.name: f.metadata["parser"] for f in dataclasses.fields(RunConfig) if "parser" in f.metadata}
 DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig)}
 SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # who scores; rows say who did
-OPERATIONAL = ("data", "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
+SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; what they are is compared
+OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
 # Settings that runs of the first formats did not have.
 YOUNGER = ("prefill", "compress", "max_prompt_tokens", "multi_turn", *OPERATIONAL[1:])

@@ -40,12 +40,11 @@ def prepare(config: RunConfig, say: Notice) -> Prepared:
         KVBenchError: the model or a task's data cannot be had, a prompt cannot be made, a judge's settings are wrong,
             or programs would have to run where nothing isolates them.
     """
-    info = models.describe(config.model, config.revision)
-    where = str(info.folder or info.name)
+    info = models.fetched(config.model, config.revision)
+    where = info.where
     tokenizer, model_config = _read_model(where, config)
-    info = models.describe(config.model, config.revision)  # of a hub model the commit is known now
     context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
-    data = Data(config.data)
+    data = Data(config.data, revision=config.data_revision, allow_mismatch=config.allow_data_mismatch)
     works = {n: TaskWork.load(n, config, data, tokenizer, model_config.model_type, context) for n in config.tasks}
     needs = {need for work in works.values() for need in work.task.needs}
     if "code" in needs:
@@ -56,9 +55,8 @@ def prepare(config: RunConfig, say: Notice) -> Prepared:
         from kvbench import judge
 
         judge.check(config.services())
-    for work in works.values():
-        for note in work.notes:
-            say(note)
+    for note in (*data.notes(), *(note for work in works.values() for note in work.notes)):
+        say(note)
     return Prepared(info=info, where=where, config=model_config, context=context, works=works)
 
 

@@ -6,6 +6,7 @@ after each whether torch has been imported by then; `kvbench` runs one in its ow
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it: a test asks no hub but one of its own
 
 _BATCH = """
 import contextlib, io, json, os, sys
@@ -44,6 +47,20 @@ def _environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if not k.startswith("KVBENCH_") and k not in ("COLUMNS", "LINES")}
     quiet = {"KVBENCH_NO_PROGRESS": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     return kept | quiet | dict(extra or {})
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Downloads and tables are kept in a folder of the tests, not in the user's."""
+    folder = tmp_path_factory.mktemp("cache")
+    os.environ["XDG_CACHE_HOME"] = str(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(_cache: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test has its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(_cache / hashlib.sha256(request.node.nodeid.encode()).hexdigest()[:16]))
 
 
 @pytest.fixture(scope="session")

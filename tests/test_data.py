@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import data as data_module
 from kvbench.data import Data, hub_error, read_jsonl
 from kvbench.errors import SetupError, UserError
 from kvbench.task import Manifest
@@ -75,7 +74,7 @@ def test_a_missing_folder_is_named(tmp_path: Path):
 
 
 def test_bundled_files_come_before_the_hub(good: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(data_module, "BUNDLED", good)
+    monkeypatch.setattr("kvbench.data.source.BUNDLED", good)
     source = Data(env={"KVBENCH_DATA": ""})
     source.rows("t", manifest())
     assert source.used["t"].source == "bundled"

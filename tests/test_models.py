@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import __version__, env, models, tiny
+from kvbench import __version__, env, hub, models, tiny
 from kvbench.errors import SetupError, UserError
 
 
@@ -119,12 +119,42 @@ def test_what_transformers_could_not_read_is_told_in_one_line(tmp_path: Path) ->
         "model 'org/x' cannot be read: expected value at line 1"
     )
     unreachable = told("org/x", OSError("We could not"), LocalEntryNotFoundError("?"))
-    assert unreachable.startswith(
-        "model 'org/x' is not on this machine and the hub is unreachable. Give a local folder"
+    assert unreachable == (
+        "cannot reach the hub and 'org/x' is not in the local cache. Try again, or give a local folder (--model PATH), "
+        "or HF_HUB_OFFLINE=1 with a cached model."
     )
-    assert "HF_HUB_OFFLINE=1" in unreachable
-    assert "\n" not in unreachable
-    assert "is gated: accept the terms" in told("org/x", OSError("?"), GatedRepoError("?"))
+    assert "'org/x' is gated. Accept its terms on its page" in told("org/x", OSError("?"), GatedRepoError("?"))
+    asks_for_code = ValueError("The repository contains custom code. Please pass trust_remote_code=True.")
+    assert "needs code from its repository, which kvbench never runs" in told(str(tmp_path), asks_for_code)
+
+
+def test_a_plain_404_speaks_of_gated_models_and_is_none() -> None:
+    class RepositoryNotFoundError(Exception):
+        pass
+
+    error = RepositoryNotFoundError("404. If you are trying to access a private or gated repo, make sure ...")
+    assert hub.why(error) == "missing"
+    assert "the hub has no model 'org/x'" in str(models.unreadable("org/x", "org/x", error))
+
+
+def test_weights_that_the_index_names_must_all_be_there(folder: Path) -> None:
+    index = {"weight_map": {"a": "model.safetensors", "b": "b.safetensors", "c": "c.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    with pytest.raises(SetupError, match=r"lacks weights that its index names: b\.safetensors and 1 more\. Download"):
+        models.describe(str(folder))
+    weights(folder / "b.safetensors")
+    weights(folder / "c.safetensors")
+    assert models.describe(str(folder)).where == str(folder)
+
+
+def test_a_part_of_a_hub_model_in_the_cache_is_no_model(folder: Path) -> None:
+    cached = models.ModelInfo(name="org/part", folder=folder)
+    assert cached.where == "org/part"  # it has no tokenizer
+    (folder / "tokenizer.json").write_text("{}")
+    assert cached.where == str(folder)
+    (folder / "model.safetensors").unlink()
+    assert cached.where == "org/part"
+    assert models.describe("tiny").where == str(tiny.path())
 
 
 def test_versions_and_machine() -> None:

@@ -5,6 +5,7 @@ against the decisions of the published reference code (`kvbench.parity`).
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -33,6 +34,8 @@ EPILOG = """Examples:
   kvbench audit --all
   kvbench audit mymethod --plugin mymethod.py --method-opt window=8
   kvbench audit --parity tests/data/parity
+  kvbench audit --sandbox tests/data/attacks --throughput
+  kvbench audit --scorers tests/data/goldens
 """
 
 
@@ -62,6 +65,17 @@ def audit(
             "--parity", metavar="DIR", help="Compare with decisions recorded from the papers' code.", show_default=False
         ),
     ] = None,
+    sandbox: Annotated[
+        str | None,
+        typer.Option("--sandbox", metavar="DIR", help="Run hostile programs in the sandbox.", show_default=False),
+    ] = None,
+    throughput: Annotated[
+        bool, typer.Option("--throughput", help="With --sandbox: also how fast programs are graded.", metavar="")
+    ] = False,
+    scorers: Annotated[
+        str | None,
+        typer.Option("--scorers", metavar="DIR", help="Compare with recorded official scores.", show_default=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", metavar="")] = False,
 ) -> int:
@@ -75,6 +89,24 @@ def audit(
         if not Path(parity).is_dir():
             raise UserError(f"--parity {show(parity)} is not a folder.")
         return audit_parity(Path(parity), json)
+    if sandbox is not None:
+        if methods or every or method_opt or model:
+            raise UserError("--sandbox runs hostile programs and takes no methods, options or model.")
+        if not Path(sandbox).is_dir():
+            raise UserError(f"--sandbox {show(sandbox)} is not a folder.")
+        from kvbench.commands.audit_sandbox import audit_sandbox
+
+        return audit_sandbox(Path(sandbox), as_json=json, throughput=throughput, quiet=quiet)
+    if throughput:
+        raise UserError("--throughput goes with --sandbox.")
+    if scorers is not None:
+        if methods or every or method_opt or model:
+            raise UserError("--scorers compares recorded scores and takes no methods, options or model.")
+        if not Path(scorers).is_dir():
+            raise UserError(f"--scorers {show(scorers)} is not a folder.")
+        from kvbench.commands.audit_scorers import audit_scorers
+
+        return audit_scorers(Path(scorers), as_json=json, quiet=quiet)
     load_plugins(plugin or [])
     chosen = _chosen(methods or [], every, method_opt or [])
     if model is not None:
@@ -180,30 +212,34 @@ def audit_parity(folder: Path, as_json: bool) -> int:
     """Run all cases below a folder, print a table or one JSON document to stdout.
 
     Returns:
-        The exit code: 0 when every decision of every covered case equals the reference's up to ties, and at least one
-        case is covered; 1 otherwise.
+        The exit code: 0 when every decision of every covered case equals the reference's up to ties, every value
+        within rounding, and at least one case is covered; 1 otherwise.
     """
     from kvbench.lazy import torch
     from kvbench.parity.cases import load_cases
     from kvbench.parity.replay import replay
+    from kvbench.parity.values import values
     from kvbench.parity.variants import NotCoveredError, plans
 
     rows: list[dict[str, Any]] = []
+    numbers: list[dict[str, Any]] = []
     not_covered: list[dict[str, str]] = []
     with torch.inference_mode():
         for case in load_cases(folder):
             try:
-                for plan in plans(case):
+                found = values(case)
+                numbers.extend({"case": case.name, **asdict(v), "equal": v.equal} for v in found)
+                for plan in plans(case) if case.has_decisions or not found else ():
                     rows.append(_row(case, plan, replay(case, plan)))
             except NotCoveredError as reason:
                 not_covered.append({"case": case.name, "variant": case.variant, "reason": str(reason)})
             case.__dict__.pop("tensors", None)  # a large folder need not be in memory at once
-    equal = bool(rows) and all(row["equal"] for row in rows)
+    equal = bool(rows or numbers) and all(row["equal"] for row in rows + numbers)
     if as_json:
-        document = {"folder": str(folder), "equal": equal, "cases": rows, "not_covered": not_covered}
+        document = {"folder": str(folder), "equal": equal, "cases": rows, "values": numbers, "not_covered": not_covered}
         terminal.data(document)
     else:
-        _print_tables(rows, not_covered, equal)
+        _print_tables(rows, numbers, not_covered, equal)
     return 0 if equal else 1
 
 
@@ -226,7 +262,9 @@ def _row(case: Case, plan: Plan, results: list[StepResult]) -> dict[str, Any]:
     }
 
 
-def _print_tables(rows: list[dict[str, Any]], not_covered: list[dict[str, str]], equal: bool) -> None:
+def _print_tables(
+    rows: list[dict[str, Any]], numbers: list[dict[str, Any]], not_covered: list[dict[str, str]], equal: bool
+) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -247,6 +285,16 @@ def _print_tables(rows: list[dict[str, Any]], not_covered: list[dict[str, str]],
             steps += f"; not the others: {row['steps_not_judged']}"
         table.add_row(row["case"], f"{row['method']} {options}".strip(), steps, f"{row['min_overlap']:.3f}", verdict)
     console.print(table)
+    if numbers:
+        second = Table(title="values against the reference code", title_justify="left")
+        second.add_column("case", overflow="fold")
+        second.add_column("value", overflow="fold")
+        for heading in ("numbers", "difference / tolerance", "equal"):
+            second.add_column(heading, justify="right")
+        for row in numbers:
+            verdict = "yes" if row["equal"] else "NO"
+            second.add_row(row["case"], row["value"], f"{row['numbers']}", f"{row['error']:.2g}", verdict)
+        console.print(second)
     if not_covered:
         missing = Table(title="not covered", title_justify="left")
         for heading in ("case", "variant", "reason"):
@@ -255,11 +303,14 @@ def _print_tables(rows: list[dict[str, Any]], not_covered: list[dict[str, str]],
             missing.add_row(entry["case"], entry["variant"], entry["reason"])
         console.print(missing)
     good = sum(row["equal"] for row in rows)
-    covered = len({row["case"] for row in rows})
+    covered = len({row["case"] for row in rows + numbers})
     verdict = "all decisions equal up to ties" if equal else "DECISIONS DIFFER" if rows else "nothing was compared"
-    console.print(
-        f"{good} of {len(rows)} comparisons on {covered} cases; {len(not_covered)} cases not covered: {verdict}."
-    )
+    if not all(row["equal"] for row in numbers):
+        verdict = "VALUES DIFFER" if good == len(rows) else "DECISIONS AND VALUES DIFFER"
+    compared = f"{good} of {len(rows)} comparisons"
+    if numbers:
+        compared += f" and {sum(row['equal'] for row in numbers)} of {len(numbers)} values"
+    console.print(f"{compared} on {covered} cases; {len(not_covered)} cases not covered: {verdict}.")
 
 
 def _plain(value: Any) -> str:

@@ -94,7 +94,24 @@ Data = Annotated[
     Text,
     _option("--data", help="Folder with task data. Default: KVBENCH_DATA, bundled, hub.", metavar="DIR", panel=_PROMPT),
 ]
-
+DataRevision = Annotated[
+    Text,
+    _option(
+        "--data-revision",
+        help="Commit or branch of the hub's data sets, in place of the pinned one.",
+        metavar="REV",
+        panel=_PROMPT,
+    ),
+]
+DataMismatch = Annotated[
+    Switch,
+    _option(
+        "--allow-data-mismatch",
+        help="Take data that are not the expected ones; the run's record says so.",
+        metavar="",
+        panel=_PROMPT,
+    ),
+]
 MaxPromptTokens = Annotated[
     Text,
     _option(

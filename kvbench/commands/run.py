@@ -61,6 +61,8 @@ def run(
     chat_template: options.ChatTemplate = None,
     no_chat_template: options.NoChatTemplate = None,
     data: options.Data = None,
+    data_revision: options.DataRevision = None,
+    allow_data_mismatch: options.DataMismatch = None,
     max_prompt_tokens: options.MaxPromptTokens = None,
     multi_turn: options.MultiTurn = None,
     judge: options.Judge = None,

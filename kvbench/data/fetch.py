@@ -9,6 +9,7 @@ right stays, so that the same call again goes on where one was cut off.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -31,8 +32,10 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
         SetupError: they cannot be had or written, or are not the expected ones.
     """
     there = Data(out, allow_mismatch=True, env={})
-    if revision is None and (found := _right(there, task, manifest)) is not None:
-        return found
+    if revision is None and in_folder(out, manifest, "--data") is not None:
+        with contextlib.suppress(KVBenchError):  # what is damaged is fetched anew
+            if (found := there.check(task, manifest)) and not found.mismatch:
+                return found
     place = Data(revision=revision, env={}).find(task, manifest)
     place = place or hub.fetch(task, manifest, revision or manifest.revision, bar)
     for target, source in _copies(out, manifest, place).items():
@@ -46,19 +49,9 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
     used = there.check(task, manifest)
     if used is None or (used.mismatch and revision is None):
         what = used.mismatch if used else "nothing was written"
-        raise SetupError(f"data of task {show(task)} from {show(place.location)} are not the expected ones: {what}.")
+        where = used.location if used else place.location
+        raise SetupError(f"data of task {show(task)} in {show(where)} are not the expected ones: {what}.")
     return used
-
-
-def _right(there: Data, task: str, manifest: Manifest) -> DataUsed | None:
-    """What the folder holds, if it is whole and the expected one."""
-    if there.path is None or in_folder(there.path, manifest, "--data") is None:
-        return None
-    try:
-        used = there.check(task, manifest)
-    except KVBenchError:
-        return None
-    return used if used and not used.mismatch else None
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:

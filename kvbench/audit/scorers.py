@@ -1,0 +1,219 @@
+"""Our scorers against recorded results of the official ones, row by row.
+
+    for row in audit(read_goldens(Path("tests/data/goldens"))): ...
+
+A golden file is known by its name (`FILES`); each of its rows holds a scorer's input and what the official scorer said.
+Values are equal when they are the same, numbers to a relative 1e-9. Mathematics is scored as a run does it, in a
+process that is killed when it hangs; programs run in the sandbox.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench import stats
+from kvbench.data import read_jsonl
+from kvbench.errors import KVBenchError, UserError, show
+from kvbench.scoring.pool import ScorePool
+from kvbench.task import Doc, Output, Turn
+from kvbench.task_names import get_task
+
+Golden = Mapping[str, Any]
+Values = dict[str, Any]  # by the golden's own names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """One golden and what our scorer says of it; `error` where it says nothing."""
+
+    file: str
+    id: str
+    note: str
+    expected: Values
+    found: Values
+    error: str = ""
+
+    @property
+    def differences(self) -> list[str]:
+        """Names of the values that differ."""
+        return [name for name, value in self.found.items() if not _same(value, self.expected[name])]
+
+    @property
+    def equal(self) -> bool:
+        return not self.error and not self.differences
+
+
+def read_goldens(folder: Path) -> dict[str, list[Golden]]:
+    """The rows of every golden file in a folder, by its name. Raises UserError when there is none, or a broken one."""
+    files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
+    if not files:
+        raise UserError(f"{show(folder)} holds no golden files ({', '.join(sorted(FILES))}).")
+    return {path.name: [row for _, row in read_jsonl(path, str(path))] for path in files}
+
+
+def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[Row]:
+    """Score every row."""
+    with ScorePool() as pool:
+        for name, rows in goldens.items():
+            for number, row in enumerate(rows, start=1):
+                yield _compare(name, row, str(row.get("id", f"line {number}")), pool)
+
+
+def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> Row:
+    found: Values = {}
+    expected: Values = {}
+    error = ""
+    try:
+        found = {field: _plain(value) for field, value in FILES[file](row, pool).items()}
+        expected = {field: row[field] for field in found}
+    except KVBenchError as failed:
+        error = str(failed)
+    except KeyError as missing:
+        error = f"the golden has no {missing}"
+    except Exception as failed:  # whatever a scorer may raise is what is looked for here
+        error = f"{type(failed).__name__}: {failed}"
+    return Row(file=file, id=name, note=str(row.get("note", "")), expected=expected, found=found, error=error)
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: a number that cannot be had is null."""
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
+        return ours.keys() == theirs.keys() and all(_same(ours[name], theirs[name]) for name in ours)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    if isinstance(ours, bool) != isinstance(theirs, bool):
+        return False
+    if isinstance(ours, (int, float)) and isinstance(theirs, (int, float)):
+        return math.isclose(ours, theirs, rel_tol=1e-9, abs_tol=1e-12)
+    return bool(ours == theirs)
+
+
+# --- one function for each file ---------------------------------------------------------------------------------------
+
+
+def _longbench(row: Golden, pool: ScorePool) -> Values:
+    from kvbench.scoring import longbench
+
+    return {"expected": longbench.score_row(row["dataset"], row["prediction"], row["answers"], row["all_classes"])}
+
+
+def _longbench_v2(row: Golden, pool: ScorePool) -> Values:
+    from kvbench.scoring import choice
+
+    letter = choice.longbench_v2(row["output"])
+    return {"extracted": letter, "expected": letter == row["gold"]}
+
+
+def _ruler(row: Golden, pool: ScorePool) -> Values:
+    from kvbench.scoring import ruler
+
+    metric = {"string_match_all": ruler.string_match_all, "string_match_part": ruler.string_match_part}[row["metric"]]
+    outputs = [ruler.postprocess(text) for text in row["predictions"]]
+    each = [metric([text], [references]) for text, references in zip(outputs, row["references"], strict=True)]
+    return {"expected": metric(outputs, row["references"]), "expected_per_row": each}
+
+
+def _math(row: Golden, pool: ScorePool) -> Values:
+    doc = Doc(doc_id=row["id"], turns=(Turn(question=""),), reference=row["gold"])
+    output = Output(text=row["output"], stop_reason="stop", prompt_tokens=0, output_tokens=0, thinking=row["thinking"])
+    score = pool.submit(get_task("math500"), doc, output).result()
+    if score.value is None:
+        raise UserError(score.note)
+    return {"expected": score.value == 1.0, "expected_strict_boxed": score.strict == 1.0}
+
+
+def _gsm8k(row: Golden, pool: ScorePool) -> Values:
+    from kvbench.scoring.gsm8k import lm_eval_filters
+
+    found = lm_eval_filters(row["output"], row["gold"])
+    return {"expected_strict": found["lm_eval_strict"], "expected_flexible": found["lm_eval_flexible"]}
+
+
+def _gpqa(row: Golden, pool: ScorePool) -> Values:
+    from kvbench.scoring import choice
+
+    first, last = choice.simple_evals(row["output"]), choice.letter_last(row["output"])
+    return {
+        "simple_evals_extracted": first,
+        "expected_simple_evals": first == row["gold"],
+        "proposed_extracted": last,
+        "expected_proposed": last == row["gold"],
+    }
+
+
+def _mt_bench(row: Golden, pool: ScorePool) -> Values:
+    from kvbench.judge import parse
+
+    read: dict[str, Callable[[str], Any]] = {"single_rating": parse.rating, "pairwise": parse.verdict}
+    return {"expected": read[row["metric"]](row["judgment"])}
+
+
+def _html_to_tsv(row: Golden, pool: ScorePool) -> Values:
+    from kvbench.scoring.html_to_tsv import score_tsv
+
+    found = score_tsv(row["prediction"], row["reference"])
+    return {"expected": {name: found[name] for name in row["expected"]}}
+
+
+def _extract_code(row: Golden, pool: ScorePool) -> Values:
+    from kvbench.scoring.livecodebench import extract_code
+
+    return {"expected": extract_code(row["output"])}
+
+
+def _livecodebench(row: Golden, pool: ScorePool) -> Values:
+    from kvbench import sandbox
+    from kvbench.scoring.livecodebench import grade
+
+    tests = row["input_output"]
+    verdict = grade(
+        row["code"],
+        tests["inputs"],
+        tests["outputs"],
+        tests["fn_name"],
+        sandbox=sandbox.choose(),
+        seconds=row["timeout_s"],
+    ).lcb
+    return {
+        "expected_pass": verdict.passed,
+        "expected_error_code": verdict.code,
+        "expected_results": list(verdict.results),
+    }
+
+
+def _stats(row: Golden, pool: ScorePool) -> Values:
+    match row["metric"]:
+        case "pass_at_k":
+            return {"expected": stats.pass_at_k(row["n"], row["c"], row["k"])}
+        case "cluster_se":
+            found = stats.estimate(row["scores"])
+            return {"mean": found.mean, "se_clustered": found.se, "se_fixed_questions": found.se_fixed}
+        case "paired_diff":
+            compared = stats.paired(row["scores_a"], row["scores_b"], permutations=1)
+            return {"mean_diff": compared.diff, "se_paired": compared.se}
+    raise UserError(f"no statistic {show(row['metric'])} is known")
+
+
+FILES: dict[str, Callable[[Golden, ScorePool], Values]] = {
+    "gpqa_extract.jsonl": _gpqa,
+    "gsm8k_filters.jsonl": _gsm8k,
+    "html_to_tsv.jsonl": _html_to_tsv,
+    "livecodebench.jsonl": _livecodebench,
+    "livecodebench_extract.jsonl": _extract_code,
+    "longbench.jsonl": _longbench,
+    "longbench_v2_extract.jsonl": _longbench_v2,
+    "math.jsonl": _math,
+    "mt_bench_parse.jsonl": _mt_bench,
+    "passk_stats.jsonl": _stats,
+    "ruler.jsonl": _ruler,
+}

@@ -1,0 +1,150 @@
+"""Models that cannot be had or used, from a folder or a hub on this machine: B041 to B055 of the bad inputs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from support.hub import COMMIT, Hub, Repo, environment
+
+from kvbench import tiny
+
+TOKEN = "hf_canaryABCDEFGHIJKLMNOPQRSTUVWXYZ"
+CONFIG = {"model_type": "qwen3", "max_position_embeddings": 32768}
+RUN = "run --method knorm --budget 32 --task walk/orbit-100 --limit 1 --interval 8 --max-new-tokens 8 --samples 1 -q"
+TINY = {
+    path.name: path.read_bytes()
+    for path in tiny.path().iterdir()
+    if path.suffix in (".json", ".safetensors") and not path.name.startswith(("card", "duo", "headkv"))
+}
+REPOS = {
+    "org/gated": Repo({"config.json": b"{}", "model.safetensors": b""}, gated=True),
+    "org/pickled": Repo({"config.json": json.dumps(CONFIG).encode(), "pytorch_model.bin": b"x"}),
+    "org/notes": Repo({"README.md": b"#"}),
+    "org/own-code": Repo(
+        {
+            "config.json": json.dumps({"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}).encode(),
+            "mine.py": b"raise SystemExit('the code of a repository ran')",
+            "model.safetensors": b"",
+            "tokenizer.json": b"{}",
+        }
+    ),
+    "org/tiny": Repo(TINY),
+}
+REFUSED = {  # model and more -> text
+    "org/none": "error: the hub has no model 'org/none' (or it is private and HF_TOKEN is not set).",  # B043
+    "org/gated": "error: 'org/gated' is gated. Accept its terms on its page, then set HF_TOKEN or run 'hf auth login'.",
+    "org/pickled": "error: 'org/pickled' has only pickle weights (pytorch_model.bin). kvbench loads safetensors only",
+    "org/notes": "error: 'org/notes' has no config.json on the hub; it is not a model of transformers.",
+    "org/own-code": "error: 'org/own-code' needs code from its repository, which kvbench never runs.",  # B047
+    "org/tiny --revision v9": "error: model 'org/tiny' has no revision 'v9' on the hub.",
+    "./own-code": "error: './own-code' needs code from its repository, which kvbench never runs.",
+    "./lacking": "error: './lacking' lacks weights that its index names: model-00002-of-00002.safetensors.",
+    "./mixed": "error: the tokenizer has 600 tokens and the model 512 embeddings; they do not belong together.",  # B051
+}
+
+
+def weights(path: Path) -> None:
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    path.write_bytes(struct.pack("<Q", len(header)) + header + b"\0" * 4)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    for name, config in (
+        ("own-code", {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}),
+        ("lacking", CONFIG),
+    ):
+        (path / name).mkdir()
+        (path / name / "config.json").write_text(json.dumps(config))
+        (path / name / "tokenizer.json").write_text("{}")
+    weights(path / "own-code/model.safetensors")
+    (path / "own-code/mine.py").write_text("raise SystemExit('the code of a folder ran')")
+    shards = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+    weights(path / "lacking" / shards[0])
+    index = {"weight_map": dict(zip("ab", shards))}
+    (path / "lacking/model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copytree(tiny.path(), path / "mixed", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    tokenizer = json.loads((path / "mixed/tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary |= {f"more{number}": number for number in range(len(vocabulary), 600)}
+    (path / "mixed/tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def hub() -> Iterator[Hub]:
+    with Hub(REPOS).running() as hub:
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def session(calls: Callable, hub: Hub, folder: Path) -> dict:
+    """All calls with a hub that answers."""
+    variables = environment(hub.url, folder) | {"HF_TOKEN": TOKEN}
+    lines = {name: f"{RUN} --model {name}" for name in REFUSED}
+    lines |= {
+        "usage first": f"{RUN} --model org/none --seed x",
+        "plan": f"{RUN} --model org/tiny --dry-run --json",
+        "shape": "list models org/tiny --json",
+        "run": f"{RUN} --model org/tiny --run-name r1",
+        "again": f"{RUN} --model org/tiny --run-name r1",
+    }
+    return dict(zip(lines, calls(folder, [(line.split(), variables) for line in lines.values()])))
+
+
+@pytest.mark.parametrize("model", REFUSED)
+def test_what_cannot_be_used(session: dict, model: str) -> None:
+    result = session[model]
+    assert result.code == 3, result.err
+    assert REFUSED[model] in result.err
+    assert len(result.err.splitlines()) == 1
+    assert TOKEN not in result.err + result.out
+
+
+def test_the_token_is_used_and_never_shown(session: dict, hub: Hub, folder: Path) -> None:
+    assert session["run"].code == 0, session["run"].err
+    assert f"Bearer {TOKEN}" in hub.tokens
+    kept = [path for path in (folder / "results").rglob("*") if path.is_file()]
+    assert kept
+    assert not any(TOKEN.encode() in path.read_bytes() for path in kept)
+
+
+def test_a_usage_error_is_told_without_asking_the_hub(session: dict) -> None:
+    result = session["usage first"]
+    assert (result.code, result.torch) == (2, True)
+    assert result.err.startswith("error: --seed must be")
+
+
+def test_a_plan_fetches_no_weights(session: dict, hub: Hub) -> None:
+    assert session["plan"].code == 0, session["plan"].err
+    assert json.loads(session["plan"].out.splitlines()[-1])["rows_planned"] == 1
+    assert json.loads(session["shape"].out)["num_hidden_layers"] == json.loads(TINY["config.json"])["num_hidden_layers"]
+
+
+def test_a_run_after_a_plan_fetches_the_rest(session: dict, folder: Path) -> None:
+    """The cache then holds a part of the model, which is no model."""
+    assert session["run"].code == 0, session["run"].err
+    record = json.loads((folder / "results/r1/run.json").read_text())
+    assert record["environment"]["model"] == {"model": "org/tiny", "model_revision": COMMIT}
+    assert session["again"].code == 0, session["again"].err
+
+
+def test_a_cached_model_needs_no_hub(session: dict, calls: Callable, folder: Path) -> None:
+    nowhere = environment("http://127.0.0.1:9", folder)
+    (result,) = calls(folder, [(f"{RUN} --model org/tiny --run-name r2".split(), nowhere)])
+    assert result.code == 0, result.err
+
+
+def test_an_unreachable_hub_is_told_soon(kvbench: Callable, folder: Path, tmp_path: Path) -> None:
+    result = kvbench(*f"{RUN} --model org/x".split(), cwd=folder, env=environment("http://127.0.0.1:9", tmp_path))
+    assert result.code == 3
+    assert result.err == (
+        "error: cannot reach the hub and 'org/x' is not in the local cache. Try again, or give a local folder "
+        "(--model PATH), or HF_HUB_OFFLINE=1 with a cached model.\n"
+    )  # B045
