@@ -16,6 +16,7 @@ from kvbench.audit.events import evictions, held_at
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Broken, NotApplicable
 from kvbench.audit.trial import Trial
 from kvbench.engine.paged import PAGE
+from kvbench.eviction.columns import expanded
 from kvbench.records import Request
 
 TOLERANCE = 1e-4  # of logits, relative to the largest; arithmetic is float32
@@ -157,7 +158,8 @@ def memory(case: Case, layout: AuditLayout) -> None:
     trial = case.main(layout)
     if trial.lost_pages:
         raise Broken(trial.lost_pages)
-    g, columns = case.evicting[0], len(case.method.columns())
+    g = case.evicting[0]
+    columns = len(expanded(case.method.columns(), g.group))
     size = (g.head_dim + g.value_dim) * case.loaded.dtype.itemsize + 4 + 4 * columns
     if any((other.head_dim, other.value_dim) != (g.head_dim, g.value_dim) for other in case.evicting):
         raise NotApplicable("layers have entries of different sizes")

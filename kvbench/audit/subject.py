@@ -18,9 +18,11 @@ from kvbench import tiny
 from kvbench.audit.outcome import NotApplicable
 from kvbench.engine.model import LoadedModel, load, prepare
 from kvbench.engine.weights import TABLES, find, model_fields, save_weights
-from kvbench.errors import SetupError
-from kvbench.eviction.api import Method
+from kvbench.errors import KVBenchError
+from kvbench.eviction.api import Method, Weights
+from kvbench.eviction.columns import GivenColumn, QueryHeadColumn
 from kvbench.eviction.combined import Combined
+from kvbench.eviction.learned import LearnedWeights
 from kvbench.models import TINY, describe
 
 # Name -> (configuration class, layers, query heads, KV heads, head dimension).
@@ -43,36 +45,36 @@ class Subject:
     full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `case`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
-        """The method with tables and a draft model, and the model beside which they lie.
+        """The method with tables, trained weights and a draft model, and the model beside which they lie.
 
-        Tables that the model does not have are drawn at random: no invariant depends on their worth. Raises
-        NotApplicable for weights of a kind that cannot be drawn.
+        Those that the model does not have are drawn at random: no invariant depends on their worth. Raises
+        NotApplicable for an oracle, and for weights of a kind that cannot be drawn.
         """
+        if method.oracle:
+            raise NotApplicable("an oracle; only 'kvbench replay' runs it")
         method = _filled(method, "draft", None, lambda: self.source or self._saved)
+        if not _served(method):
+            raise NotApplicable("the engine does not hand over what it reads of new tokens and query heads")
         weights, loaded = method.weights(), self.loaded
         if weights is None or weights.path != "auto":
             return method, loaded
         try:
             path = find(weights, loaded.folder)
-        except SetupError:
-            path = self._random_table(weights.kind)
+        except KVBenchError:
+            path = self._drawn(weights)
             loaded = dataclasses.replace(loaded, folder=path.parent)
-        for name, value in _options(method).items():
-            if value == "auto":
-                method = _filled(method, name, "auto", lambda: str(path))
-        return method, loaded
+        option = weights.option if isinstance(weights, LearnedWeights) else "table"
+        return _filled(method, option, "auto", lambda: str(path)), loaded
 
-    def _random_table(self, kind: str) -> Path:
-        if kind not in TABLES:
-            raise NotApplicable(f"there are no weights {kind!r} for this model, and none can be drawn at random")
-        path = self.scratch / f"{kind}.safetensors"
+    def _drawn(self, weights: Weights) -> Path:
+        """A file with random weights; its card says that they are."""
+        config = self.loaded.model.config
+        tensors = draw(weights, config)
+        folder = self.scratch / "-".join(["drawn", *(str(size) for t in tensors.values() for size in t.shape)])
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{weights.kind}.safetensors"
         if not path.exists():
-            ours, generator = model_fields(self.loaded.model.config), torch.Generator().manual_seed(0)
-            tensors = {
-                name: torch.rand([ours[f] for f in fields], generator=generator) ** 4
-                for name, fields in TABLES[kind].items()
-            }
-            save_weights(path, kind, tensors, self.loaded.model.config, base_model=self.name, made={"how": "random"})
+            save_weights(path, weights.kind, tensors, config, base_model=self.name, made={"how": "random"})
         return path
 
     @cached_property
@@ -84,9 +86,22 @@ class Subject:
         return str(folder)
 
 
-def _options(method: Method) -> dict[str, Any]:
-    parts = (method.first, method.second) if isinstance(method, Combined) else (method,)
-    return {f.name: getattr(part, f.name) for part in parts for f in dataclasses.fields(part)}
+def _served(method: Method) -> bool:
+    """Whether the engine calls `on_tokens`, and keeps columns for query heads."""
+    special = any(isinstance(column, (GivenColumn, QueryHeadColumn)) for column in method.columns())
+    return hasattr(Method, "on_tokens") or not special
+
+
+def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
+    """Random weights that fit a method and a model. Raises NotApplicable for a kind whose shapes nobody knows."""
+    ours, generator = model_fields(config), torch.Generator().manual_seed(0)
+    if isinstance(weights, LearnedWeights):
+        shapes = weights.shapes(ours)
+        return {n: torch.randn(shape, generator=generator) * 2 / shape[-1] ** 0.5 for n, shape in shapes.items()}
+    if weights.kind not in TABLES:
+        raise NotApplicable(f"there are no weights {weights.kind!r} for this model, and none can be drawn at random")
+    sizes = {name: [ours[f] for f in fields] for name, fields in TABLES[weights.kind].items()}
+    return {name: torch.rand(size, generator=generator) ** 4 for name, size in sizes.items()}
 
 
 def _filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:

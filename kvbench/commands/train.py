@@ -1,9 +1,12 @@
-"""``kvbench train headkv|duo``: tables that methods need, made for one model. Imports torch only once it works."""
+"""``kvbench train METHOD``: weights and tables that methods need, made for one model. torch is imported at work only."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -14,51 +17,179 @@ from kvbench.problems import Problems
 from kvbench.progress import Progress
 from kvbench.registry import did_you_mean
 from kvbench.store import check_out
-from kvbench.values import parse, whole
+from kvbench.train.catalogue import RECIPES, TABLES, Entry
+from kvbench.values import BadValue, number, parse, whole
 
 if TYPE_CHECKING:
     from kvbench.train.head_tables import Made
+    from kvbench.train.loop import Trained
 
 EPILOG = """Examples:
+  kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
+  kvbench train lookaheadkv --model Qwen/Qwen3-4B --data questions.jsonl --out runs/q4 --opt rows=32 --opt rank=8
   kvbench train headkv --model tiny --out tables
   kvbench train duo --model tiny --out tables --samples 8 --json
 """
-KINDS = {"headkv": "importance of every query head", "duo": "how far every KV head looks"}
+NAMES = (*RECIPES, *TABLES)
 SHOWN = 8
+TABLE_SAMPLES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbers:
+    samples: int | None
+    seed: int
+    steps: int | None
+    lr: float | None
+    batch: int | None
 
 
 def train(
-    kind: Annotated[str, typer.Argument(metavar="headkv|duo", help="Method that needs the table.", show_default=False)],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the two files.", show_default=False)],
+    kind: Annotated[
+        str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(NAMES)}.", show_default=False)
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the files.", show_default=False)],
     model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Folder, hub name, or tiny.")] = TINY,
-    samples: Annotated[str, typer.Option("--samples", metavar="N", help="Texts to read.")] = "32",
-    seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of the texts.")] = "0",
+    data: Annotated[
+        str | None,
+        typer.Option(
+            "--data", metavar="FILE", help="JSON lines with a field 'question'. Default: built-in tasks."
+        ),
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option("--samples", metavar="N", help="Texts to read, or answers to collect.")
+    ] = None,
+    steps: Annotated[str | None, typer.Option("--steps", metavar="N", help="Optimiser steps.")] = None,
+    lr: Annotated[str | None, typer.Option("--lr", metavar="X", help="Peak learning rate.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", metavar="N", help="Answers in a step.")] = None,
+    opt: Annotated[
+        list[str] | None, typer.Option("--opt", metavar="NAME=VALUE", help="A setting of the recipe; repeatable.")
+    ] = None,
+    seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.", metavar="")] = False,
 ) -> None:
-    """Make the table of heads that a method needs: estimated from the attention of a model, without training it.
+    """Make what a method needs for a model: trained weights, or a table of heads estimated from its attention.
 
-    Writes DIR/headkv.safetensors (or duo.safetensors) and a card of the same name, .json; earlier ones are replaced.
+    Writes DIR/METHOD.safetensors and a card of the same name, .json. After a kill the same command goes on where the
+    last checkpoint was. A method finds the file beside the model, or by its option.
     """
-    if kind not in KINDS:
-        raise UserError(f"cannot train {show(kind)}.{did_you_mean(kind, list(KINDS))} There are {', '.join(KINDS)}.")
-    problems, numbers = Problems(), {}
-    for name, raw, parser in (("samples", samples, whole(1)), ("seed", seed, whole(0, 2**64 - 1))):
+    if kind not in NAMES:
+        raise UserError(f"cannot train {show(kind)}.{did_you_mean(kind, list(NAMES))} There are {', '.join(NAMES)}.")
+    problems = Problems()
+    found: dict[str, Any] = {}
+    positive = number("a finite number > 0", lambda x: x > 0)
+    parsers = {"samples": whole(1), "seed": whole(0, 2**64 - 1), "steps": whole(1), "lr": positive, "batch": whole(1)}
+    for name, raw in (("samples", samples), ("seed", seed), ("steps", steps), ("lr", lr), ("batch", batch)):
         with problems.collect():
-            numbers[name] = parse(f"--{name}", parser, raw)
+            found[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
+    options: dict[str, Any] = {}
+    with problems.collect():
+        options = _options(kind, opt or [])
+    with problems.collect():
+        if kind in TABLES and (unused := [n for n, v in (("--data", data), ("--steps", steps), ("--lr", lr)) if v]):
+            raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
     with problems.collect():
         describe(model)
     problems.stop()
+    numbers = _Numbers(**found)
     folder = check_out(out)
+    if kind in RECIPES:
+        _recipe(kind, model, folder, data, numbers, options, device, json=json, quiet=quiet)
+    else:
+        _table(kind, model, folder, numbers, device, json=json, quiet=quiet)
 
+
+def _options(kind: str, given: list[str]) -> dict[str, Any]:
+    """The recipe's own settings: its defaults with what was typed."""
+    known = dict(RECIPES[kind].options) if kind in RECIPES else {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--opt takes NAME=VALUE; got {show(text)}.")
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise UserError(f"{kind} has no setting {show(name)}.{did_you_mean(name, list(known))} It has {listed}.")
+        try:
+            known[name] = type(known[name])(value)
+        except ValueError:
+            need = {int: "a whole number", float: "a number"}.get(type(known[name]), "text")
+            raise UserError(BadValue(need, show(value)).sentence(f"--opt {name}")) from None
+    return known
+
+
+def _recipe(
+    kind: str,
+    model: str,
+    folder: Path,
+    data: str | None,
+    numbers: _Numbers,
+    options: dict[str, Any],
+    device: str,
+    *,
+    json: bool,
+    quiet: bool,
+) -> None:
+    from kvbench.train.loop import train as run_loop
+    from kvbench.train.recipes import prepare
+
+    entry: Entry = RECIPES[kind]
+    progress = _Counter("answers", quiet=quiet)
+    total = (numbers.samples or entry.traces) + entry.held_out
+    progress.begin(total, 0)
+    progress.cell(f"{kind} {model}: the model answers")
+    try:
+        ready = prepare(
+            kind,
+            model,
+            data=data,
+            samples=numbers.samples or entry.traces,
+            steps=numbers.steps or entry.steps,
+            lr=numbers.lr or entry.lr,
+            batch=numbers.batch or entry.batch,
+            seed=numbers.seed,
+            options=options,
+            device=device,
+            tick=lambda done: progress.update(done, 0, kv_bytes_now=0, kv_bytes_peak=0),
+        )
+    finally:
+        progress.end()
+    steps = _Counter("steps", quiet=quiet)
+    steps.begin(ready.recipe.settings.steps, 0)
+    steps.cell(f"{kind} {model}")
+
+    def tick(done: int, figures: dict[str, float]) -> None:
+        steps.note = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        steps.update(done, 0, kv_bytes_now=0, kv_bytes_peak=0)
+
+    try:
+        done = run_loop(
+            ready.recipe,
+            folder,
+            base_model=model,
+            config=ready.loaded.model.config,
+            revision=ready.revision,
+            command="kvbench " + " ".join(sys.argv[1:]),
+            tick=tick,
+        )
+    finally:
+        steps.end()
+    if not quiet:
+        _print_trained(done)
+    if json:
+        terminal.data(done.card | {"path": str(done.path)})
+
+
+def _table(kind: str, model: str, folder: Path, numbers: _Numbers, device: str, *, json: bool, quiet: bool) -> None:
     from kvbench.train.head_tables import make
 
-    progress = _Samples(quiet=quiet)
-    progress.begin(numbers["samples"], 0)
+    samples = numbers.samples or TABLE_SAMPLES
+    progress = _Counter("samples", quiet=quiet)
+    progress.begin(samples, 0)
     progress.cell(f"{kind} {model}")
     try:
-        made = make(kind, model, folder, device=device, tick=_ticker(progress), **numbers)
+        made = make(kind, model, folder, samples=samples, seed=numbers.seed, device=device, tick=_ticker(progress))
     finally:
         progress.end()
     if not quiet:
@@ -67,16 +198,29 @@ def train(
         terminal.data(made.card | {"path": str(made.path)})
 
 
-class _Samples(Progress):
-    """Samples instead of rows, and no cache."""
+class _Counter(Progress):
+    """Steps, samples or answers instead of rows, and no cache."""
+
+    def __init__(self, noun: str, *, quiet: bool) -> None:
+        super().__init__(quiet=quiet)
+        self.noun, self.note = noun, ""
 
     def line(self) -> str:
-        parts = [f"{self._done}/{self._total} samples", self._cell, self._speed, self._left()]
+        parts = [f"{self._done}/{self._total} {self.noun}", self._cell, self.note, self._left()]
         return "  ".join(part for part in parts if part)
 
 
 def _ticker(progress: Progress) -> Callable[[int, int], None]:
     return lambda done, tokens: progress.update(done, tokens, kv_bytes_now=0, kv_bytes_peak=0)
+
+
+def _print_trained(done: Trained) -> None:
+    """Held-out figures before and after."""
+    table = terminal.grid("held out", "before", "after", right=("before", "after"))
+    for name in done.after:
+        table.add_row(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}")
+    terminal.console().print(table)
+    print(f"wrote {terminal.clean(str(done.path))} and {terminal.clean(done.path.with_suffix('.json').name)}")
 
 
 def _print(kind: str, made: Made) -> None:

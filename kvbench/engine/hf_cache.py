@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -29,10 +28,10 @@ from kvbench.engine.forward import BlockWriter, StepWriter, step_writer
 from kvbench.engine.layout import Lengths, entry_budget, fit, make_cache, shape_of, stored_queries
 from kvbench.engine.loop import rules_for
 from kvbench.engine.model import load_draft, prepare
-from kvbench.engine.probes import Drafts, ReadPrompt, run_probes
+from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
 from kvbench.engine.prompt import PromptCache, check_held
 from kvbench.errors import UserError
-from kvbench.eviction.api import Method
+from kvbench.eviction.api import Method, Probe
 from kvbench.eviction.choose import from_label
 from kvbench.records import Request
 from kvbench.values import parse
@@ -280,19 +279,18 @@ class EvictionCache(Cache):
         finally:
             self._probing = False
 
-    def _forward(self, writer: BlockWriter, tokens: Sequence[int], start: int) -> torch.Tensor:
+    def _forward(self, writer: BlockWriter, probe: Probe, start: int) -> tuple[torch.Tensor, int]:
         self._writer = writer
-        positions = writer.begin(start, len(tokens))
-        out = self._loaded.model(
-            input_ids=torch.tensor([list(tokens)], device=positions.device),
-            position_ids=positions[None],
-            attention_mask=None,
-            past_key_values=None,
-            use_cache=False,
-            logits_to_keep=1,
-        )
-        logits: torch.Tensor = out.logits[0, -1]
-        return logits
+        with reading(self._loaded.model, probe, self._rules.weights) as (inputs, rows):
+            out = self._loaded.model(
+                **inputs,
+                position_ids=writer.begin(start, rows)[None],
+                attention_mask=None,
+                past_key_values=None,
+                use_cache=False,
+                logits_to_keep=1,
+            )
+        return out.logits[0, -1], rows
 
 
 def check_budget(method: Method, budget: float | str | None, copies: int = 1) -> float | None:

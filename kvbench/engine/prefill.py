@@ -14,8 +14,9 @@ With query-agnostic compression only the context is evicted; the question after 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,7 @@ from kvbench.engine.attention import AttentionCall
 from kvbench.engine.evict import one_thread
 from kvbench.engine.forward import BlockWriter
 from kvbench.engine.geometry import LayerGeometry
-from kvbench.engine.probes import Drafts, ReadPrompt, run_probes
+from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
 from kvbench.engine.prompt import (
     KeptLog,
     PackedLayer,
@@ -33,6 +34,7 @@ from kvbench.engine.prompt import (
     Rules,
     check_held,
 )
+from kvbench.eviction.api import Probe
 
 Prefill = Literal["full", "chunked"]
 
@@ -101,46 +103,10 @@ class PromptReader:
 
         compress_at: leading tokens after which entries are evicted; default all.
         """
-        context = len(ids) if compress_at is None else compress_at
-        acting = rules.method.during("prefill")
-        one_pass = self.prefill == "full" and acting.evicts and acting.layerwise and not acting.needs().probes
-        cache = PromptCache(
-            self.geometry,
-            rules,
-            prompt_len=len(ids),
-            queries=self.queries,
-            size=context if self.prefill == "full" else min(context, self.chunk),
-            noise_keys=[noise_key],
-            device=self.device,
-            log=self.log,
-        )
-        observer = cache.hand_over if acting.evicts and rules.method.needs().queries == "since_last" else None
-        self._evict_seconds, reading = 0.0, _Reading(cache, context)
-        if one_pass:
-            finished = self._timed(reading.layer_done) if acting.evicts else None
-            logits = self._forward(BlockWriter(cache, self.chunk, observer, finished), ids[:context], 0)
-            reading.close()
-        else:
-            writer = BlockWriter(cache, self.chunk, observer)
-            for start in range(0, context, self.chunk):
-                block = ids[start : min(start + self.chunk, context)]
-                logits = self._forward(writer, block, start)
-                cache.seen = start + len(block)
-                if self.prefill == "chunked":
-                    cache.forget_windows()
-                    self._timed(reading.evict)()
-            if self.prefill == "full":
-                if acting.needs().probes and cache.full():
-                    self._probe(acting, cache, ids[:context], logits)
-                self._timed(reading.evict)()
-        for start in range(context, len(ids), self.chunk):
-            block = ids[start : start + self.chunk]
-            logits = self._forward(BlockWriter(cache, self.chunk, observer), block, start)
-            cache.seen = start + len(block)
-        self._writer = None
+        cache, logits, reading = self._read([ids], rules, [noise_key], compress_at)
         return PromptState(
             layers={index: layer.pack(0) for index, layer in cache.layers.items()},
-            logits=logits,
+            logits=logits[0],
             tokens=len(ids),
             budget=rules.budget,
             held=cache.held(),
@@ -153,25 +119,102 @@ class PromptReader:
             evict_seconds=self._evict_seconds,
         )
 
-    def _forward(self, writer: BlockWriter, tokens: Sequence[int], start: int) -> torch.Tensor:
-        """Logits [V] after the last of these tokens."""
+    def open(
+        self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int]
+    ) -> tuple[PromptCache, torch.Tensor]:
+        """Read equally long prompts, one where the method probes, into a cache that `go_on` adds to.
+
+        Also returns the logits [b, V] that follow.
+        """
+        cache, logits, _ = self._read(prompts, rules, noise_keys, None)
+        return cache, logits
+
+    def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
+        """Read the next t tokens of every sequence of an open cache; logits [b, t, V] after each of them."""
+        logits = self._forward(BlockWriter(cache, self.chunk), tokens, cache.seen, every=True)
+        cache.seen += len(tokens[0])
+        cache.forget_windows()
+        return logits
+
+    def _read(
+        self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int], compress_at: int | None
+    ) -> tuple[PromptCache, torch.Tensor, _Reading]:
+        """The cache of b prompts after their evictions, logits [b, V], and what the evictions were."""
+        length = len(prompts[0])
+        context = length if compress_at is None else compress_at
+        acting = rules.method.during("prefill")
+        one_pass = self.prefill == "full" and acting.evicts and acting.layerwise and not acting.needs().probes
+        cache = PromptCache(
+            self.geometry,
+            rules,
+            prompt_len=length,
+            queries=self.queries,
+            size=context if self.prefill == "full" else min(context, self.chunk),
+            noise_keys=noise_keys,
+            device=self.device,
+            log=self.log,
+        )
+        observer = cache.hand_over if acting.evicts and rules.method.needs().queries == "since_last" else None
+        self._evict_seconds, reading = 0.0, _Reading(cache, context)
+        if one_pass:
+            finished = self._timed(reading.layer_done) if acting.evicts else None
+            logits = self._forward(BlockWriter(cache, self.chunk, observer, finished), _part(prompts, 0, context), 0)
+            reading.close()
+        else:
+            writer = BlockWriter(cache, self.chunk, observer)
+            for start in range(0, context, self.chunk):
+                end = min(start + self.chunk, context)
+                logits = self._forward(writer, _part(prompts, start, end), start)
+                cache.seen = end
+                if self.prefill == "chunked":
+                    cache.forget_windows()
+                    self._timed(reading.evict)()
+            if self.prefill == "full":
+                if acting.needs().probes and cache.full():
+                    self._probe(acting, cache, prompts[0][:context], logits[0])
+                self._timed(reading.evict)()
+        for start in range(context, length, self.chunk):
+            end = min(start + self.chunk, length)
+            logits = self._forward(BlockWriter(cache, self.chunk, observer), _part(prompts, start, end), start)
+            cache.seen = end
+        self._writer = None
+        return cache, logits, reading
+
+    def _forward(
+        self, writer: BlockWriter, tokens: Sequence[Sequence[int]], start: int, *, every: bool = False
+    ) -> torch.Tensor:
+        """Logits [b, V] after the last of the tokens [b][t], or [b, t, V] after every one."""
+        ids = torch.tensor([list(row) for row in tokens], device=self.device)
+        logits = self._run(writer, start, ids.shape[1], 0 if every else 1, input_ids=ids)
+        return logits if every else logits[:, -1]
+
+    def _run(self, writer: BlockWriter, start: int, rows: int, keep: int, **inputs: torch.Tensor) -> torch.Tensor:
+        """Logits [b, keep, V] of the last `keep` rows; 0: of all."""
         self._writer = writer
-        positions = writer.begin(start, len(tokens))
+        positions = writer.begin(start, rows)
         out = self.model(
-            input_ids=torch.tensor([list(tokens)], device=self.device),
+            **inputs,
             position_ids=positions[None],
             attention_mask=None,
             past_key_values=None,
             use_cache=False,
-            logits_to_keep=1,
+            logits_to_keep=keep,
         )
-        return out.logits[0, -1]
+        logits: torch.Tensor = out.logits
+        return logits
+
+    def _read_probe(
+        self, weights: Mapping[str, torch.Tensor], writer: BlockWriter, probe: Probe, start: int
+    ) -> tuple[torch.Tensor, int]:
+        """Logits [V] after the last row of a probe, and its number of rows."""
+        with reading(self.model, probe, weights) as (inputs, rows):
+            return self._run(writer, start, rows, 1, **inputs)[0, -1], rows
 
     def _probe(self, method: Any, cache: PromptCache, ids: Sequence[int], logits: torch.Tensor) -> None:
         prompt = ReadPrompt(tuple(ids), cache.allowed(), int(logits.argmax()), self.tokenizer, self.drafts)
         began = self._now()
         with one_thread(self.device):
-            run_probes(method, cache, prompt, self._forward, self.chunk)
+            run_probes(method, cache, prompt, partial(self._read_probe, cache.rules.weights), self.chunk)
         self._evict_seconds += self._now() - began
 
     def _timed(self, work: Callable[..., None]) -> Callable[..., None]:
@@ -226,11 +269,7 @@ class _Reading:
         cache = self.cache
         held = cache.held()
         self.peak = max(self.peak, held)
-        if cache.acting.evicts and cache.full():
-            indices, most = [g.index for g in cache.evicting], cache.allowed()
-            for group in [[i] for i in indices] if cache.acting.layerwise else [indices]:
-                cache.evict(group)
-            check_held(cache.held(), most)
+        if cache.reduce():
             self._note(held)
 
     def _note(self, before: float) -> None:
@@ -241,3 +280,7 @@ class _Reading:
             self.dropped += 1
             self.after = max(self.after or 0.0, cache.held())
             self.first = self.first or cache.seen
+
+
+def _part(prompts: Sequence[Sequence[int]], start: int, end: int) -> list[Sequence[int]]:
+    return [prompt[start:end] for prompt in prompts]

@@ -4,20 +4,23 @@ their keys and values are dropped again.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import torch
 
+from kvbench.engine.adapter import adapted
 from kvbench.engine.forward import BlockWriter
 from kvbench.engine.prompt import PromptCache, PromptLayer
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction.api import Method, Probe
 
-Forward = Callable[[BlockWriter, Sequence[int], int], torch.Tensor]  # (writer, tokens, first position) -> logits [V]
+# (writer, probe, first position) -> logits [V], rows
+Forward = Callable[[BlockWriter, Probe, int], tuple[torch.Tensor, int]]
 
 
 @dataclass(slots=True)
@@ -86,6 +89,17 @@ class ReadPrompt:
         return self.tokenizer
 
 
+@contextlib.contextmanager
+def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
+    """What a model is given to read a probe, and its number of rows; inside the block its adapter is on."""
+    if not probe.learned:
+        yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
+        return
+    rows = weights[probe.learned].to(model.get_input_embeddings().weight)
+    with adapted(model, weights):
+        yield {"inputs_embeds": rows[None]}, len(rows)
+
+
 def run_probes(method: Method, cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
     """Run every probe that the method asks for; `cache` ends with the rows it had, and new columns."""
     copies: dict[Method, PromptCache] = {}
@@ -119,11 +133,11 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
         cache.observe(full, view)
 
     queries = {index: layer.queries for index, layer in target.layers.items()}
-    logits = forward(BlockWriter(target, block, observe), probe.tokens, start)
+    logits, rows = forward(BlockWriter(target, block, observe), probe, start)
     for index, layer in target.layers.items():
         layer.queries = queries[index]  # the newest ones are the prompt's, whatever was probed
     if probe.keep:
-        target.extra += len(probe.tokens)
+        target.extra += rows
     else:
         for index, layer in target.layers.items():
             layer.truncate(before[index])

@@ -10,7 +10,7 @@ tokens.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -308,6 +308,22 @@ class PromptCache:
                     heads = zip(layer.positions[i, :, : layer.rows], verdict.keep[i])
                     self.log(key, self.seen, layer.geometry.index, [p[k] for p, k in heads])
             layer.keep(verdict.keep)
+
+    def reduce(self) -> bool:
+        """Evict all layers if more is held than may stay, and say whether. The caller counts the decision."""
+        if not (self.acting.evicts and self.full()):
+            return False
+        indices, most = [g.index for g in self.evicting], self.allowed()
+        for group in [[i] for i in indices] if self.acting.layerwise else [indices]:
+            self.evict(group)
+        check_held(self.held(), most)
+        return True
+
+    def answer(self, noise_keys: Sequence[int]) -> None:
+        """From here on the sequences are answers: the method at work while decoding decides, by other noise."""
+        method = self.rules.method.during("decode")
+        self.rules, self.acting = replace(self.rules, method=method), method
+        self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def evicted_by(self, method: Method) -> PromptCache:
         """A copy that another method evicted to the same budget, for probes."""

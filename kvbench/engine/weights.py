@@ -19,9 +19,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from kvbench import __version__
-from kvbench.errors import SetupError, show
+from kvbench import __version__, tiny
+from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction.api import Weights
+from kvbench.eviction.learned import LearnedWeights
+from kvbench.models import TINY
 from kvbench.store.files import reason, replacing
 
 FORMAT = "kvbench-weights/1"
@@ -102,6 +104,7 @@ def load_weights(
 
     Raises:
         SetupError: the file or its card is missing, damaged or made for another model.
+        UserError: weights that must be trained were not given.
     """
     path = find(weights, model_folder, _name(config, model_folder))
     card = _read_card(card_path(path))
@@ -112,12 +115,15 @@ def load_weights(
         raise SetupError(f"weights {show(path)} cannot be read: {error}") from None
     if hashlib.sha256(data).hexdigest() != card.get("sha256"):
         raise SetupError(f"weights {show(path)} are not those of the card {show(card_path(path).name)}.")
-    _check(path, weights.kind, card, tensors, config)
+    _check(path, weights, card, tensors, config)
     return {name: tensor.float().to(device) for name, tensor in tensors.items()}
 
 
 def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> Path:
-    """The file that a method asks for. model: its name, for the message. Raises SetupError when there is none."""
+    """The file that a method asks for. model: its name, for the message.
+
+    Raises SetupError when there is none, UserError when it must be trained and was not named.
+    """
     kind = show(weights.kind)[1:-1]
     file = f"{weights.kind}.safetensors"
     if weights.path == "auto":
@@ -129,6 +135,11 @@ def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> P
         missing = f"{show(path)} does not exist"
     if path is not None and path.is_file():
         return path
+    if isinstance(weights, LearnedWeights) and weights.path == "auto":
+        raise UserError(
+            f"method {show(weights.kind)} needs trained {weights.what} weights; "
+            f"give --method-opt {weights.kind}.{weights.option}=PATH. None is bundled for {show(model)}."
+        )
     command = f"kvbench train {kind} --model {show(model)[1:-1]} --out DIR"
     how = f" '{command}' makes them." if weights.kind in TABLES else ""
     raise SetupError(f"weights {show(weights.kind)} are missing: {missing}.{how}")
@@ -139,6 +150,8 @@ def card_path(path: Path) -> Path:
 
 
 def _name(config: Any, folder: Path | None) -> str:
+    if folder == tiny.path():
+        return TINY
     given = config.get("_name_or_path") if isinstance(config, Mapping) else getattr(config, "_name_or_path", None)
     return str(given or folder or "MODEL")
 
@@ -153,12 +166,18 @@ def _read_card(path: Path) -> dict[str, Any]:
     return card
 
 
-def _check(path: Path, kind: str, card: dict[str, Any], tensors: dict[str, torch.Tensor], config: Any) -> None:
+def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str, torch.Tensor], config: Any) -> None:
+    kind = weights.kind
     if card.get("kind") != kind:
         raise SetupError(f"weights {show(path)} are of kind {show(card.get('kind'))}, not {show(kind)}.")
     theirs, ours = card.get("model"), model_fields(config)
     if not isinstance(theirs, dict):
         raise SetupError(f"the card of weights {show(path)} names no model.")
+    if isinstance(weights, LearnedWeights) and _heads(theirs) != _heads(ours):
+        (a, b), (c, d) = _heads(theirs), _heads(ours)
+        raise SetupError(
+            f"{weights.what} weights {show(path)} are for {a} layers x {b} heads; the model has {c} x {d}."
+        )
     for name, value in ours.items():
         if theirs.get(name) != value:
             other = show(card.get("base_model"))
@@ -176,3 +195,9 @@ def _check(path: Path, kind: str, card: dict[str, Any], tensors: dict[str, torch
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor.float()).all()):
             raise SetupError(f"weights {show(path)}: {show(name)} holds numbers that are not finite.")
+    if isinstance(weights, LearnedWeights) and (why := weights.check(tensors, ours)):
+        raise SetupError(f"{weights.what} weights {show(path)} do not fit: {why}.")
+
+
+def _heads(fields: Mapping[str, Any]) -> tuple[Any, Any]:
+    return fields.get("num_hidden_layers"), fields.get("num_key_value_heads")

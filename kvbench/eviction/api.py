@@ -133,12 +133,15 @@ class Probe:
     against: whose cache they read: the prompt's full one (None), or a copy that this method evicted to the budget.
     keep: later probes against the same cache see these rows too.
     span: first and last (exclusive) prompt position the probe is about; a note for `observe`.
+    learned: instead of tokens, the rows of this tensor of the method's weights, [n, hidden], read as embeddings under
+        the weights' low-rank adapter (`kvbench.engine.adapter`).
     """
 
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...] = ()
     against: Method | None = None
     keep: bool = False
     span: tuple[int, int] = (0, 0)
+    learned: str = ""
 
 
 class Prompt(Protocol):
@@ -180,6 +183,7 @@ class Method(ABC):
         scope: over what entries compete for the budget: one "head", one "layer" (its heads), or the whole "model".
         joint: `quotas` needs the stats of all layers at once.
         trained: the method needs weights that were trained for the model.
+        oracle: it knows the future of a sequence, so only `kvbench replay` can run it.
         evicts: False for the full cache.
     """
 
@@ -189,6 +193,7 @@ class Method(ABC):
     scope: ClassVar[Literal["head", "layer", "model"]] = "head"
     joint: ClassVar[bool] = False
     trained: ClassVar[bool] = False
+    oracle: ClassVar[bool] = False
     evicts: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

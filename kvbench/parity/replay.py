@@ -8,11 +8,13 @@ is nobody's rule.
 from __future__ import annotations
 
 import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvbench.eviction.api import Method
+from kvbench.eviction.api import Column, Method
 from kvbench.eviction.choose import make
+from kvbench.eviction.columns import expanded
 from kvbench.eviction.select import decide
 from kvbench.eviction.slots import RANK
 from kvbench.eviction.view import LayerView, make_view
@@ -21,6 +23,8 @@ from kvbench.parity.cases import Case
 from kvbench.parity.variants import Plan
 
 TIE = 1e-5  # scores closer than this share of the median score count as tied
+
+Watch = Callable[[list[LayerView]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,11 +42,11 @@ class StepResult:
 class ReferenceLayer:
     """Entries of one layer, padded to the longest head: positions [1, H, N], which of them exist, and columns."""
 
-    def __init__(self, heads: int, method: Method) -> None:
-        self.method = method
+    def __init__(self, heads: int, group: int, method: Method, given: Mapping[str, torch.Tensor]) -> None:
+        self.specs, self.given = expanded(method.columns(), group), given  # [H, T], of columns that come with tokens
         self.positions = torch.empty(1, heads, 0, dtype=torch.int64)
         self.valid = torch.empty(1, heads, 0, dtype=torch.bool)
-        self.columns = {c.name: torch.empty(1, heads, 0) for c in method.columns()}
+        self.columns = {c.name: torch.empty(1, heads, 0) for c in self.specs}
         self.states: dict[str, torch.Tensor] = {}
 
     def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
@@ -50,19 +54,25 @@ class ReferenceLayer:
         pad = torch.nn.utils.rnn.pad_sequence
         self.positions = pad(rows, batch_first=True, padding_value=-1)[None]
         self.valid = self.positions >= 0
-        for column in self.method.columns():
-            values = torch.full(self.positions.shape, column.init)
-            for head, given in enumerate(columns.get(column.name, [])):
-                values[0, head, : len(given)] = given
+        for column in self.specs:
+            values = self._new(column, self.positions)
+            for head, known in enumerate(columns.get(column.name, [])):
+                values[0, head, : len(known)] = known
             self.columns[column.name] = values
 
     def append(self, first: int, seen: int) -> None:
         new = torch.arange(first, seen).expand(1, self.positions.shape[1], -1)
         self.positions = torch.cat([self.positions, new], dim=-1)
         self.valid = torch.cat([self.valid, torch.ones_like(new, dtype=torch.bool)], dim=-1)
-        for column in self.method.columns():
-            values = torch.full(new.shape, column.init)
+        for column in self.specs:
+            values = self._new(column, new)
             self.columns[column.name] = torch.cat([self.columns[column.name], values], dim=-1)
+
+    def _new(self, column: Column, positions: torch.Tensor) -> torch.Tensor:
+        """What a column begins with at tokens [1, H, n]."""
+        if column.name not in self.given:
+            return torch.full(positions.shape, column.init)
+        return self.given[column.name].gather(-1, positions[0].clamp(min=0))[None]
 
     def update(self, values: dict[str, torch.Tensor]) -> None:
         """New values of columns and states."""
@@ -81,13 +91,15 @@ class ReferenceLayer:
 class ReferenceCache:
     """The smallest cache that can run a method over the layers of a case."""
 
-    def __init__(self, case: Case, plan: Plan, method: Method) -> None:
-        self.plan, self.method, self.heads = plan, method, case.heads
+    def __init__(self, case: Case, plan: Plan, method: Method, watch: Watch | None = None) -> None:
+        self.plan, self.method, self.heads, self.watch = plan, method, case.heads, watch
         q, k, v = (case.tensors.get(name) for name in ("q", "k", "v"))  # [L, H, T, d]
         if q is not None and plan.rope is not None:  # the file holds queries before rotation
             q = plan.rope.rotate(q, torch.arange(q.shape[2]))
         self.q, self.k, self.v = q, self._per_unit(k), self._per_unit(v)
-        self.layers = [ReferenceLayer(case.heads, method) for _ in range(case.layers)]
+        self.group = 1 if q is None else q.shape[1] // case.heads
+        given = [{name: values[layer] for name, values in plan.given.items()} for layer in range(case.layers)]
+        self.layers = [ReferenceLayer(case.heads, self.group, method, own) for own in given]
         for layer in self.layers:
             for state in method.states():
                 sizes = {"kv_heads": case.heads}
@@ -110,14 +122,19 @@ class ReferenceCache:
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):
             columns: dict[str, list[torch.Tensor]] = {}
-            for column in self.method.columns():
-                state = case.state(self.plan.states.get(column.name, ""), step)
+            for column in layer.specs:
+                name, _, head = column.name.partition(".")
+                state = case.state(self.plan.states.get(name, ""), step)
                 if column.name == RANK.name and step:
                     columns[column.name] = [torch.arange(len(row)).float() for row in slots[index]]
                 elif state is not None:
+                    if head:  # one of a query head
+                        state = state.unflatten(-1, (-1, self.group))[..., int(head)]
                     columns[column.name] = list(state[index])
                     self.observed = self.seen - (len(slots[index][0]) - state.shape[-1])
             layer.take(slots[index], columns)
+            if self.plan.resume is not None:
+                layer.update({n: torch.full((1,), x) for n, x in self.plan.resume(self.evictions).items()})
 
     def append(self, seen: int) -> None:
         """Let tokens arrive until `seen` have."""
@@ -137,9 +154,11 @@ class ReferenceCache:
         due = self.plan.due
         if not (self.method.trigger(1).full(held, self._allowed()) if due is None else due(held, self.seen)):
             return
-        if self.method.needs().queries == "since_last":
+        if self.method.needs().queries == "since_last" and self.observed < self.seen:
             self._observe()
         views = self._views(max(0, self.seen - self.method.needs().width))
+        if self.watch is not None:
+            self.watch(views)
         for layer, verdict in zip(self.layers, decide(self.method, views)):
             layer.update(verdict.columns)
             layer.keep(verdict.keep)
@@ -198,12 +217,18 @@ class ReferenceCache:
         )
 
 
-def replay(case: Case, plan: Plan) -> list[StepResult]:
-    """Run one case by one plan; one result for every stored step that the plan judges."""
+def replay(case: Case, plan: Plan, watch: Callable[[int, list[LayerView]], None] | None = None) -> list[StepResult]:
+    """Run one case by one plan; one result for every stored step that the plan judges.
+
+    watch: called with the step and the views of all layers right before each decision.
+    """
     method = make(plan.method, plan.options)
-    cache = ReferenceCache(case, plan, method)
+    step = 0
+    cache = ReferenceCache(case, plan, method, watch and (lambda views: watch(step, views)))
     results = []
     forced = plan.sorted_steps or bool(plan.steps)
+    if plan.prefix:
+        cache.append(plan.prefix)
     for step, seen in enumerate(case.seen):
         if plan.until is not None and seen > plan.until:
             break

@@ -17,9 +17,10 @@ from kvbench.parity.variants import VARIANTS, NotCoveredError, Plan, plans
 HERE = Path(__file__).parents[1] / "data" / "parity"
 WHOLE = Path(__file__).parents[3] / "shared" / "parity" / "open"  # the full collection, where it is at hand
 CASES = {case.name: case for case in load_cases(HERE)}
+HELD_BACK = {("trimkv", "global_layer_wise_alpha")}  # variants of which the collection at hand has no case
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_decisions])
 def test_decisions_equal_the_reference(name):
     for plan in plans(CASES[name]):
         assert all(result.equal == 1 for result in replay(CASES[name], plan))
@@ -30,11 +31,12 @@ def test_whole_collection(capsys):
         pytest.skip("the full collection is not at hand")
     code = audit_parity(WHOLE, as_json=True)
     document = json.loads(capsys.readouterr().out)
-    assert [row["case"] for row in document["cases"] if not row["equal"]] == []
+    assert [row["case"] for row in document["cases"] + document["values"] if not row["equal"]] == []
+    assert {entry["case"] for entry in document["not_covered"]} == {"h2o/mask_mha4_d16", "morphkv/llama_sum_gqa8x2_d16"}
     assert code == 0
     assert len(document["cases"]) >= 49
     variants = {(row["case"].split("/")[0], row["variant"]) for row in document["cases"]}
-    assert variants == set(VARIANTS)
+    assert variants == set(VARIANTS) - HELD_BACK
 
 
 MISTAKES = {
@@ -91,7 +93,7 @@ def test_document_and_exit_code(capsys, tmp_path):
     assert audit_parity(HERE, as_json=True) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["equal"] is True
-    assert {row["case"] for row in document["cases"]} == set(CASES)
+    assert {row["case"] for row in document["cases"] + document["values"]} == set(CASES)
     row = next(r for r in document["cases"] if r["case"].startswith("h2o"))
     assert (row["method"], row["budget"], row["options"], row["min_overlap"]) == ("h2o", 64, {"recent": 32}, 1.0)
 
@@ -148,6 +150,6 @@ def test_unusable_folders(tmp_path):
 
 
 def test_values_are_not_decisions():
-    case = next(iter(CASES.values()))
+    case = CASES["knorm/kvpress_mqa6x1_d32_n250"]
     with pytest.raises(NotCoveredError):
         plans(type(case)(case.path, case.meta | {"format": "kvbench-parity/1-values"}))

@@ -6,9 +6,8 @@ import dataclasses
 import tempfile
 from pathlib import Path
 
-import torch
-
 from kvbench import registry
+from kvbench.audit.subject import draw
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.weights import save_weights
 from kvbench.eviction.api import Method
@@ -26,6 +25,7 @@ SMALL = {
     "expected-attention": {"n_future": 32},
     "laq": {"n": 4, "w2": 4, "inner": "snapkv(window=8)"},
     "speckv": {"draft": "another", "n": 5, "window": 8},
+    "foresightkv": {"sampling": False},  # noise is named after the task, which `generate` does not have
 }
 VARIANTS = {
     "ada-kv while decoding": ("ada-kv", {"base": "snapkv-decode"}),
@@ -34,7 +34,13 @@ VARIANTS = {
     "two methods": ("snapkv+gkv", {"snapkv.window": 8}),
     "two methods, uneven": ("kvzip+h2o", {}),
 }
-EVICTING = [name for name, cls in registry.methods.items() if cls.evicts]
+EVICTING = [
+    name
+    for name, cls in registry.methods.items()
+    if cls.evicts
+    and not cls.oracle
+    and (hasattr(Method, "on_tokens") or name not in ("trimkv", "retention", "foresightkv"))
+]
 
 
 def small(name: str) -> Method:
@@ -44,12 +50,10 @@ def small(name: str) -> Method:
 
 
 def with_tables(loaded: LoadedModel) -> LoadedModel:
-    """The model with random tables for the methods that need some."""
-    folder = Path(tempfile.mkdtemp())
-    generator = torch.Generator().manual_seed(0)
-    layers, g = len(loaded.geometry), loaded.geometry[0]
-    importance = torch.rand(layers, g.query_heads, generator=generator) ** 4
-    alpha = torch.rand(layers, g.kv_heads, generator=generator)
-    for kind, tensors in (("headkv", {"importance": importance / importance.sum()}), ("duo", {"alpha": alpha})):
-        save_weights(folder / f"{kind}.safetensors", kind, tensors, loaded.model.config, base_model="random", made={})
+    """The model with random tables and weights for the methods that need some."""
+    folder, config = Path(tempfile.mkdtemp()), loaded.model.config
+    for weights in (cls().weights() for _, cls in registry.methods.items()):
+        if weights is not None:
+            tensors, path = draw(weights, config), folder / f"{weights.kind}.safetensors"
+            save_weights(path, weights.kind, tensors, config, base_model="random", made={})
     return dataclasses.replace(loaded, folder=folder)

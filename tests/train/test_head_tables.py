@@ -223,8 +223,8 @@ def test_usage_errors_and_help_need_no_torch(calls, tmp_path):
     assert [result.torch for result in results] == [False] * len(lines)
     assert [result.code for result in results] == [0, 2, 2, 2, 2]
     assert "kvbench train headkv --model tiny" in results[0].out
-    assert "cannot train 'headvk'. Did you mean 'headkv'? There are headkv, duo." in results[1].err
-    assert "cannot train 'gates'. There are headkv, duo." in results[2].err
+    assert "cannot train 'headvk'. Did you mean 'headkv'? There are lookaheadkv, headkv, duo." in results[1].err
+    assert "cannot train 'gates'. There are lookaheadkv, headkv, duo." in results[2].err
     assert "--samples must be 1 or more; got 0." in results[3].err
     assert "--seed must be" in results[3].err
     assert "model folder './no' does not exist." in results[3].err

@@ -7,12 +7,12 @@ why the others are not run. The prose of it is docs/parity.md.
 from __future__ import annotations
 
 from kvbench.parity.cases import Case
-from kvbench.parity.variants import decode, kvzip, other, snapkv
+from kvbench.parity.variants import decode, kvzip, learned, other, snapkv
 from kvbench.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants
 
 __all__ = ["REASONS", "VARIANTS", "NotCoveredError", "Plan", "plans"]
 
-FAMILIES = (decode, kvzip, snapkv, other)
+FAMILIES = (decode, kvzip, snapkv, other, learned)
 VARIANTS: Variants = {key: make for family in FAMILIES for key, make in family.VARIANTS.items()}
 REASONS: Reasons = {key: reason for family in FAMILIES for key, reason in family.REASONS.items()}
 

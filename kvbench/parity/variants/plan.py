@@ -26,6 +26,9 @@ class Plan:
     prompt_memory: bool = False  # G-KV's memory starts with the attention that the prompt's own queries pay
     sorted_steps: bool = False  # judge, teacher-forced, only the steps that start from slots in text order
     prompt_len: int = 0  # 0: what the first step has seen
+    prefix: int = 0  # so many tokens arrive, and are observed, by themselves before the first step
+    given: Mapping[str, torch.Tensor] = field(default_factory=dict)  # columns that come with tokens, [L, H, T]
+    resume: Callable[[int], Mapping[str, float]] | None = None  # states after so many evictions, for teacher forcing
     rope: Rope | None = None  # the file's queries are not rotated yet: this is how
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # as `Method.weights` would bring
     steps: tuple[int, ...] = ()  # judge only these, each from the file's own slots; empty: all

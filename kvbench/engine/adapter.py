@@ -1,0 +1,61 @@
+"""A low-rank adapter that is on for the rows of one probe only: W x + scaling B A x on the linear layers it names.
+
+    with adapted(model, weights):
+        model(inputs_embeds=...)
+
+Tensors are named ``A.<layer>.<projection>`` [r, in] and ``B.<layer>.<projection>`` [out, r], such as ``A.3.q_proj``,
+beside ``scaling`` [1]. Hu et al., LoRA, arXiv 2106.09685. Own code rather than peft: the model stays the unmodified
+one whose prompt keys and values must not change by a bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from kvbench.errors import SetupError, show
+
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+_PLACE = re.compile(rf"(?:^|\.)layers\.(\d+)\.(?:.*\.)?({'|'.join(PROJECTIONS)})$")
+
+
+def projections(model: Any) -> dict[str, torch.nn.Linear]:
+    """The linear layers that an adapter may name, by ``<layer>.<projection>``."""
+    return {
+        f"{found[1]}.{found[2]}": module
+        for name, module in model.named_modules()
+        if (found := _PLACE.search(name)) and isinstance(module, torch.nn.Linear)
+    }
+
+
+@contextlib.contextmanager
+def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
+    """Add the adapter to every row that the model reads inside the block. Raises SetupError where it does not fit."""
+    places = projections(model)
+    hooks = []
+    try:
+        for name in (key[2:] for key in weights if key.startswith("A.")):
+            module = places.get(name)
+            if module is None:
+                raise SetupError(f"the adapter is for {show(name)}, which this model does not have.")
+            a, b = weights[f"A.{name}"], weights[f"B.{name}"]
+            if (a.shape[1], b.shape[0]) != (module.in_features, module.out_features):
+                ours, theirs = [module.in_features, module.out_features], [a.shape[1], b.shape[0]]
+                raise SetupError(f"the adapter of {show(name)} maps {theirs[0]} to {theirs[1]}; the model's {ours}.")
+            hooks.append(module.register_forward_hook(_add(a, b, weights["scaling"])))
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _add(a: torch.Tensor, b: torch.Tensor, scaling: torch.Tensor) -> Any:
+    def hook(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> torch.Tensor:
+        x = inputs[0].to(a.dtype)
+        return output + (scaling * (x @ a.T @ b.T)).to(output.dtype)
+
+    return hook

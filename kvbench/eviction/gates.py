@@ -1,0 +1,101 @@
+"""Retention gates: small networks that say, when an entry is born, how slowly it loses its worth.
+
+TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649): log beta = logsigmoid(out(h) + b), one for each KV
+head, with the last hidden layer h of
+
+    rg     silu(W1 x + b1)                     x: what the layer's attention reads
+    rg2    silu(W1 [k; v] + b1)                keys (post-RoPE) and values of all KV heads
+    rg3    silu(W1 [k; v]) * (W2 [k; v])
+    rg10   silu(W2 silu(W1 x + b1) + b2)
+
+`tie` says who shares the last projection and its bias: "none", every layer has its own; "layers", one for all layers
+with a column for each head (the released code); "layers_and_heads", one vector u for all, log beta = logsigmoid(u
+h_head + b), for which the last hidden layer has a part for each head (the paper's words).
+
+Tensors, with a row for every layer of the model unless they are shared (I the width, S = 2 Hk d):
+
+    rg     in.weight [L, I, D]   in.bias [L, I]
+    rg2    kv.weight [L, I, S]   kv.bias [L, I]
+    rg3    kv_gate.weight and kv_up.weight [L, I, S]
+    rg10   as rg, and mid.weight [L, I, I]   mid.bias [L, I]
+    out.weight [L, Hk, I], [Hk, I] or [I], and out.bias [L, Hk], [Hk] or [1], as tied
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, cast, get_args
+
+from kvbench.eviction.learned import Shapes, Sizes, misfit
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.lazy import torch
+
+Gate = Literal["rg", "rg2", "rg3", "rg10"]
+Tie = Literal["none", "layers", "layers_and_heads"]
+WIDTH = 512  # of the published gates
+TIES: dict[int, Tie] = {3: "none", 2: "layers", 1: "layers_and_heads"}  # by the dimensions of out.weight
+
+
+@dataclass(frozen=True, slots=True)
+class GateForm:
+    gate: Gate
+    tie: Tie
+    width: int = WIDTH
+
+    def shapes(self, model: Sizes) -> Shapes:
+        """The tensors of a gate for a model of these sizes."""
+        layers, heads = model["num_hidden_layers"], model["num_key_value_heads"]
+        source = model["hidden_size"] if self.gate in ("rg", "rg10") else 2 * heads * model["head_dim"]
+        last = self.width * (heads if self.tie == "layers_and_heads" else 1)  # units of the last hidden layer
+        first = self.width if self.gate == "rg10" else last
+        out = {"none": (layers, heads, self.width), "layers": (heads, self.width), "layers_and_heads": (self.width,)}
+        bias = {"none": (layers, heads), "layers": (heads,), "layers_and_heads": (1,)}
+        shapes: Shapes = {"out.weight": out[self.tie], "out.bias": bias[self.tie]}
+        if self.gate == "rg3":
+            return shapes | dict.fromkeys(("kv_gate.weight", "kv_up.weight"), (layers, first, source))
+        name = "kv" if self.gate == "rg2" else "in"
+        shapes |= {f"{name}.weight": (layers, first, source), f"{name}.bias": (layers, first)}
+        if self.gate == "rg10":
+            shapes |= {"mid.weight": (layers, last, self.width), "mid.bias": (layers, last)}
+        return shapes
+
+    def misfit(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
+        """Why tensors of this form do not serve a model of these sizes; nothing where they do."""
+        return misfit(tensors, self.shapes(model))
+
+
+def form_of(tensors: Mapping[str, torch.Tensor]) -> GateForm | None:
+    """The form that tensors are named and shaped for, or None when they are no gate."""
+    if "out.weight" not in tensors or tensors["out.weight"].dim() not in TIES:
+        return None
+    marks = {"kv_gate.weight": "rg3", "kv.weight": "rg2", "mid.weight": "rg10", "in.weight": "rg"}
+    gate = next((gate for mark, gate in marks.items() if mark in tensors), None)
+    out = tensors["out.weight"]
+    return GateForm(cast(Gate, gate), TIES[out.dim()], out.shape[-1]) if gate in get_args(Gate) else None
+
+
+def log_retention(new: NewTokens) -> torch.Tensor:
+    """log beta of new tokens, [b, Hk, t] float32 and below 0, from the gate in `new.weights`."""
+    w, heads = new.weights, new.keys.shape[1]
+    linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
+
+    def layer(name: str) -> torch.Tensor:
+        return w[name][new.layer]
+
+    if "in.weight" in w:
+        h = silu(linear(new.hidden.float(), layer("in.weight"), layer("in.bias")))
+    else:
+        kv = torch.cat([new.keys, new.values], dim=-1).float().transpose(1, 2).flatten(2)  # [b, t, Hk * 2d]
+        if "kv.weight" in w:
+            h = silu(linear(kv, layer("kv.weight"), layer("kv.bias")))
+        else:
+            h = silu(linear(kv, layer("kv_gate.weight"))) * linear(kv, layer("kv_up.weight"))
+    if "mid.weight" in w:
+        h = silu(linear(h, layer("mid.weight"), layer("mid.bias")))
+    out, bias = w["out.weight"], w["out.bias"]
+    if out.dim() == 1:
+        logit = h.unflatten(-1, (heads, -1)) @ out + bias
+    else:
+        logit = linear(h, out, bias) if out.dim() == 2 else linear(h, layer("out.weight"), layer("out.bias"))
+    return torch.nn.functional.logsigmoid(logit).transpose(1, 2)

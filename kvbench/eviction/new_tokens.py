@@ -1,0 +1,19 @@
+"""Tokens that enter the cache, as a method may see them at that moment and never again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvbench.lazy import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewTokens:
+    """t tokens of b sequences in one layer."""
+
+    layer: int
+    hidden: torch.Tensor  # [b, t, D] what the attention of the layer reads: the hidden state after the input norm
+    keys: torch.Tensor  # [b, Hk, t, d] post-RoPE
+    values: torch.Tensor  # [b, Hk, t, dv]
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the whole model, see `Method.weights`

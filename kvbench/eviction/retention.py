@@ -1,0 +1,92 @@
+"""What geometric decay makes of a retention beta: the worth of an entry at an eviction, and attention and occupancy
+under soft eviction, which gates are trained with.
+
+TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649). Everything is computed from log beta: with betas
+near 1 and ages of thousands, powers of beta itself would be lost.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from kvbench.lazy import torch
+
+LARGEST = -1e-9  # log beta at most: at beta = 1 the closed form below is 0 / 0
+
+
+def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> torch.Tensor:
+    """log G of entries: their retention summed over the next `horizon` queries.
+
+        G = sum over k = 1 .. n of beta^(age + k - 1) = beta^age (1 - beta^n) / (1 - beta)
+
+    Args:
+        log_beta: below 0, any shape; age: of the next query, broadcastable. With the newest token at position t and the
+            entry at p that is t + 1 - p.
+        horizon: n. With 1 this is age * log beta, TRIM-KV's score.
+    """
+    if horizon == 1:
+        return age * log_beta
+    small = log_beta.clamp_max(LARGEST)
+    return age * log_beta + _log1mexp(horizon * small) - _log1mexp(small)
+
+
+def _log1mexp(x: torch.Tensor) -> torch.Tensor:
+    """log(1 - e^x) for x < 0, by whichever of two forms does not cancel."""
+    return torch.where(x < math.log(0.5), torch.log1p(-x.exp()), (-torch.expm1(x)).log())
+
+
+def decay(log_beta: torch.Tensor) -> torch.Tensor:
+    """[..., n, n] from log beta [..., n]: beta_j^(i - j) where i >= j, 0 above the diagonal."""
+    n = log_beta.shape[-1]
+    age = torch.arange(n, device=log_beta.device)
+    age = age[:, None] - age
+    return (log_beta[..., None, :] * age.clamp_min(0)).exp().masked_fill(age < 0, 0.0)
+
+
+def occupancy(log_beta: torch.Tensor, block: int = 256) -> torch.Tensor:
+    """[..., n]: entries that are softly alive at each time t, the sum over i <= t of beta_i^(t - i).
+
+    The hinge of this above a budget is the capacity loss. `block` times are computed together, which bounds memory.
+    """
+    n = log_beta.shape[-1]
+    times = torch.arange(n, device=log_beta.device)
+    parts = []
+    for start in range(0, n, block):
+        end = min(start + block, n)
+        age = times[start:end, None] - times[:end]
+        alive = (log_beta[..., None, :end] * age.clamp_min(0)).exp().masked_fill(age < 0, 0.0)
+        parts.append(alive.sum(dim=-1))
+    return torch.cat(parts, dim=-1)
+
+
+def gated_attention(
+    queries: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    log_beta: torch.Tensor,
+    *,
+    scaling: float,
+    form: Literal["weight", "scale"] = "weight",
+) -> torch.Tensor:
+    """Causal attention in which entries fade instead of being evicted.
+
+        weight   softmax weights proportional to beta_j^(i - j) exp(q_i k_j); beta -> 0 is an eviction
+        scale    logits beta_j^(i - j) q_i k_j, as TRIM-KV's paper prints it and its eager code computes it
+
+    Args:
+        queries: [b, Hq, t, d]; keys, values: [b, Hk, t, d]; log_beta: [b, Hk, t].
+
+    Returns:
+        [b, Hq, t, dv], in the type of the values.
+    """
+    b, heads, t, d = queries.shape
+    group = heads // keys.shape[1]
+    grouped = queries.float().view(b, keys.shape[1], group, t, d)
+    logits = grouped @ keys.float()[:, :, None].transpose(-1, -2) * scaling
+    age = torch.arange(t, device=queries.device)
+    age = age[:, None] - age
+    faded = log_beta.float()[:, :, None, None, :] * age.clamp_min(0)  # [b, Hk, 1, t, t]
+    logits = logits + faded if form == "weight" else logits * faded.exp()
+    weights = logits.masked_fill(age < 0, float("-inf")).softmax(dim=-1)
+    return (weights @ values.float()[:, :, None]).view(b, heads, t, -1).to(values.dtype)

@@ -1,0 +1,49 @@
+"""Checkpoints of a training: tensors as safetensors, the rest as JSON in the file's header; nothing is unpickled.
+
+save(path, parameters, optimiser, {"step": 200, "settings": {...}})
+state = restore(path, parameters, optimiser)
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as dump
+
+from kvbench.errors import SetupError, show
+from kvbench.store.files import replacing
+
+_MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW
+
+
+def save(
+    path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW, state: Mapping[str, Any]
+) -> None:
+    """Write a checkpoint in place of the former one; a kill leaves one of the two."""
+    tensors = {f"parameter/{name}": p.detach() for name, p in parameters.items()}
+    for name, p in parameters.items():
+        moments = optimiser.state.get(p, {})
+        tensors |= {f"{moment}/{name}": torch.as_tensor(moments[moment]) for moment in _MOMENTS if moment in moments}
+    contiguous = {name: tensor.contiguous().cpu() for name, tensor in tensors.items()}
+    with replacing(path) as file:
+        file.write(dump(contiguous, metadata={"state": json.dumps(dict(state))}))
+
+
+def restore(path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW) -> dict[str, Any]:
+    """Fill parameters and optimiser; returns the state. Raises SetupError for a file that does not fit."""
+    try:
+        with safe_open(path, framework="pt") as file, torch.no_grad():
+            names = set(file.keys())
+            for name, p in parameters.items():
+                p.copy_(file.get_tensor(f"parameter/{name}"))
+                found = {m: file.get_tensor(f"{m}/{name}") for m in _MOMENTS if f"{m}/{name}" in names}
+                if found:
+                    optimiser.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in found.items()}
+            return dict(json.loads((file.metadata() or {})["state"]))
+    except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
+        raise SetupError(f"checkpoint {show(path)} cannot be used: {error}. Choose another --out.") from None

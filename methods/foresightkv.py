@@ -1,0 +1,135 @@
+"""foresightkv: a small trained network says of every entry how much it will be missed; among the worst, chance decides.
+
+Paper: ForesightKV, arXiv 2602.03203.
+
+Each layer and KV head has a network of 16 hidden units that reads an entry's key, value and the attention it was paid,
+and answers phi, larger for entries to be dropped (Eq. 6). `features=paper6` is the paper's list of attention features,
+`released8` that of the released code, which its checkpoints need; the two differ in size and are never mixed.
+
+To drop n of the entries that are not among the newest, the 2 n with the largest phi are candidates (`pool`), and n of
+them are drawn without replacement with probabilities softmax(phi): in the paper better than the largest phi alone
+(`sampling=false`) or a draw over all. The draw is a hash of sample, eviction, layer, head and position.
+
+The newest entries always stay: in the paper L, the tokens between evictions (256; 128 in its evaluation code), a
+quarter of the budget in its training. Here `recent`, by default 128, or a quarter of the budget where that is less.
+
+In the released evaluation the decayed sum of attention is overwritten by the plain one, which `compat=reference`
+reproduces. The code has a layer norm that it never applies. It fails where 2 n is more than there are entries to drop;
+here the pool is cut to these.
+
+The published scorers are imported by `kvbench weights import`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction.api import Column, Method, Needs, Protect, State, option
+from kvbench.eviction.columns import QueryHeadColumn, stacked, unstacked
+from kvbench.eviction.foresight import (
+    DECAY,
+    WINDOWS,
+    attention_statistics,
+    drop_scores,
+    scorer_input,
+    scorer_shapes,
+)
+from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes, misfit
+from kvbench.eviction.select import order_key
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+RECENT = 128  # tokens between evictions in the released evaluation
+
+
+@methods.register("foresightkv", aliases=("foresight",))
+@dataclass(frozen=True)
+class ForesightKV(Method):
+    paper = "ForesightKV, arXiv 2602.03203"
+    kind = "weights"
+    trained = True
+
+    scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors of the model")
+    features: Literal["paper6", "released8"] = option("paper6", "what the scorer reads of attention")
+    recent: int | None = option(None, "newest tokens that always stay; none: 128, or a quarter of the budget", low=1)
+    pool: float = option(2.0, "candidates for each entry to be dropped", low=1)
+    sampling: bool = option(True, "draw among the candidates; otherwise the worst go")
+    compat: Literal["none", "reference"] = option("none", "reproduce the released evaluation's decayed sum")
+
+    def weights(self) -> LearnedWeights:
+        return LearnedWeights(
+            kind="foresightkv", path=self.scorer, what="scorer", option="scorer", shapes=self._shapes, check=self._check
+        )
+
+    def needs(self) -> Needs:
+        return Needs(queries="since_last", window=max(WINDOWS) if self.features == "paper6" else 0, values=True)
+
+    def columns(self) -> tuple[Column, ...]:
+        names = ("sum", "cumulative", "decayed") + (("max", "min") if self.features == "released8" else ())
+        return tuple(QueryHeadColumn(name=name) for name in names)
+
+    def states(self) -> tuple[State, ...]:
+        return (State(name="chunk"),)  # evictions before the newest chunk, plus 1; 0 before the first chunk
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=max(1, min(RECENT, budget // 4)) if self.recent is None else self.recent)
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        """Add a block of queries to the chunk it belongs to, and a finished chunk to the decayed sum."""
+        group = view.queries.shape[1] // view.keys.shape[1]
+        old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
+        new = dict(zip(("sum", "max", "min"), attention_statistics(view)))
+        chunk = view.eviction_index.float() + 1
+        evicted = (view.states["chunk"] != chunk)[:, None, None, None]  # since the block before
+        goes_on = ~evicted & (view.seen <= view.prompt_len)[:, None, None, None]  # a prompt is read in blocks
+        decayed = torch.where(evicted, DECAY, 1.0) * old["decayed"] + old["sum"]
+        values = {
+            "sum": torch.where(goes_on, old["sum"], 0.0) + new["sum"],
+            "cumulative": old["cumulative"] + new["sum"],
+            "decayed": torch.where(goes_on, old["decayed"], decayed),
+        }
+        if self.features == "released8":
+            values["max"] = torch.where(goes_on, torch.maximum(old["max"], new["max"]), new["max"])
+            values["min"] = torch.where(goes_on, torch.minimum(old["min"], new["min"]), new["min"])
+        stored = {"chunk": chunk}
+        for name, value in values.items():
+            stored |= unstacked(name, value)
+        return stored
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        phi = drop_scores(view.weights, view.layer, self.inputs(view))
+        if not self.sampling:
+            return -phi
+        competing = view.older(self.protect(view.budget).recent)
+        key = order_key(torch.where(competing, -phi, 0.0), view.positions)
+        key = key.masked_fill(~competing, torch.iinfo(torch.int64).max)
+        rank = key.argsort(dim=-1).argsort(dim=-1)  # the first to go is 0
+        candidate = competing & (rank < (self.pool * (view.held() - view.budget)).long()[..., None])
+        # The largest of phi + Gumbel noise are a draw without replacement from softmax(phi).
+        noise = view.noise().clamp(1e-20, 1 - 2**-24)
+        return torch.where(candidate, (-noise.log()).log() - phi, float("inf"))
+
+    def inputs(self, view: LayerView) -> torch.Tensor:
+        """[b, Hk, N, D]: what the scorer reads at an eviction."""
+        group = view.queries.shape[1] // view.keys.shape[1]
+        chunk = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
+        cumulative, decayed = chunk["cumulative"], DECAY * chunk["decayed"] + chunk["sum"]
+        if self.compat == "reference":
+            decayed = cumulative
+        return scorer_input(view, self.features, chunk, cumulative, decayed)
+
+    def _shapes(self, model: Sizes) -> Shapes:
+        return scorer_shapes(self.features, model)
+
+    def _check(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
+        if not ("w1" in tensors and tensors["w1"].dim() == 4):
+            return "they are no scorer"
+        inputs, hidden = tensors["w1"].shape[2:]
+        for other in ("paper6", "released8"):
+            shapes = scorer_shapes(other, model, hidden)
+            if other != self.features and shapes["w1"][2] == inputs:
+                return f"they read features={other}, the method has features={self.features}"
+        return misfit(tensors, scorer_shapes(self.features, model, hidden))

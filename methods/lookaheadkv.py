@@ -1,0 +1,98 @@
+"""lookaheadkv: learned tokens behind the prompt ask what the answer will ask, and their attention chooses what stays.
+
+Paper: LookaheadKV, arXiv 2603.10899, Algorithm 2.
+
+`n` learned embeddings are read behind the prompt at its true next positions, with a low-rank adapter that is on for
+them alone, so that the prompt's keys and values are the plain model's. Their mean attention over the prompt,
+
+    s_j = mean over the n rows of softmax( q . k / sqrt(D) )_j,  over prompt and learned rows,
+
+ranks its entries, once. They are dropped again, and the plain model decodes. Group: mean over its query heads, no
+pooling and no forced window, as far as the paper's text says; all three are options.
+
+The weights are made by `kvbench train lookaheadkv`; there is no released code to compare with. Defaults: n and
+everything else as in the file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction.api import Column, Method, Needs, Once, Probe, Prompt, Protect, Trigger, option
+from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+RANK, ROWS = 8, 8  # of weights drawn at random for checks; files may have others
+
+
+@methods.register("lookaheadkv", aliases=("lookahead-kv", "lkv"))
+@dataclass(frozen=True)
+class LookaheadKV(Method):
+    paper = "arXiv 2603.10899, Algorithm 2"
+    kind = "probes"
+    trained = True
+
+    lookahead: str = option("auto", "file with embeddings and adapter; auto: lookaheadkv.safetensors beside the model")
+    reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")
+    kernel: int = option(1, "max-pooling width, 1 for none", low=1, odd=True)
+    recent: int = option(0, "newest prompt tokens that always stay", low=0)
+
+    def needs(self) -> Needs:
+        return Needs(probes=True)
+
+    def columns(self) -> tuple[Column, ...]:
+        return (Column(name="lookahead"),)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.recent)
+
+    def trigger(self, interval: int) -> Trigger:
+        return Once()
+
+    def weights(self) -> LearnedWeights:
+        return LearnedWeights(
+            kind="lookaheadkv",
+            path=self.lookahead,
+            what="lookahead",
+            option="lookahead",
+            shapes=_shapes,
+            check=_misfit,
+        )
+
+    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
+        yield Probe(learned="embeddings")
+
+    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
+        return {"lookahead": view.columns["lookahead"] + view.attend(reduce_g=self.reduce_g, reduce_q="sum")}
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        return view.pool(view.columns["lookahead"], "max", self.kernel, view.older(self.recent))
+
+
+def _shapes(model: Sizes) -> Shapes:
+    """An adapter of the attention's projections; those of the rest depend on sizes that not every model states."""
+    hidden, query, key = (
+        model["hidden_size"],
+        model["num_attention_heads"] * model["head_dim"],
+        model["num_key_value_heads"] * model["head_dim"],
+    )
+    sizes = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
+    found: Shapes = {"embeddings": (ROWS, hidden), "scaling": (1,)}
+    for layer in range(model["num_hidden_layers"]):
+        for name, (wide, out) in sizes.items():
+            found |= {f"A.{layer}.{name}": (RANK, wide), f"B.{layer}.{name}": (out, RANK)}
+    return found
+
+
+def _misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
+    if {"embeddings", "scaling"} - tensors.keys():
+        return "embeddings or scaling are missing"
+    if tensors["embeddings"].shape[-1] != model["hidden_size"]:
+        return f"embeddings have {tensors['embeddings'].shape[-1]} numbers, the model's {model['hidden_size']}"
+    alone = {name[2:] for name in tensors if name[:2] in ("A.", "B.")}
+    half = [name for name in sorted(alone) if f"A.{name}" not in tensors or f"B.{name}" not in tensors]
+    return f"the adapter of {half[0]} lacks a half" if half else ""

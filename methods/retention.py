@@ -1,0 +1,60 @@
+"""retention: retention gates as in `trimkv`, with one competition of all entries of all layers and heads.
+
+Paper: Make Each Token Count, arXiv 2605.09649 (global retention with weight-tied gates; DBTrimKV in its repository).
+
+The gate is deeper (`gate=rg10`), and its last projection is shared so that betas of different layers and heads compare:
+`tie=layers` in the released code, `layers_and_heads` in the paper's words. An entry's score is
+
+    log G = log of the sum over the next n queries of beta^age,     n = `horizon`
+
+of which n = 1 is trimkv's. The L Hk C entries with the largest stay, wherever they are; `level=layer` lets the heads of
+each layer compete for Hk C. No head is left empty; with `floor` every head is sure of a share of C: a rank r in a head
+then competes with the score of rank r - floor, so that `floor` entries of each are beyond competition. As the released
+code has it, which counts a head's entries among the best L Hk (C - floor) and adds the floor.
+
+Defaults: horizon 1 as in the code (the paper's is not stated), floor 0. The released code's first age is one more than
+here for n = 1 and two more for n > 1: `age_offset`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from kvbench.eviction.api import option
+from kvbench.eviction.gated import Gated
+from kvbench.eviction.gates import GateForm
+from kvbench.eviction.select import order_key
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+from kvbench.registry import methods
+
+
+@methods.register("retention", aliases=("global-retention", "dbtrimkv"))
+@dataclass(frozen=True)
+class Retention(Gated):
+    paper = "Make Each Token Count, arXiv 2605.09649"
+    name = "retention"
+    usual = GateForm("rg10", "layers")
+
+    level: Literal["model", "layer"] = option("model", "whose heads compete: those of all layers, or of each layer")
+    floor: float = option(0.0, "entries that every head is sure of: below 1 a share of the budget", low=0)
+
+    @property
+    def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # here it follows an option
+        return self.level
+
+    def min_budget(self) -> int:
+        return max(super().min_budget(), int(self.floor))
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        score = super().score(view)
+        sure = int(self.floor * view.budget) if self.floor < 1 else int(self.floor)
+        if not sure:
+            return score
+        score = torch.where(view.valid, score, float("-inf"))
+        key = order_key(score, view.positions).masked_fill(~view.valid, torch.iinfo(torch.int64).min)
+        order = key.argsort(dim=-1, descending=True)
+        ranked = score.gather(-1, order)
+        certain = torch.full_like(ranked[..., :sure], float("inf"))
+        return torch.empty_like(score).scatter_(-1, order, torch.cat([certain, ranked], dim=-1)[..., : score.shape[-1]])

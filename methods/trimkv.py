@@ -1,0 +1,31 @@
+"""trimkv: a gate says at an entry's birth how slowly it loses its worth; what has lost most goes.
+
+Paper: Bui et al., Cache What Lasts: Token Retention for Memory-Bounded KV Cache in LLMs, arXiv 2512.03324.
+
+A trained gate of each layer gives every KV head of a new token a retention beta in (0, 1), from what the layer's
+attention reads (`gate=rg`) or from keys and values (rg2, rg3). An entry of age a is worth beta^a; the score is its
+logarithm, a log beta, with the age that the next query sees. No attention is looked at. Every KV head keeps its best C
+entries; nothing is protected (`recent` 0).
+
+The released code counts ages one more than this: `age_offset=1`. That matters, because it multiplies log beta. Its
+`knorm_alpha` is `knorm=true`, its sliding window `recent`. It evicts when C + buffer entries are held (buffer 128, 32
+in its examples); here the interval is the buffer, and the clock is that of all methods.
+
+The published gates are imported by `kvbench weights import`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.eviction.gated import Gated
+from kvbench.eviction.gates import GateForm
+from kvbench.registry import methods
+
+
+@methods.register("trimkv", aliases=("trim-kv",))
+@dataclass(frozen=True)
+class TrimKV(Gated):
+    paper = "Bui et al., arXiv 2512.03324"
+    name = "trimkv"
+    usual = GateForm("rg", "none")

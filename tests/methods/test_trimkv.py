@@ -1,0 +1,146 @@
+"""trimkv and retention: scores by hand, who competes with whom, and floors."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from kvbench.eviction.gates import GateForm, log_retention
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.select import decide
+from kvbench.eviction.view import make_view
+from kvbench.registry import methods
+
+TRIMKV, RETENTION = methods.get("trimkv"), methods.get("retention")
+
+
+def view(log_beta, budget, keys=None, **more):
+    """Entries of one sequence in text order, log beta [Hk, N]."""
+    log_beta = torch.as_tensor(log_beta, dtype=torch.float32)[None]
+    keys = torch.ones(*log_beta.shape, 1) if keys is None else keys
+    return make_view(keys, budget=budget, columns={"log_beta": log_beta}, **more)
+
+
+def kept(method, *views):
+    return [
+        sorted(p[k].tolist())
+        for v, verdict in zip(views, decide(method, views))
+        for p, k in zip(v.positions[0], verdict.keep[0])
+    ]
+
+
+def test_the_score_is_age_times_log_beta():
+    """Four entries: the next query sees them at ages 4, 3, 2 and 1."""
+    log_beta = [[-0.1, -1.0, -0.2, -5.0]]
+    torch.testing.assert_close(TRIMKV().score(view(log_beta, 2))[0], torch.tensor([[-0.4, -3.0, -0.4, -5.0]]))
+    torch.testing.assert_close(
+        TRIMKV(age_offset=1).score(view(log_beta, 2))[0], torch.tensor([[-0.5, -4.0, -0.6, -10.0]])
+    )
+    assert kept(TRIMKV(), view(log_beta, 2)) == [[0, 2]]
+    assert kept(TRIMKV(recent=1), view(log_beta, 2)) == [[2, 3]]  # of the equal ones the newer
+
+
+def test_constant_retention_is_a_sliding_window():
+    assert kept(TRIMKV(), view([[-0.3] * 9] * 2, 4)) == [[5, 6, 7, 8]] * 2
+    assert kept(TRIMKV(horizon=50), view([[-0.3] * 9], 4)) == [[5, 6, 7, 8]]
+
+
+def test_a_horizon_weakens_recency():
+    """An entry that fades fast but is young, and one that lasts: the longer one looks, the more the second is worth."""
+    log_beta = [[math.log(0.9), math.log(0.99), math.log(0.5)]]
+    assert kept(TRIMKV(), view([[math.log(0.9), math.log(0.7)]], 1)) == [[0]]
+    near, far = (TRIMKV(horizon=n).score(view(log_beta, 1))[0, 0] for n in (1, 100))
+    assert far[1] - far[2] > near[1] - near[2] > 0
+
+
+def test_the_norm_of_the_key_multiplies_retention():
+    keys = torch.tensor([[3.0, 4.0], [0.0, 0.5]]).view(1, 1, 2, 2)
+    score = TRIMKV(knorm=True).score(view([[-1.0, -1.0]], 1, keys))[0, 0]
+    torch.testing.assert_close(score, torch.tensor([-2 + math.log(5), -1 + math.log(0.5)]))
+    assert torch.isfinite(TRIMKV(knorm=True).score(view([[-1.0]], 1, torch.zeros(1, 1, 1, 2)))).all()
+
+
+def test_heads_of_all_layers_compete():
+    strong, weak = [-0.1] * 6, [-1.0] * 6
+    views = [view([strong, weak], 3), view([weak, weak], 3, layer=1)]
+    for v in views:
+        v.layer_count = 2
+    sizes = [len(head) for head in kept(RETENTION(), *views)]
+    assert sizes == [6, 2, 2, 2]  # 12 entries in all; equal ages of equal betas go alike
+    assert [len(head) for head in kept(RETENTION(level="layer"), *views)] == [5, 1, 3, 3]
+    assert [len(head) for head in kept(TRIMKV(), *views)] == [3] * 4
+
+
+def test_no_head_is_left_empty():
+    views = [view([[-0.001] * 8, [-9.0] * 8], 3)]
+    assert [len(head) for head in kept(RETENTION(), *views)] == [5, 1]
+
+
+def counted(scores, total, floor):
+    """The released rule: how many of the best are a head's, plus the floor; each keeps its own best."""
+    flat = torch.cat(scores)
+    heads = torch.repeat_interleave(torch.arange(len(scores)), torch.tensor([len(s) for s in scores]))
+    best = flat.topk(total - floor * len(scores)).indices
+    sizes = torch.bincount(heads[best], minlength=len(scores)) + floor
+    return [sorted(s.topk(int(n)).indices.tolist()) for s, n in zip(scores, sizes)]
+
+
+@pytest.mark.parametrize("floor", [0.25, 0.5, 3.0])
+def test_a_floor_counts_as_the_released_code_does(floor):
+    generator = torch.Generator().manual_seed(int(4 * floor))
+    for _ in range(5):
+        log_beta = -torch.rand(4, 60, generator=generator) * torch.tensor([0.3, 0.5, 0.7, 0.9])[:, None]
+        one = view(log_beta, 12)
+        scores = list(RETENTION().score(one)[0])
+        sure = int(floor * 12) if floor < 1 else int(floor)
+        assert kept(RETENTION(floor=floor), one) == counted(scores, 48, sure)
+
+
+def test_a_floor_does_not_mind_what_is_not_valid():
+    generator = torch.Generator().manual_seed(0)
+    log_beta = -torch.rand(2, 12, generator=generator)
+    plain = view(log_beta, 5)
+    padded = torch.cat([log_beta, torch.full((2, 3), 9.0)], dim=-1)
+    valid = torch.arange(15).expand(1, 2, 15) < 12
+    positions = torch.where(valid, torch.arange(15), -1)
+    junk = view(padded, 5, valid=valid, positions=positions, seen=12)
+    assert kept(RETENTION(floor=0.4), junk) == kept(RETENTION(floor=0.4), plain)
+
+
+def test_budgets_cover_what_is_sure():
+    assert RETENTION(floor=7.0).min_budget() == 7
+    assert RETENTION(floor=0.5, recent=3).min_budget() == 4
+    assert TRIMKV().min_budget() == 1
+
+
+def test_what_is_sure_is_declared():
+    assert (TRIMKV().uniform, RETENTION().uniform) == (True, False)
+    assert (TRIMKV().scope, RETENTION().scope, RETENTION(level="layer").scope) == ("head", "model", "layer")
+    assert (RETENTION().layerwise, RETENTION(level="layer").layerwise) == (False, True)
+    assert TRIMKV().decode_bounded
+    assert RETENTION().decode_bounded
+
+
+def test_new_tokens_get_the_gate_s_answer():
+    model = {"num_hidden_layers": 2, "num_key_value_heads": 2, "hidden_size": 6, "head_dim": 4}
+    weights = {name: torch.randn(shape) for name, shape in GateForm("rg", "none", 3).shapes(model).items()}
+    new = NewTokens(
+        layer=1,
+        hidden=torch.randn(1, 5, 6),
+        keys=torch.zeros(1, 2, 5, 4),
+        values=torch.zeros(1, 2, 5, 4),
+        weights=weights,
+    )
+    assert torch.equal(TRIMKV().on_tokens(new)["log_beta"], log_retention(new))
+
+
+def test_weights_are_of_the_method_s_own_kind():
+    for cls, kind, gate in ((TRIMKV, "trimkv", "in.weight"), (RETENTION, "retention", "mid.weight")):
+        weights = cls().weights()
+        assert (weights.kind, weights.option) == (kind, "gates")
+        model = {"num_hidden_layers": 2, "num_key_value_heads": 2, "hidden_size": 6, "head_dim": 4}
+        assert gate in weights.shapes(model)
+    assert "kv_up.weight" in TRIMKV(gate="rg3").weights().shapes(model)
+    assert TRIMKV(tie="layers_and_heads").weights().shapes(model)["out.weight"] == (6,)

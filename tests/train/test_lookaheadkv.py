@@ -1,0 +1,148 @@
+"""Training of lookaheadkv: its target is the model's own attention, its guess what the engine sees, and it learns."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from kvbench.methods.lookaheadkv import LookaheadKV
+
+from kvbench import tiny
+from kvbench.cli import main
+from kvbench.engine.loop import Engine
+from kvbench.engine.model import load
+from kvbench.errors import UserError
+from kvbench.records import Request
+from kvbench.synthetic.problem import HELD_OUT
+from kvbench.train.lookaheadkv import LookaheadRecipe
+from kvbench.train.loop import train
+from kvbench.train.recipe import Settings
+from kvbench.train.traces import built_in, collect, prompts_of
+
+MORE = {"rows": 4, "rank": 2, "alpha": 8.0, "budget": 32}
+SETTINGS = Settings(steps=12, lr=5e-3, warmup=2, batch=4, more=MORE)
+
+
+@pytest.fixture(scope="module")
+def loaded():
+    return load(str(tiny.path()), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def traces(loaded):
+    return collect(loaded, built_in(("lookup", "chain"), 8, 0, loaded)), collect(
+        loaded, built_in(("lookup",), 2, 0, loaded, held_out=True)
+    )
+
+
+def test_traces_are_right_answers_to_problems_that_no_evaluation_asks(loaded, traces):
+    train_on, held_out = traces
+    assert len(train_on) >= 6
+    numbers = [int(t.name.rpartition("-")[2]) for t in train_on]
+    assert max(numbers) < HELD_OUT
+    assert len(set(numbers)) == len(numbers)
+    assert [int(t.name.rpartition("-")[2]) >= HELD_OUT for t in held_out] == [True] * len(held_out)
+    for trace in train_on:
+        assert trace.answer[-1] in loaded.stop_ids
+    assert collect(loaded, built_in(("lookup", "chain"), 8, 0, loaded)) == train_on  # the seed says it all
+
+
+def test_only_right_answers_are_kept(loaded):
+    questions = [dataclasses.replace(q, right=lambda text: False) for q in built_in(("lookup",), 3, 0, loaded)]
+    assert collect(loaded, questions) == []
+    assert len(collect(loaded, questions, correct=False)) == 3
+    with pytest.raises(UserError, match="answered none of the questions rightly"):
+        LookaheadRecipe(loaded, SETTINGS, [], [])
+
+
+def test_the_target_is_the_models_own_attention(loaded, traces):
+    trace = traces[0][0]
+    recipe = LookaheadRecipe(loaded, SETTINGS, *traces)
+    with torch.no_grad():
+        target, _ = recipe._shares(trace)
+    model, before = loaded.model, loaded.model.config._attn_implementation
+    model.set_attn_implementation("eager")
+    try:
+        with torch.inference_mode():
+            out = model(torch.tensor([trace.ids]), output_attentions=True, use_cache=False)
+    finally:
+        model.set_attn_implementation(before)
+    n = len(trace.prompt)
+    wanted = torch.stack([a[0, :, n:, :n].mean(dim=1) for a in out.attentions])
+    torch.testing.assert_close(target, wanted, rtol=1e-4, atol=1e-6)
+
+
+def test_the_guess_is_what_the_method_keeps(loaded, traces, tmp_path: Path):
+    recipe = LookaheadRecipe(loaded, SETTINGS, *traces)
+    done = train(recipe, tmp_path, base_model="tiny", config=loaded.model.config)
+    trace = traces[1][0]
+    with torch.no_grad():
+        _, guess = recipe._shares(trace)
+    merged = guess.unflatten(1, (2, -1)).mean(dim=2)  # [L, Hk, T]
+    events = []
+    engine = Engine(
+        loaded,
+        LookaheadKV(lookahead=str(done.path)),
+        budget=20,
+        interval=32,
+        slots=1,
+        max_tokens=400,
+        log=lambda *event: events.append(event),
+    )
+    list(engine.generate([Request(task="t", doc_id="d", prompt_ids=trace.prompt, max_new_tokens=4)]))
+    kept = {layer: heads for _, seen, layer, heads in events if seen == len(trace.prompt)}
+    for layer, heads in kept.items():
+        for head, positions in enumerate(heads):
+            assert sorted(map(int, positions)) == sorted(merged[layer, head].topk(20).indices.tolist())
+    assert len(kept) == len(merged)
+
+
+def test_training_improves_the_held_out_loss(loaded, traces, tmp_path: Path):
+    recipe = LookaheadRecipe(loaded, SETTINGS, *traces)
+    weights = {name: p.clone() for name, p in loaded.model.named_parameters()}
+    done = train(recipe, tmp_path, base_model="tiny", config=loaded.model.config)
+    assert done.improved(recipe)
+    assert done.after["loss"] < 0.8 * done.before["loss"]
+    assert all(torch.equal(weights[name], p) for name, p in loaded.model.named_parameters())
+
+
+def test_the_command(tmp_path: Path, capsys):
+    command = ["train", "lookaheadkv", "--out", str(tmp_path), "--samples", "4", "--steps", "3", "--batch", "2"]
+    assert main([*command, "--opt", "rows=3", "--opt", "rank=2", "--json", "-q"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert document["made"]["settings"]["steps"] == 3
+    assert document["made"]["settings"]["more"]["rows"] == 3
+    assert document["shapes"]["embeddings"] == [3, 128]
+    method = ["run", "--method", "lookaheadkv", "--method-opt", f"lookahead={document['path']}", "--budget", "48"]
+    assert main([*method, "--task", "lookup", "--limit", "1", "--out", str(tmp_path / "r"), "-q"]) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--opt", "rwos=3"], "lookaheadkv has no setting 'rwos'. Did you mean 'rows'?"),
+        (["--opt", "rows=x"], "--opt rows must be a whole number; got 'x'."),
+        (["--opt", "rows"], "--opt takes NAME=VALUE; got 'rows'."),
+        (["--lr", "0"], "--lr must be a finite number > 0; got 0."),
+        (["--data", "/nowhere.jsonl"], "/nowhere.jsonl does not exist."),
+    ],
+)
+def test_mistakes(tmp_path: Path, capsys, arguments, message):
+    assert main(["train", "lookaheadkv", "--out", str(tmp_path), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert main(["train", "headkv", "--out", str(tmp_path), "--steps", "3"]) == 2
+    assert "headkv is estimated, not trained; it takes no --steps." in capsys.readouterr().err
+
+
+def test_questions_of_a_file(loaded, tmp_path: Path):
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"question": "one two"}\n{"prompt": "three"}\n')
+    asked = prompts_of(path, loaded, 7)
+    assert [q.name for q in asked] == ["line-1", "line-2"]
+    assert {q.max_new_tokens for q in asked} == {7}
+    path.write_text('{"question": ""}\n')
+    with pytest.raises(UserError, match=r"q.jsonl:1: field 'question' is missing or empty"):
+        prompts_of(path, loaded, 7)

@@ -1,0 +1,129 @@
+"""The loop behind every learned method: schedule, kill -9 and resume, refusals, several processes' shares."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from kvbench.engine.weights import load_weights
+from kvbench.errors import SetupError, UserError
+from kvbench.eviction.api import Weights
+from kvbench.train.loop import CHECKPOINT, LOG, rate, train
+from kvbench.train.recipe import Recipe, Settings
+
+CONFIG = {"model_type": "toy", "num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 6}
+SETTINGS = Settings(steps=60, lr=0.05, warmup=5, batch=4)
+
+
+class Line(Recipe):
+    """Fits the weights of a linear function from noisy samples that depend on the step alone."""
+
+    name, kind = "line", "headkv"
+    wanted = torch.tensor([[1.0, -2.0, 0.5], [0.0, 3.0, 1.0]])
+
+    def __init__(self, settings: Settings, slow: float = 0.0) -> None:
+        super().__init__(settings)
+        self.slow = slow
+        self.importance = torch.zeros(2, 3, requires_grad=True)
+
+    def parameters(self):
+        return {"importance": self.importance}
+
+    def loss(self, step, share):
+        time.sleep(self.slow)
+        generator = torch.Generator().manual_seed(self.settings.seed * 1000 + step)
+        x = torch.randn(self.settings.batch, 3, generator=generator)[share]
+        error = (x @ (self.importance - self.wanted).T).square().mean()
+        return error, {"error": error.item() ** 0.5}
+
+    def held_out(self):
+        return {"loss": float((self.importance - self.wanted).square().mean())}
+
+    def card(self):
+        return {"data": "made up"}
+
+
+def losses(out: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (out / LOG).read_text().splitlines()]
+
+
+def test_training_improves_and_leaves_weights_with_a_card(tmp_path: Path):
+    recipe = Line(SETTINGS)
+    done = train(recipe, tmp_path, base_model="toy", config=CONFIG, command="kvbench train line")
+    assert done.improved(recipe)
+    assert done.after["loss"] < 0.5 * done.before["loss"]
+    assert len(losses(tmp_path)) == 60
+    card = json.loads(done.path.with_suffix(".json").read_text())
+    assert card["made"]["settings"]["steps"] == 60
+    assert card["made"]["held_out_after"] == done.after
+    assert card["made"]["data"] == "made up"
+    loaded = load_weights(Weights(kind="headkv", path=str(done.path)), None, CONFIG, "cpu")
+    torch.testing.assert_close(loaded["importance"], recipe.importance.detach())
+
+
+CHILD = """
+import sys
+from pathlib import Path
+sys.path[:0] = {path!r}
+from train.test_loop import CONFIG, SETTINGS, Line
+from kvbench.train.loop import train
+train(Line(SETTINGS, slow=0.02), Path(sys.argv[1]), base_model="toy", config=CONFIG, checkpoint_seconds=0.05)
+"""
+
+
+def test_after_kill_9_the_same_call_comes_to_the_same_losses(tmp_path: Path):
+    straight, killed = tmp_path / "straight", tmp_path / "killed"
+    for folder in (straight, killed):
+        folder.mkdir()
+    train(Line(SETTINGS), straight, base_model="toy", config=CONFIG)
+    source = CHILD.format(path=[str(Path(__file__).parents[1])])
+    kills = 0
+    for _ in range(4):
+        child = subprocess.Popen([sys.executable, "-c", source, str(killed)])
+        before = len(losses(killed)) if (killed / LOG).exists() else 0
+        while child.poll() is None and (not (killed / LOG).exists() or len(losses(killed)) < before + 12):
+            time.sleep(0.02)
+        if child.poll() is None:
+            os.kill(child.pid, signal.SIGKILL)
+            kills += 1
+        child.wait()
+    train(Line(SETTINGS), killed, base_model="toy", config=CONFIG)
+    assert kills >= 2
+    assert losses(killed) == losses(straight)
+    assert (killed / "headkv.safetensors").read_bytes() == (straight / "headkv.safetensors").read_bytes()
+
+
+def test_another_training_in_the_folder_is_refused(tmp_path: Path):
+    train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
+    with pytest.raises(UserError, match="holds a training with other settings"):
+        train(Line(replace(SETTINGS, lr=0.01)), tmp_path, base_model="toy", config=CONFIG)
+    (tmp_path / CHECKPOINT).write_bytes(b"x" * 40)
+    with pytest.raises(SetupError, match="cannot be used"):
+        train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
+
+
+def test_a_loss_that_is_no_number_stops_at_once(tmp_path: Path):
+    class Broken(Line):
+        def loss(self, step, share):
+            value, figures = super().loss(step, share)
+            return value * (float("nan") if step == 3 else 1), figures
+
+    with pytest.raises(SetupError, match="the loss is nan at step 3"):
+        train(Broken(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
+
+
+def test_the_rate_rises_and_falls():
+    rates = [rate(SETTINGS, step) for step in range(SETTINGS.steps)]
+    assert rates[4] == pytest.approx(SETTINGS.lr)
+    assert rates[:5] == sorted(rates[:5])
+    assert rates[5:] == sorted(rates[5:], reverse=True)
+    assert rate(SETTINGS, SETTINGS.steps) == pytest.approx(SETTINGS.lr * SETTINGS.floor)
