@@ -42,6 +42,7 @@ from kvbench.eviction.api import (
     option,
 )
 from kvbench.eviction.choose import from_label
+from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.select import keep_mask, order_key, protected
 from kvbench.eviction.shares import split_exactly
@@ -105,6 +106,13 @@ class AdaKV(Method):
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         return self.inner.observe(view)
+
+    def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
+        return self.inner.on_tokens(new)
+
+    @property
+    def reads_tokens(self) -> bool:
+        return self.inner.reads_tokens
 
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         yield from self.inner.probes(prompt)

@@ -20,7 +20,6 @@ from kvbench.engine.model import LoadedModel, load, prepare
 from kvbench.engine.weights import TABLES, find, model_fields, save_weights
 from kvbench.errors import KVBenchError
 from kvbench.eviction.api import Method, Weights
-from kvbench.eviction.columns import GivenColumn, QueryHeadColumn
 from kvbench.eviction.combined import Combined
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.models import TINY, describe
@@ -53,8 +52,6 @@ class Subject:
         if method.oracle:
             raise NotApplicable("an oracle; only 'kvbench replay' runs it")
         method = _filled(method, "draft", None, lambda: self.source or self._saved)
-        if not _served(method):
-            raise NotApplicable("the engine does not hand over what it reads of new tokens and query heads")
         weights, loaded = method.weights(), self.loaded
         if weights is None or weights.path != "auto":
             return method, loaded
@@ -84,12 +81,6 @@ class Subject:
         self.loaded.model.save_pretrained(folder)
         self.loaded.tokenizer.save_pretrained(folder)
         return str(folder)
-
-
-def _served(method: Method) -> bool:
-    """Whether the engine calls `on_tokens`, and keeps columns for query heads."""
-    special = any(isinstance(column, (GivenColumn, QueryHeadColumn)) for column in method.columns())
-    return hasattr(Method, "on_tokens") or not special
 
 
 def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:

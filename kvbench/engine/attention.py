@@ -45,6 +45,7 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
+    hidden: torch.Tensor | None = None  # [b, t, hidden size] what the layer's attention read, if it was asked for
 
     def for_heads(self, kv_heads: int) -> AttentionCall:
         """The call with keys and values repeated to a cache that keeps them for every query head."""
@@ -58,16 +59,28 @@ Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
 
 
 @contextlib.contextmanager
-def route(model: Any, handler: Handler) -> Iterator[None]:
-    """Send the model's attention to `handler` inside the block; afterwards the model is as before."""
+def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
+    """Send the model's attention to `handler` inside the block; afterwards the model is as before.
+
+    hidden: also hand over what each attention layer read.
+    """
     name = f"kvbench_{next(_names)}"
     _replaced[name] = model.config._attn_implementation
     _open.add(name)
-    ALL_ATTENTION_FUNCTIONS.register(name, _adapter(handler))
+    read: dict[int, torch.Tensor] = {}  # by attention module
+
+    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        read[id(module)] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+    layers = [module for module in model.modules() if hasattr(module, "layer_idx")] if hidden else []
+    hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
+    ALL_ATTENTION_FUNCTIONS.register(name, _adapter(handler, read))
     try:
         set_implementation(model, name)
         yield
     finally:
+        for hook in hooks:
+            hook.remove()
         _open.remove(name)
         if model.config._attn_implementation == name:  # else a later routing has taken over
             before = name
@@ -89,7 +102,7 @@ def set_implementation(model: Any, name: str) -> None:
     model.set_attn_implementation(name)
 
 
-def _adapter(handler: Handler) -> Callable[..., tuple[torch.Tensor, None]]:
+def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., tuple[torch.Tensor, None]]:
     def attention(
         module: torch.nn.Module,
         query: torch.Tensor,
@@ -119,6 +132,7 @@ def _adapter(handler: Handler) -> Callable[..., tuple[torch.Tensor, None]]:
             window=sliding_window,
             softcap=softcap,
             sinks=s_aux,
+            hidden=read.pop(id(module), None),
         )
         return handler(call), None
 

@@ -14,6 +14,7 @@ import torch
 from kvbench.engine.cache import Batch, EvictingStore, RingStore, Rows, Shape, SlotCache
 from kvbench.engine.geometry import LayerGeometry
 from kvbench.engine.prompt import PackedLayer
+from kvbench.eviction.columns import fixed
 
 
 class DenseStore(EvictingStore):
@@ -23,7 +24,8 @@ class DenseStore(EvictingStore):
         self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype, lengths: list[int]
     ) -> None:
         super().__init__(geometry, shape, device, dtype)
-        g, self.capacity, self.specs, self.lengths = geometry, shape.rows, shape.columns, lengths
+        g, self.capacity, self.lengths = geometry, shape.rows, lengths
+        self.specs = fixed(shape.columns)
         size = (shape.slots, g.kv_heads, shape.rows)
         self.keys = torch.zeros(*size, g.head_dim, device=device, dtype=dtype)
         self.values = torch.zeros(*size, g.value_dim, device=device, dtype=dtype)

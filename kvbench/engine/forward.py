@@ -8,16 +8,16 @@ Positions of new entries are filled in by the evictor (new rows are contiguous),
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 import torch
 
 from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention
-from kvbench.engine.cache import EvictingStore, RingStore, SlotCache
+from kvbench.engine.cache import EvictingStore, RingStore, SlotCache, Store
 from kvbench.engine.dense import DenseCache, DenseStore
 from kvbench.engine.paged import PAGE, PagedCache, PagedStore
-from kvbench.engine.prompt import PromptCache, PromptLayer
+from kvbench.engine.prompt import PromptCache, PromptLayer, Rules, given
 
 # (layer, queries [b, Hq, r, D], their positions [r], rows that the last of them sees)
 Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
@@ -54,6 +54,8 @@ class BlockWriter:
         call = call.for_heads(layer.geometry.kv_heads)
         before = layer.rows
         layer.append(call.key, call.value, call.query, self.start)
+        for name, value in given(self.cache.rules.method, self.cache.rules, layer.geometry, call).items():
+            layer.columns[name][:, :, before : layer.rows] = value
         self.cache.measure()
         parts = []
         for first in range(0, call.query.shape[2], self.block):
@@ -108,8 +110,8 @@ class StepWriter(ABC):
     where a budget bounds them or they are few, else as many as the slot's own length asks for.
     """
 
-    def __init__(self, cache: SlotCache) -> None:
-        self.cache = cache
+    def __init__(self, cache: SlotCache, rules: Rules) -> None:
+        self.cache, self.rules, self.method = cache, rules, rules.method.during("decode")
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
         self.positions = torch.empty(0, dtype=torch.int64)
         self._keep_queries = False
@@ -140,6 +142,11 @@ class StepWriter(ABC):
     @abstractmethod
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
         """Write the new entries of an evicting layer, and attend. [S, 1, Hq, Dv]."""
+
+    def give(self, columns: Mapping[str, torch.Tensor], at: torch.Tensor, layer: Store, call: AttentionCall) -> None:
+        """Write what new entries at flat rows [S * Hk] bring with them."""
+        for name, value in given(self.method, self.rules, layer.geometry, call).items():
+            columns[name].view(-1).index_copy_(0, at, value.reshape(-1))
 
     def in_ring(self, layer: RingStore, call: AttentionCall) -> torch.Tensor:
         rows, heads = layer.capacity, layer.geometry.kv_heads
@@ -181,6 +188,7 @@ class DenseStepWriter(StepWriter):
             base = torch.arange(self.cache.slots * heads, device=self._lengths.device).view(-1, heads) * rows
             self._at[heads] = (base + self._lengths[:, None]).view(-1)
         write_rows(layer.keys, layer.values, self._at[heads], call)
+        self.give(layer.columns, self._at[heads], layer, call)
         if self._bias is None:
             self._bias = live_bias(self._lengths[:, None, None] + 1, rows, call.query.dtype)
         if self.fixed:
@@ -207,7 +215,9 @@ class PagedStepWriter(StepWriter):
         assert isinstance(layer, PagedStore)
         table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk]
         page = table.gather(-1, (lengths // PAGE)[..., None])[..., 0]
-        write_rows(layer.pool.keys, layer.pool.values, (page * PAGE + lengths % PAGE).view(-1), call)
+        at = (page * PAGE + lengths % PAGE).view(-1)
+        write_rows(layer.pool.keys, layer.pool.values, at, call)
+        self.give(layer.pool.columns, at, layer, call)
         sizes = self._sizes[call.layer]
         live = {sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]}
         out: torch.Tensor | None = None
@@ -242,8 +252,8 @@ class PagedStepWriter(StepWriter):
         return size
 
 
-def step_writer(cache: SlotCache) -> StepWriter:
-    return DenseStepWriter(cache) if isinstance(cache, DenseCache) else PagedStepWriter(cache)
+def step_writer(cache: SlotCache, rules: Rules) -> StepWriter:
+    return DenseStepWriter(cache, rules) if isinstance(cache, DenseCache) else PagedStepWriter(cache, rules)
 
 
 def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:

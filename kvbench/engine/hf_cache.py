@@ -167,7 +167,7 @@ class EvictionCache(Cache):
                 "EvictionCache serves one generate call: it reads the prompt in one forward pass, later ones bring one "
                 "token a row. Make a new cache for another prompt."
             )
-        self._routing.enter_context(route(self._loaded.model, self._attend))
+        self._routing.enter_context(route(self._loaded.model, self._attend, self.method.reads_tokens))
         if self._prompt is None:
             self._ids = ids
             return
@@ -265,7 +265,7 @@ class EvictionCache(Cache):
                 self._evictor.start(
                     row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions
                 )
-        self._writer, self._prompt = step_writer(self.slots), None
+        self._writer, self._prompt = step_writer(self.slots, self._rules), None
 
     def _probe(self, prompt: PromptCache, first: list[int]) -> None:
         if len(first) > 1:

@@ -21,6 +21,7 @@ from kvbench.engine.geometry import (
 from kvbench.engine.paged import PagedCache
 from kvbench.errors import UserError, show
 from kvbench.eviction.api import Method
+from kvbench.eviction.columns import expanded
 
 Layout = Literal["auto", "dense", "paged"]
 
@@ -101,13 +102,14 @@ def shape_of(
     geometry: Sequence[LayerGeometry], method: Method, budget: float | None, interval: int, lengths: Lengths, slots: int
 ) -> Shape:
     """What a cache for these sequences must hold; `geometry` as the model has it."""
-    rows = capacity(method, budget, interval, lengths, max((g.group for g in geometry), default=1))
+    group = max((g.group for g in geometry), default=1)
+    rows = capacity(method, budget, interval, lengths, group)
     return Shape(
         slots=slots,
         rows=rows,
         bounded=method.takes_budget and method.decode_bounded,
         longest=lengths.total,
-        columns=method.columns() if method.evicts else (),
+        columns=expanded(method.columns(), group) if method.evicts else (),
         states=method.states() if method.evicts else (),
         queries=stored_queries(method, interval, lengths.total)[1] if method.evicts else 0,
     )

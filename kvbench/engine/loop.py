@@ -107,7 +107,7 @@ class Engine:
             device=loaded.device,
             log=log,
         )
-        self.writer = step_writer(self.cache)
+        self.writer = step_writer(self.cache, rules)
         self._handler: Callable[[AttentionCall], torch.Tensor] = self.writer
         self.live: list[Sequence | None] = [None] * slots
         self.last_tokens = [0] * slots
@@ -126,7 +126,8 @@ class Engine:
         prompt: PromptState | None = None
         waiting: deque[Sequence] = deque()  # of `prompt`, without a slot yet
         model, slots = self.loaded.model, self.cache.slots
-        with route(model, lambda call: self._handler(call)), packed_linears(model, slots):
+        hidden = self.method.reads_tokens
+        with route(model, lambda call: self._handler(call), hidden), packed_linears(model, slots):
             while queue or waiting or any(self.live):
                 while (queue or waiting) and None in self.live:
                     if not waiting:

@@ -20,6 +20,7 @@ from kvbench.engine.cache import Batch, EvictingStore, RingStore, Rows, Shape, S
 from kvbench.engine.geometry import LayerGeometry
 from kvbench.engine.prompt import PackedLayer
 from kvbench.errors import BudgetViolation
+from kvbench.eviction.columns import fixed
 
 PAGE = 16  # entries
 Index = np.ndarray | int
@@ -52,7 +53,7 @@ class PagedStore(EvictingStore):
         self, geometry: LayerGeometry, shape: Shape, pool: Pool, device: torch.device, dtype: torch.dtype
     ) -> None:
         super().__init__(geometry, shape, device, dtype)
-        self.pool, self.specs, self.device = pool, shape.columns, device
+        self.pool, self.specs, self.device = pool, fixed(shape.columns), device
         heads = (shape.slots, geometry.kv_heads)
         self.lengths = np.zeros(heads, dtype=np.int64)
         self.known = np.zeros(heads, dtype=np.int64)  # rows whose positions and columns are written

@@ -14,10 +14,13 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from kvbench.engine.attention import AttentionCall
 from kvbench.engine.geometry import LayerGeometry
-from kvbench.errors import BudgetViolation
+from kvbench.errors import BudgetViolation, UserError
 from kvbench.eviction import noise, select
 from kvbench.eviction.api import Method, Probe
+from kvbench.eviction.columns import expanded
+from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.rope import Rope
 from kvbench.eviction.view import LayerView
 
@@ -60,6 +63,17 @@ def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evic
     return entries
 
 
+def given(method: Method, rules: Rules, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
+    """Columns [b, Hk, t] that new tokens of a layer bring with them. Raises UserError when the model hides them."""
+    if not method.reads_tokens or not geometry.evicts:
+        return {}
+    if call.hidden is None:
+        raise UserError(f"{type(method).__name__} reads hidden states, which layer {call.layer} does not hand over.")
+    return method.on_tokens(
+        NewTokens(layer=call.layer, hidden=call.hidden, keys=call.key, values=call.value, weights=rules.weights)
+    )
+
+
 def check_held(held: float, most: int) -> None:
     """Raises BudgetViolation when layers that were decided about one by one hold more than allowed together."""
     if held > most + 1e-6:
@@ -77,7 +91,7 @@ class PromptLayer:
         self.keys = torch.zeros(b, g.kv_heads, rows, g.head_dim, device=device, dtype=like.dtype)
         self.values = torch.zeros(b, g.kv_heads, rows, g.value_dim, device=device, dtype=like.dtype)
         self.positions = torch.zeros(b, g.kv_heads, rows, device=device, dtype=torch.int64)
-        self.specs = method.columns() if g.evicts else ()
+        self.specs = expanded(method.columns(), g.group) if g.evicts else ()
         self.columns = {c.name: torch.full(self.positions.shape, c.init, device=device) for c in self.specs}
         self.states = {
             s.name: torch.zeros(b, *g.state_shape(s), device=device) for s in (method.states() if g.evicts else ())

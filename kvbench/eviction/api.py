@@ -16,6 +16,7 @@ Everything else has a default. What varies between methods, and what absorbs it:
     which tensors are read         needs()      the engine collects nothing else
     memory of an entry             columns()    tensors beside K and V; the engine moves them and counts their bytes
     memory of a layer              states()     tensors that belong to no entry, such as running moments of queries
+    what a new token brings        on_tokens()  columns that follow from its hidden state, key and value
     when to evict                  trigger()    Every(interval), Once() after the prompt, Never()
     what must stay                 protect()    sinks, recent tokens, the prompt
     who competes with whom         scope        one head, the heads of a layer, or the whole model
@@ -46,6 +47,7 @@ from kvbench.eviction.trigger import Trigger as Trigger
 from kvbench.lazy import torch
 
 if TYPE_CHECKING:
+    from kvbench.eviction.new_tokens import NewTokens
     from kvbench.eviction.view import LayerView
 
 Phase = Literal["prefill", "decode"]
@@ -209,6 +211,18 @@ class Method(ABC):
         Called for `Needs(queries="since_last")`, and for the rows of every probe (`view.probe` is then set).
         """
         raise TypeError(f"{type(self).__name__} asks for queries or probes but does not define observe()")
+
+    def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
+        """Values [b, Hk, t] of `GivenColumn`s for tokens that enter the cache, prompt and generated ones alike.
+
+        Called for methods that define it.
+        """
+        raise TypeError(f"{type(self).__name__} has columns that come with tokens but does not define on_tokens()")
+
+    @property
+    def reads_tokens(self) -> bool:
+        """Whether `on_tokens` is called."""
+        return type(self).on_tokens is not Method.on_tokens
 
     def needs(self) -> Needs:
         return Needs()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import UserError, show
 from kvbench.eviction.api import Column, Method, Needs, Phase, Probe, Prompt, Protect, State, Trigger, Weights
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
+
+if TYPE_CHECKING:
+    from kvbench.eviction.new_tokens import NewTokens
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,17 @@ class Combined(Method):
             if part.needs().queries == "since_last":
                 values |= part.observe(view)
         return values
+
+    def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
+        values: dict[str, torch.Tensor] = {}
+        for part in (self.first, self.second):
+            if part.reads_tokens:
+                values |= part.on_tokens(new)
+        return values
+
+    @property
+    def reads_tokens(self) -> bool:
+        return self.first.reads_tokens or self.second.reads_tokens
 
     def needs(self) -> Needs:
         a, b = self.first.needs(), self.second.needs()

@@ -33,14 +33,10 @@ VARIANTS = {
     "snapkv by query head": ("snapkv", {"window": 8, "heads": "query"}),
     "two methods": ("snapkv+gkv", {"snapkv.window": 8}),
     "two methods, uneven": ("kvzip+h2o", {}),
+    "two methods, one with gates": ("snapkv+trimkv", {"snapkv.window": 8}),
+    "retention by layer": ("retention", {"level": "layer"}),
 }
-EVICTING = [
-    name
-    for name, cls in registry.methods.items()
-    if cls.evicts
-    and not cls.oracle
-    and (hasattr(Method, "on_tokens") or name not in ("trimkv", "retention", "foresightkv"))
-]
+EVICTING = [name for name, cls in registry.methods.items() if cls.evicts and not cls.oracle]
 
 
 def small(name: str) -> Method:

@@ -1,0 +1,83 @@
+"""Weights that only training makes: missing ones name the option, those of another model say how they differ."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvbench.cli import main
+from kvbench.engine.weights import load_weights, save_weights
+from kvbench.errors import SetupError, UserError
+from kvbench.eviction.choose import make
+
+CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "vocab_size": 160,
+    "head_dim": 16,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for name in ("trimkv", "retention", "foresightkv"):
+        shapes = make(name, {}).weights().shapes(CONFIG)
+        tensors = {key: torch.ones(shape) for key, shape in shapes.items()}
+        save_weights(tmp_path / f"{name}.safetensors", name, tensors, CONFIG, base_model="m", made={})
+    return tmp_path
+
+
+def load(name, folder, options=None, **changes):
+    return load_weights(make(name, options or {}).weights(), folder, CONFIG | changes, "cpu")
+
+
+@pytest.mark.parametrize("name", ["trimkv", "retention", "foresightkv"])
+def test_weights_beside_the_model_are_found(name, folder):
+    assert load(name, folder).keys() == make(name, {}).weights().shapes(CONFIG).keys()
+
+
+@pytest.mark.parametrize(("name", "what", "option"), [("trimkv", "gate", "gates"), ("retention", "gate", "gates"),
+                                                      ("foresightkv", "scorer", "scorer")])  # fmt: skip
+def test_missing_weights_name_the_option(name, what, option, tmp_path):
+    with pytest.raises(UserError) as error:
+        load(name, tmp_path, _name_or_path="org/x")
+    assert str(error.value) == (
+        f"method '{name}' needs trained {what} weights; give --method-opt {name}.{option}=PATH. "
+        "None is bundled for 'org/x'."
+    )
+    with pytest.raises(SetupError, match=r"nowhere.* does not exist"):
+        load(name, None, {option: str(tmp_path / "nowhere")})
+
+
+def test_a_run_without_weights_ends_before_any_work(capsys, tmp_path):
+    arguments = ["run", "--method", "retention", "--budget", "48", "--task", "walk", "--limit", "1"]
+    assert main([*arguments, "--out", str(tmp_path), "--quiet"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("error: method 'retention' needs trained gate weights; give --method-opt retention.gates=")
+    assert error.endswith("None is bundled for 'tiny'.")
+
+
+@pytest.mark.parametrize(("name", "what"), [("trimkv", "gate"), ("foresightkv", "scorer")])
+def test_weights_of_another_model_say_for_how_many_heads_they_are(name, what, folder):
+    for changes, sizes in (({"num_hidden_layers": 36}, "36 x 2"), ({"num_key_value_heads": 4}, "3 x 4")):
+        with pytest.raises(SetupError, match=f"{what} weights .* are for 3 layers x 2 heads; the model has {sizes}"):
+            load(name, folder, **changes)
+
+
+def test_weights_must_fit_the_options(folder):
+    for options, why in (
+        ({"gate": "rg10"}, "the method has gate=rg10, these have rg"),
+        ({"tie": "layers"}, "the method has tie=layers, these have none"),
+    ):
+        with pytest.raises(SetupError, match=f"gate weights .* do not fit: {why}"):
+            load("trimkv", folder, options)
+
+
+def test_a_file_whose_tensors_are_of_another_size_is_refused(tmp_path):
+    tensors = {n: torch.ones(s) for n, s in make("trimkv", {}).weights().shapes(CONFIG | {"hidden_size": 32}).items()}
+    save_weights(tmp_path / "trimkv.safetensors", "trimkv", tensors, CONFIG, base_model="m", made={})
+    with pytest.raises(SetupError, match=r"in.weight is \[3, 32, 32\], \[3, 32, 64\] for this model"):
+        load("trimkv", tmp_path)
