@@ -49,7 +49,6 @@ LAYERS = {
     "kvbench.synthetic_task": 2,
     "kvbench.scoring": 1,
     "kvbench.scoring.livecodebench": 2,
-    "kvbench.scoring.livecodebench": 2,
     "kvbench.scoring.livecodebench_harness": 2,
     "kvbench.eviction": 2,
     "kvbench.tasks": 3,

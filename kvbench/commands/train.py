@@ -1,4 +1,4 @@
-"""``kvbench train METHOD``: weights and tables that methods need, made for one model. torch is imported at work only."""
+"""``kvbench train METHOD``: weights and tables that methods need, made for one model. Imports torch only at work."""
 
 from __future__ import annotations
 
@@ -52,9 +52,7 @@ def train(
     model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Folder, hub name, or tiny.")] = TINY,
     data: Annotated[
         str | None,
-        typer.Option(
-            "--data", metavar="FILE", help="JSON lines with a field 'question'. Default: built-in tasks."
-        ),
+        typer.Option("--data", metavar="FILE", help="JSON lines with a field 'question'. Default: built-in tasks."),
     ] = None,
     samples: Annotated[
         str | None, typer.Option("--samples", metavar="N", help="Texts to read, or answers to collect.")

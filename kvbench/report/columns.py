@@ -66,10 +66,11 @@ def samples(table: TaskTable) -> Columns:
         ("truncated", lambda c: _percent(c.truncated)),
         ("no answer", lambda c: _percent(c.no_answer)),
         ("failed", lambda c: str(c.failed) if c.failed else NOTHING),
+        ("not scored yet", lambda c: str(c.unscored) if c.unscored else NOTHING),
         *((f"pass@{k}", lambda c, k=k: _number(c.pass_at.get(k, math.nan))) for k in PASS_AT if k > 1),
         ("maj@n", lambda c: _number(c.maj)),
     ]
-    whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.pass_at for c in table.cells)
+    whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)
     return [] if whole and equal else _filled(table, columns)
 
 
@@ -112,6 +113,7 @@ def flat(table: TaskTable, cell: CellRow) -> dict[str, Any]:
         "questions": cell.score.questions,
         "samples": cell.samples,
         "failed": cell.failed,
+        "unscored": cell.unscored,
         "truncated": cell.truncated,
         "no_answer": cell.no_answer,
         "entries_after_evict": cell.entries_after_evict,

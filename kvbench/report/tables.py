@@ -69,6 +69,7 @@ class CellRow:
     maj: float  # score of each question's most frequent answer; NaN with one sample or without extracted answers
     samples: int
     failed: int
+    unscored: int  # answers that nobody was asked to score
     truncated: float
     no_answer: float
     entries_after_evict: float
@@ -216,7 +217,8 @@ def _cell(
         pass_at=_pass_at(ok),
         maj=_majority(ok),
         samples=len(ok),
-        failed=len(rows) - len(ok),
+        failed=len(rows) - len(ok) - int((rows["status"] == "unscored").sum()),
+        unscored=int((rows["status"] == "unscored").sum()),
         truncated=rates["truncated"],
         no_answer=rates["no_answer"],
         entries_after_evict=_most(ok["entries_after_evict"]),
