@@ -18,7 +18,21 @@ import typer
 from typer.core import TyperGroup
 
 from kvbench import __version__, terminal
-from kvbench.commands import audit, bench, data, doctor, lm_eval, repair, replay, report, run, score, show, train, weights
+from kvbench.commands import (
+    audit,
+    bench,
+    data,
+    doctor,
+    lm_eval,
+    repair,
+    replay,
+    report,
+    run,
+    score,
+    show,
+    train,
+    weights,
+)
 from kvbench.commands import list as list_command
 from kvbench.errors import Interrupted, KVBenchError, UserError
 from kvbench.errors import show as quoted

@@ -50,6 +50,7 @@ def _probes(out: str) -> list[tuple[str, Callable[[], str]]]:
         ("threads", _threads),
         ("accelerators", _accelerators),
         ("built-in model", lambda: f"{describe(TINY).folder}, context {describe(TINY).context}"),
+        ("sandbox", _sandbox),
         ("data folder", _data),
         ("results folder", lambda: f"{check_out(out)} can be written"),
     ]
@@ -77,6 +78,13 @@ def _accelerators() -> str:
         "; ".join(f"{d['device']} {d['name']} {size(d['memory_bytes'])}" for d in env.devices())
         or "none; runs on the CPU"
     )
+
+
+def _sandbox() -> str:
+    """Which ways to lock programs in work, and why others do not. Only tasks that run programs need one."""
+    from kvbench.sandbox import findings
+
+    return "; ".join(f"{r.tier} {f'does not work: {r.problems[0]}' if r.problems else 'works'}" for r in findings())
 
 
 def _data() -> str:

@@ -1,0 +1,137 @@
+"""What a grader and everything it started do while a hostile program runs: processes, threads, memory, disk, ports.
+
+Read from ``/proc`` every few milliseconds, so that what an attack does between two looks may be missed; sums over a
+tree of processes count shared pages more than once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import re
+import signal
+import socket
+import stat
+import subprocess
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_LOOK_SECONDS = 0.02
+_SETTLE_SECONDS = 0.5  # what is alive so long after the grader ended has outlived it
+
+
+@dataclass
+class Peaks:
+    """Largest values seen; bytes, counts."""
+
+    memory: int = 0
+    grader_memory: int = 0
+    processes: int = 0
+    threads: int = 0
+    disk: int = 0
+    shared: int = 0
+    listened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    parent: int
+    state: str
+    threads: int
+    memory: int
+
+
+def adopt_orphans() -> None:
+    """Processes whose parents end become children of this one, so that none can hide."""
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
+
+
+def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:
+    """Look until the grader ends, or kill its group after so many seconds.
+
+    Args:
+        folder: where it keeps temporary files. port: one that a program may listen on, to be tried.
+        known: a child of this process that does not belong to the grader.
+    """
+    peaks, before = Peaks(), _shared_memory()
+    deadline, looks = time.monotonic() + seconds, 0
+    while grader.poll() is None:
+        table = _table()
+        tree = _below(table, [grader.pid]) | (_below(table, [os.getpid()]) - {grader.pid, known})
+        peaks.memory = max(peaks.memory, sum(table[pid].memory for pid in tree))
+        peaks.processes = max(peaks.processes, len(tree))
+        peaks.threads = max(peaks.threads, sum(table[pid].threads for pid in tree))
+        peaks.shared = max(peaks.shared, _shared_memory() - before)
+        if grader.pid in table:
+            peaks.grader_memory = max(peaks.grader_memory, table[grader.pid].memory)
+        if looks % 5 == 0:
+            peaks.disk = max(peaks.disk, disk_usage(folder))
+        looks += 1
+        if port is not None:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=0.1):
+                peaks.listened = True
+        if time.monotonic() > deadline:
+            os.killpg(grader.pid, signal.SIGKILL)
+        time.sleep(_LOOK_SECONDS)
+    return peaks
+
+
+def survivors(known: Iterable[int]) -> list[int]:
+    """Processes below this one that should be gone; they are ended."""
+    time.sleep(_SETTLE_SECONDS)
+    table = _table()
+    found = [pid for pid in _below(table, [os.getpid()]) - set(known) if table[pid].state != "Z"]
+    for pid in found:
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in _below(_table(), [os.getpid()]) - set(known):
+        with contextlib.suppress(OSError):
+            os.waitpid(pid, os.WNOHANG)
+    return found
+
+
+def disk_usage(folder: Path) -> int:
+    """Bytes of the files below a folder, however deep it is."""
+    total, waiting = 0, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
+    while waiting:
+        place = waiting.pop()
+        with contextlib.suppress(OSError):
+            for name in os.listdir(place):
+                status = os.stat(name, dir_fd=place, follow_symlinks=False)
+                total += 512 * status.st_blocks
+                if stat.S_ISDIR(status.st_mode) and len(waiting) < 200:
+                    waiting.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place))
+        os.close(place)
+    return total
+
+
+def _shared_memory() -> int:
+    found = re.search(r"Shmem:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
+    return int(found[1]) << 10 if found else 0
+
+
+def _table() -> dict[int, _Process]:
+    table = {}
+    for name in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
+            table[int(name)] = _Process(int(fields[1]), fields[0], int(fields[17]), int(fields[21]) * _PAGE)
+    return table
+
+
+def _below(table: dict[int, _Process], roots: list[int]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, process in table.items():
+        children.setdefault(process.parent, []).append(pid)
+    found: set[int] = set()
+    waiting = list(roots)
+    while waiting:
+        for pid in children.get(waiting.pop(), ()):
+            if pid not in found:
+                found.add(pid)
+                waiting.append(pid)
+    return found

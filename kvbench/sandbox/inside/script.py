@@ -1,0 +1,71 @@
+"""A harness: the program as Python runs a script, with standard input and output, after an optional prelude.
+
+`exit` and `quit` exist although the box has no `site`. The exit code is the program's; `MEMORY` when memory ran out.
+"""
+
+import _sitebuiltins
+import atexit
+import builtins
+import contextlib
+import gc
+import io
+import sys
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+MEMORY = 86
+_main = types.ModuleType("__main__")
+
+
+def setup(options: dict[str, Any]) -> None:
+    """Before the fork: import what the program would have to import each time, and run the prelude."""
+    for name in ("exit", "quit"):
+        setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    for name in options.get("preload", ()):
+        __import__(name)
+    exec(options.get("prelude", ""), _main.__dict__)
+
+
+def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], None]) -> int:
+    sys.modules["__main__"] = _main
+    for name in ("stdin", "stdout", "stderr"):  # a prelude imported those of the driver
+        if name in _main.__dict__:
+            setattr(_main, name, getattr(sys, name))
+    code = 0
+    try:
+        exec(compile(program, "program.py", "exec", dont_inherit=True), _main.__dict__)
+    except SystemExit as leaving:
+        code = _exit_code(leaving.code)
+    except MemoryError:
+        code = MEMORY
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        code = 1
+    return _end() or code
+
+
+def _end() -> int:
+    """Threads, exit functions and open files end as those of a script do; the rest of Python is not taken apart."""
+    try:
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+    except BaseException:
+        return 1
+    for thing in gc.get_objects():
+        if isinstance(thing, io.IOBase) and not thing.closed:
+            with contextlib.suppress(BaseException):
+                thing.flush()
+    return 0
+
+
+def _exit_code(given: Any) -> int:
+    if given is None:
+        return 0
+    if isinstance(given, int):
+        return given & 0xFF
+    sys.stderr.write(f"{given}\n")
+    return 1

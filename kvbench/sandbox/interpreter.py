@@ -1,0 +1,74 @@
+"""Where the running Python keeps itself, and what of it a box has to show.
+
+A box shows the interpreter without anything that was installed beside it: `import kvbench` fails there. Packages that a
+task allows by name are shown one by one.
+"""
+
+from __future__ import annotations
+
+import functools
+import glob
+import importlib.util
+import os
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+
+STORES = ("/nix/store", "/gnu/store")  # where every package has a folder of its own
+_SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", *STORES)
+INSTALLED = ("site-packages", "dist-packages")
+
+
+def program() -> str:
+    """The real executable, not a virtual environment's link to it."""
+    return os.path.realpath(sys.executable)
+
+
+def folders() -> list[str]:
+    """Names of the folders below the prefix that hold the standard library and the libraries of the interpreter."""
+    return sorted({"lib", sys.platlibdir})
+
+
+def prefix() -> str:
+    return os.path.realpath(sys.base_prefix)
+
+
+def shared_library_path() -> list[str]:
+    """Folders below the prefix where the loader must look for the interpreter's own library, if it is a shared one."""
+    return folders() if sysconfig.get_config_var("Py_ENABLE_SHARED") else []
+
+
+def system_libraries() -> list[str]:
+    """Folders of shared libraries on this system; some may be links."""
+    return [folder for folder in _SYSTEM if os.path.isdir(folder)]
+
+
+def installed(folder: str) -> list[str]:
+    """Folders below a library folder that hold what was installed there, for Python versions of any kind."""
+    return [
+        path
+        for name in INSTALLED
+        for path in glob.glob(f"{glob.escape(folder)}/python3*/{name}")
+        if os.path.isdir(path) and not os.path.islink(path)
+    ]
+
+
+@functools.cache
+def package(name: str) -> tuple[str, ...]:
+    """The folder of an installed package, then that of the libraries beside it if there is one; () if not installed."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        return ()
+    folder = os.path.realpath(next(iter(spec.submodule_search_locations)))
+    return tuple(path for path in (folder, f"{folder}.libs") if os.path.isdir(path))
+
+
+def readable_by_others(paths: Sequence[str]) -> bool:
+    """Whether any user could read these paths, as the modes of files and of the folders above them say."""
+    for path in map(Path, paths):
+        if not path.stat().st_mode & 0o004:
+            return False
+        if not all(above.stat().st_mode & 0o001 for above in path.resolve().parents):
+            return False
+    return True

@@ -1,0 +1,354 @@
+"""Does a program solve a problem of LiveCodeBench? Two verdicts, side by side.
+
+    code = extract_code(answer)
+    grades = grade(code, ["1 2\\n"], ["3\\n"], None, sandbox=choose())
+    grades.lcb.passed, grades.lcb.code          # as LiveCodeBench's own checker would have it: published numbers
+    grades.native.passed                        # as a real process with a real standard input
+
+Programs run in a box (`kvbench.sandbox`) that never sees an expected output; what they print is compared here, as text
+and numbers. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with what it misjudges, see
+`kvbench.scoring.livecodebench_harness`; both compare lines after stripping them, and where they differ, their words as
+decimal numbers. Error codes: 0 passed, -2 wrong, -3 time, -4 exception or nothing to run, -5 the program ended the
+process. A verdict of -3 is reached twice: the second time while no other program gets a second try.
+
+Own code, because every known checker runs programs beside the answers and without isolation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import json
+import math
+import os
+import re
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from pathlib import Path
+from typing import Any
+
+from kvbench.sandbox import Box, BoxError, Limits, Outcome, Sandbox, inside
+
+SECONDS = 6.0  # for each test, LiveCodeBench's default
+PACKAGES = ("numpy",)  # LiveCodeBench's own environment has it
+_STAR = (
+    *(
+        "string",
+        "re",
+        "datetime",
+        "collections",
+        "heapq",
+        "bisect",
+        "copy",
+        "math",
+        "random",
+        "statistics",
+        "itertools",
+    ),
+    *("functools", "operator", "io", "sys", "json", "builtins", "typing"),
+)
+PRELUDE = "\n".join(
+    [f"from {name} import *" for name in _STAR]
+    + [f"import {name}" for name in _STAR if name not in ("builtins", "typing")]
+    + ["sys.setrecursionlimit(50000)\n"]
+)
+_FENCE = "```"
+_DIGITS = 50000
+_TURN_SECONDS = 120.0  # for a second try alone; then it is made beside others
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """How a program fared.
+
+    Attributes:
+        verdict: pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit.
+        code: LiveCodeBench's error code, 0 for a pass.
+        results: one entry a test up to the first that failed: True, False (a value) or an error code.
+        seconds: of the slowest test; peak: bytes of memory, 0 where not known.
+        detail: what went wrong, as the program or the driver says.
+    """
+
+    verdict: str
+    code: int
+    results: tuple[bool | int, ...]
+    seconds: float = 0.0
+    peak: int = 0
+    detail: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.code == 0
+
+    @property
+    def failed_test(self) -> int | None:
+        return None if self.passed else max(0, len(self.results) - 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grades:
+    lcb: Verdict
+    native: Verdict
+
+
+def extract_code(text: str) -> str:
+    """The lines between the last two lines with three backticks; empty when there are fewer than two.
+
+    LiveCodeBench's ``extract_code``: it also takes drafts, and blocks that hold no program.
+    """
+    lines = text.split("\n")
+    fences = [number for number, line in enumerate(lines) if _FENCE in line]
+    return "\n".join(lines[fences[-2] + 1 : fences[-1]]) if len(fences) >= 2 else ""
+
+
+def grade(
+    program: str,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    function: str | None,
+    *,
+    sandbox: Sandbox,
+    seconds: float = SECONDS,
+    limits: Limits | None = None,
+) -> Grades:
+    """Run a program on the tests of a problem, each way up to the first test that fails.
+
+    Args:
+        inputs, outputs: text for standard input and output, or, with the name of a `function`, its arguments as JSON,
+            one a line, and its value.
+
+    Raises:
+        ValueError: there are no tests, which LiveCodeBench would count as a pass.
+        BoxError: the sandbox fails, twice.
+    """
+    if not inputs or len(inputs) != len(outputs):
+        raise ValueError(f"{len(inputs)} inputs and {len(outputs)} expected outputs")
+    problem = _Problem(tuple(inputs), tuple(outputs), function, seconds)
+    if not problem.readable():
+        bad = Verdict(verdict="runtime_error", code=-4, results=(-4,), detail="the test data are not JSON")
+        return Grades(lcb=bad, native=bad)
+    try:
+        return _grade(program, problem, sandbox, limits)
+    except BoxError:
+        return _grade(program, problem, sandbox, limits)
+
+
+@dataclass(frozen=True)
+class _Problem:
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    function: str | None
+    seconds: float
+
+    @property
+    def total(self) -> float:
+        return (self.seconds + 1) * len(self.inputs) + 5
+
+    @functools.cached_property
+    def values(self) -> list[Any]:
+        return [_read_json(text) for text in self.outputs]
+
+    def readable(self) -> bool:
+        try:
+            if self.function is not None:
+                for text in self.inputs:
+                    [_read_json(line) for line in text.split("\n")]
+                return bool(self.values)
+        except (ValueError, RecursionError):
+            return False
+        return True
+
+    def room(self, test: int) -> int:
+        """How much a program may put out. A power of two, for it is the one thing about the answer that it can see."""
+        return 1 << math.ceil(math.log2(max(1 << 20, 4 * len(self.outputs[test].encode(errors="replace")))))
+
+    def right(self, test: int, told: bytes) -> bool:
+        if self.function is None:
+            return same_lines(told.decode(errors="replace"), self.outputs[test])
+        return same_value(told, self.outputs[test], self.values[test])
+
+
+def _grade(program: str, problem: _Problem, sandbox: Sandbox, limits: Limits | None) -> Grades:
+    packages = [name for name in PACKAGES if re.search(rf"\b{name}\b", program)]
+    options = {"prelude": PRELUDE, "function": problem.function, "preload": packages}
+    with sandbox.box(limits, packages) as box:
+        available = {name for name, _ in box.tier.packages(packages)}
+        options["preload"] = sorted(available)
+        box.load(harness(), program, options | {"native": False})
+        lcb = _twice(functools.partial(_as_lcb, box, problem))
+        if problem.function is None:
+            box.load(inside.text("script"), program, options)
+            native = _twice(functools.partial(_natively, box, problem, _run_script))
+        else:
+            box.load(harness(), program, options | {"native": True})
+            native = _twice(functools.partial(_natively, box, problem, _call_once))
+    return Grades(lcb=lcb, native=native)
+
+
+@functools.cache
+def harness() -> str:
+    return (Path(__file__).parent / "livecodebench_harness.py").read_text(encoding="utf-8")
+
+
+# --- as LiveCodeBench does --------------------------------------------------------------------------------------------
+
+
+def _as_lcb(box: Box, problem: _Problem) -> Verdict:
+    """All tests in one process, one after the other."""
+    outcome = box.open(seconds=problem.seconds, total=problem.total)
+    if (failed := failure(outcome)) is not None:  # before the first test all but the end of the process is an exception
+        code = -5 if failed[1] == -5 else -4
+        return _failed(failed[0], code, [-2 if code == -5 else -4], outcome)
+    results: list[bool | int] = []
+    slowest = 0.0
+    for test, text in enumerate(problem.inputs):
+        question = text.encode(errors="surrogatepass")
+        outcome = box.ask(question, seconds=problem.seconds, output=problem.room(test))
+        slowest = max(slowest, outcome.seconds)
+        if (failed := failure(outcome)) is not None:
+            verdict, code = failed
+            return _failed(verdict, code, [-2] if code == -5 else [*results, code], outcome)
+        if not problem.right(test, outcome.answer[1:]):
+            results.append(-2 if problem.function is None else False)
+            return Verdict(verdict="wrong_answer", code=-2, results=tuple(results), seconds=outcome.seconds)
+        results.append(True)
+    peak = box.close_program().peak
+    return Verdict(verdict="pass", code=0, results=tuple(results), seconds=slowest, peak=peak)
+
+
+def failure(outcome: Outcome) -> tuple[str, int] | None:
+    """Verdict and code of what is no answer; None for an answer of the harness."""
+    if outcome.status == "answered":
+        told = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
+        # A letter of another kind, or none, can only come from a program that talks in the harness's place.
+        return told.get(outcome.answer[:1], None if outcome.answer[:1] in (b"R", b"O") else ("runtime_error", -4))
+    ends = {"time_limit": ("time_limit", -3), "output_limit": ("output_limit", -2)}
+    return ends.get(outcome.status, ("runtime_error", -5))
+
+
+def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome) -> Verdict:
+    detail = (outcome.answer[1:] or outcome.stderr.strip().rpartition(b"\n")[2]).decode(errors="replace")[:300]
+    return Verdict(
+        verdict=verdict,
+        code=code,
+        results=tuple(results),
+        seconds=outcome.seconds,
+        peak=outcome.peak,
+        detail=detail or (f"ended with {outcome.code}" if code == -5 else ""),
+    )
+
+
+# --- as a process -----------------------------------------------------------------------------------------------------
+
+
+def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
+    """A process for each test."""
+    results: list[bool | int] = []
+    slowest, peak = 0.0, 0
+    for test in range(len(problem.inputs)):
+        outcome, told = run(box, problem, test)
+        slowest, peak = max(slowest, outcome.seconds), max(peak, outcome.peak)
+        if outcome.status not in ("ok", "answered"):
+            code = {"time_limit": -3, "output_limit": -2}.get(outcome.status, -4)
+            return _failed(outcome.status, code, [*results, code], outcome)
+        if not problem.right(test, told):
+            wrong = (*results, -2)
+            return Verdict(verdict="wrong_answer", code=-2, results=wrong, seconds=outcome.seconds, peak=outcome.peak)
+        results.append(True)
+    return Verdict(verdict="pass", code=0, results=tuple(results), seconds=slowest, peak=peak)
+
+
+def _run_script(box: Box, problem: _Problem, test: int) -> tuple[Outcome, bytes]:
+    stdin = problem.inputs[test].encode(errors="surrogatepass")
+    outcome = box.run(stdin, seconds=problem.seconds, output=problem.room(test))
+    return outcome, outcome.stdout
+
+
+def _call_once(box: Box, problem: _Problem, test: int) -> tuple[Outcome, bytes]:
+    outcome = box.open(seconds=problem.seconds, total=problem.seconds)
+    if failure(outcome) is None:
+        question = problem.inputs[test].encode(errors="surrogatepass")
+        outcome = box.ask(question, seconds=problem.seconds, output=problem.room(test))
+    failed = failure(outcome)
+    peak = box.close_program().peak
+    status: Any = outcome.status if failed is None else failed[0]
+    ended = Outcome(status=status, code=outcome.code, seconds=outcome.seconds, peak=peak, answer=outcome.answer)
+    return ended, outcome.answer[1:]
+
+
+# --- comparing --------------------------------------------------------------------------------------------------------
+
+
+def same_lines(printed: str, expected: str) -> bool:
+    """As many lines, each equal after stripping, or equal word for word as decimal numbers."""
+    ours, theirs = (text.strip().split("\n") for text in (printed, expected))
+    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+
+
+def _same_line(ours: str, theirs: str) -> bool:
+    ours, theirs = ours.strip(), theirs.strip()
+    if ours == theirs:
+        return True
+    try:
+        return [Decimal(word) for word in ours.split()] == [Decimal(word) for word in theirs.split()]
+    except (InvalidOperation, ValueError):
+        return False
+
+
+def same_value(told: bytes, expected: str, value: Any) -> bool:
+    """Whether a value that a program gave as JSON equals the expected one. Nothing it can write does harm here."""
+    if len(told) > (64 << 10) + 4 * len(expected):
+        return False
+    try:
+        return bool(_read_json(told) == value)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _read_json(text: str | bytes) -> Any:
+    """JSON with whole numbers as long as LiveCodeBench takes them. Raises ValueError, RecursionError."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(_DIGITS)
+    try:
+        return json.loads(text)
+    finally:
+        sys.set_int_max_str_digits(before)
+
+
+# --- second tries -----------------------------------------------------------------------------------------------------
+
+
+def _twice(run: Callable[[], Verdict]) -> Verdict:
+    """A program that ran out of time runs again, alone among those that do: the machine may have been busy."""
+    verdict = run()
+    if verdict.code != -3:
+        return verdict
+    with _alone():
+        return run()
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """One process of this user at a time, as far as waiting for it makes sense."""
+    path = os.path.join(tempfile.gettempdir(), f"kvbench-second-try-{os.getuid()}")
+    deadline = time.monotonic() + _TURN_SECONDS
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(lock)

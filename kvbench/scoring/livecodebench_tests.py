@@ -1,0 +1,89 @@
+"""The tests of a LiveCodeBench problem, as its data hold them.
+
+    tests = read_tests(row["public_test_cases"]) + read_tests(row["private_test_cases"])
+    tests[0].input, tests[0].output
+
+Public tests are JSON. Private ones are JSON, or base64 of zlib of a pickle of JSON. A pickle is a program: this one is
+read by an unpickler that finds no class and no function, so that nothing but a plain text can come out of it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+LARGEST = 512 << 20  # bytes of a problem's unpacked tests
+
+
+class TestDataError(ValueError):
+    """Test data that are not in their form."""
+
+    __test__ = False
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """Text for standard input and output, or arguments (JSON, one a line) and the value of a function."""
+
+    input: str
+    output: str
+
+    __test__ = False
+
+
+def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
+    """The tests in a column of the data. Raises TestDataError."""
+    try:
+        parsed = json.loads(data)
+    except ValueError:
+        parsed = _json(unpack(data, largest))
+    except RecursionError:
+        raise TestDataError("the tests are nested too deeply") from None
+    if not isinstance(parsed, Sequence) or isinstance(parsed, str):
+        raise TestDataError("the tests are no list")
+    tests = []
+    for entry in parsed:
+        if not isinstance(entry, dict) or not all(isinstance(entry.get(name), str) for name in ("input", "output")):
+            raise TestDataError("a test has no text for its input and output")
+        tests.append(Test(entry["input"], entry["output"]))
+    return tests
+
+
+def unpack(data: str, largest: int = LARGEST) -> str:
+    """The text in base64 of zlib of a pickle. Raises TestDataError for anything else, and for more than `largest`."""
+    try:
+        stream = zlib.decompressobj()
+        raw = stream.decompress(base64.b64decode(data, validate=True), largest)
+    except (binascii.Error, zlib.error, ValueError) as error:
+        raise TestDataError(f"the tests are neither JSON nor packed: {error}") from None
+    if stream.unconsumed_tail or not stream.eof:
+        raise TestDataError(f"the tests are cut off, or unpack to more than {largest:,} bytes")
+    try:
+        text = _TextOnly(io.BytesIO(raw)).load()
+    except Exception as error:  # a broken pickle raises whatever its codes ask for
+        raise TestDataError(f"the tests are no pickled text: {error}") from None
+    if type(text) is not str:
+        raise TestDataError(f"the tests are a pickled {type(text).__name__}, not a text")
+    return text
+
+
+class _TextOnly(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> NoReturn:
+        raise pickle.UnpicklingError("it asks for an outside object")
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise TestDataError(f"the unpacked tests are not JSON: {error}") from None

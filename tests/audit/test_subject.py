@@ -1,0 +1,55 @@
+"""What methods need beside a model: drawn at random where it is missing, and fitting their options."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.runs import model_folder
+
+from kvbench.audit.outcome import NotApplicable
+from kvbench.audit.subject import Subject, draw
+from kvbench.engine.model import load
+from kvbench.engine.weights import load_weights, model_fields
+from kvbench.eviction.api import Weights
+from kvbench.eviction.choose import make
+from kvbench.eviction.learned import LearnedWeights
+from kvbench.registry import methods
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory):
+    return load(str(model_folder(tmp_path_factory.mktemp("model"))), device="cpu", dtype="float32")
+
+
+NEEDY = [name for name, cls in methods.items() if cls().weights() is not None]
+OPTIONS = [
+    *((name, {}) for name in NEEDY),
+    *(
+        ("trimkv", {"gate": gate, "tie": tie})
+        for gate in ("rg2", "rg3", "rg10")
+        for tie in ("none", "layers_and_heads")
+    ),
+    ("foresightkv", {"features": "released8"}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), OPTIONS)
+def test_random_weights_fit_the_method_and_the_model(loaded, name, options):
+    weights = make(name, options).weights()
+    tensors = draw(weights, loaded.model.config)
+    assert all(bool(torch.isfinite(tensor).all()) and tensor.numel() for tensor in tensors.values())
+    if isinstance(weights, LearnedWeights):
+        assert weights.check(tensors, model_fields(loaded.model.config)) == ""
+
+
+def test_weights_of_a_kind_that_nobody_knows_are_not_drawn(loaded):
+    with pytest.raises(NotApplicable, match="none can be drawn"):
+        draw(Weights(kind="mine"), loaded.model.config)
+
+
+def test_a_method_gets_a_file_of_its_own_options(loaded, tmp_path):
+    subject = Subject("x", loaded, None, tmp_path)
+    for options, name in (({"beta": 2.0}, "headkv"), ({}, "duo")):
+        method, beside = subject.serve(make(name, options))
+        assert load_weights(method.weights(), None, loaded.model.config, "cpu")
+        assert load_weights(make(name, {}).weights(), beside.folder, loaded.model.config, "cpu")
