@@ -9,6 +9,7 @@ import typer
 
 from kvbench import terminal
 from kvbench.commands import options
+from kvbench.commands.checks import refuse_oracle
 from kvbench.config import DTYPES
 from kvbench.eviction import choose
 from kvbench.eviction.options import check_budget
@@ -80,6 +81,7 @@ def _setting(numbers: dict[str, str], sequences: str, method: str, names: dict[s
     with problems.collect():
         found["method"] = choose.canonical(method)
         made = choose.make(method, {})
+        refuse_oracle(found["method"], made)
         if made.takes_budget and "budget" in found:
             check_budget(found["method"], made, found["budget"])
     problems.stop()

@@ -13,6 +13,7 @@ from kvbench.budget import Budget
 from kvbench.config import RunConfig
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
+from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 from kvbench.judge.settings import NO_ARGV
 from kvbench.models import ModelInfo
@@ -40,6 +41,15 @@ def refuse_key(key: str | None) -> None:
         raise UserError(NO_ARGV)
 
 
+def refuse_oracle(name: str, method: Method) -> None:
+    """Raises UserError for a method that knows the future, alone or as one of two."""
+    if method.during("prefill").oracle or method.during("decode").oracle:
+        raise UserError(
+            f"method {show(name)} is an oracle: it knows the future of a finished sequence. "
+            f"Use 'kvbench replay --method {name}'."
+        )
+
+
 def _check_budgets(config: RunConfig, context: int | None, group: int, problems: Problems) -> None:
     for size in config.budgets:
         with problems.collect():
@@ -49,6 +59,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
         for method in grid.methods:
             with problems.collect():
                 made = choose.make(method.name, dict(method.options))
+                refuse_oracle(method.name, made)
                 sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
                 for given in sizes if made.takes_budget or len(grid.methods) == 1 else (None,):
                     check_budget(method.name, made, given)

@@ -167,7 +167,7 @@ def _task(name: str) -> dict[str, Any]:
         "variants": list(task.variants),
         "lengths": [str(length) for length in task.lengths],
         "needs": sorted(task.needs),
-        "data": task.manifest.hub if task.manifest else "generated",
+        "data": (task.manifest.hub or task.manifest.url) if task.manifest else "generated",
     }
 
 

@@ -1,0 +1,150 @@
+"""An evicted reading of a batch beside the full cache's: figures of every trace, gathered while it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch.nn import functional as F
+
+from kvbench.engine.attention import AttentionCall
+from kvbench.engine.prompt import PromptCache, PromptLayer
+from kvbench.replay.reference import Reference
+from kvbench.replay.traces import Trace
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+Held = list[torch.Tensor]  # what is held as each block begins: [L, b, Hk, T] bool
+
+
+@dataclass(slots=True, kw_only=True)
+class TraceFigures:
+    """One trace. n tokens of its answer; sums over what is named, to be divided by the count beside them.
+
+    Attributes:
+        loss, loss_full, entropy: [n] negative log-likelihood of every token, with what is held and with the full cache
+            (nats); the full cache's entropy.
+        divergence: [n] KL(full || evicted); agrees: [n] 1 where both find the same token likeliest.
+        cosine: [L, Hq] between outputs of attention heads, summed over `rows` tokens.
+        lost: attention that queries of the full cache pay to entries that are not held, a mean over layers and heads,
+            summed over `rows` tokens.
+        overlap: share of the oracle's entries that are held too, summed over `choices` blocks.
+        entries: held for a layer and KV head, summed over `rows` tokens; most: the largest count.
+    """
+
+    trace: Trace
+    loss: Floats
+    loss_full: Floats
+    entropy: Floats
+    divergence: Floats
+    agrees: Floats
+    cosine: Floats
+    rows: int
+    lost: float
+    overlap: float
+    choices: int
+    entries: float
+    most: float
+
+
+class Comparison:
+    """Listens to an evicted reading.
+
+    Args:
+        copies: heads that stand for one KV head (methods with a cache for every query head).
+        oracle: what the oracle held at the same budget; None where there is no budget.
+        held: receives what is held as each block begins; the oracle's own reading fills what it is compared with.
+    """
+
+    def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:
+        self.reference, self.copies, self.oracle = reference, copies, oracle
+        self.held: Held = [] if held is None else held
+        b = len(reference.traces)
+        self._tokens: list[tuple[torch.Tensor, ...]] = []
+        self._cosine = {layer: torch.zeros(b, out.shape[2]).double() for layer, out in reference.outputs.items()}
+        self._lost, self._overlap, self._choices = torch.zeros(b).double(), torch.zeros(b).double(), 0
+        self._entries = self._most = 0.0
+
+    def opened(self, cache: PromptCache) -> None:
+        self._cache = cache
+
+    def block(self, index: int) -> None:
+        reference, seen = self.reference, self._cache.seen
+        total = reference.prompt + reference.length - 1
+        layers = [self._cache.layers[layer] for layer in reference.attention]
+        held = torch.stack([_held(layer, total, reference.attention[layer.geometry.index]) for layer in layers])
+        self.held.append(held)
+        paid = torch.stack([a[:, :, index, :seen] for a in reference.attention.values()])  # [L, b, Hk, seen]
+        lost = (paid * (1 - held[..., :seen])).sum(dim=-1).mean(dim=(0, 2)) * reference.interval
+        self._lost += lost.double().cpu()
+        if self.oracle is not None:
+            wanted = self.oracle[index][..., :seen]
+            if bool((wanted == 0).any()):  # else nothing was chosen yet
+                share = (wanted * held[..., :seen]).sum(dim=-1) / wanted.sum(dim=-1)
+                self._overlap += share.mean(dim=(0, 2)).double().cpu()
+                self._choices += 1
+
+    def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
+        if call.layer not in self._cosine:
+            return
+        full = self.reference.outputs[call.layer][:, first : first + out.shape[1]]
+        alike = F.cosine_similarity(out.float(), full.float(), dim=-1)  # [b, t, Hq]
+        self._cosine[call.layer] += alike.sum(dim=1).double().cpu()
+
+    def predicted(self, first: int, logits: torch.Tensor) -> None:
+        count = logits.shape[1]
+        part = slice(first, first + count)
+        evicted = logits.double().log_softmax(dim=-1)
+        full = self.reference.logits[:, part].double().log_softmax(dim=-1)
+        chance = full.exp()
+        target = self.reference.targets[:, part, None]
+        self._tokens.append(
+            (
+                -evicted.gather(-1, target)[..., 0],
+                -full.gather(-1, target)[..., 0],
+                -torch.where(chance > 0, chance * full, 0.0).sum(dim=-1),
+                torch.where(chance > 0, chance * (full - evicted), 0.0).sum(dim=-1).clamp_min(0.0),
+                (evicted.argmax(dim=-1) == full.argmax(dim=-1)).double(),
+            )
+        )
+        if first:  # the prompt's own tokens are not the answer's
+            after = self._cache.held() * self.copies
+            self._entries += count * after - count * (count - 1) / 2 * self.copies
+            self._most = max(self._most, after)
+
+    def figures(self) -> list[TraceFigures]:
+        """Of every trace of the batch, once it was read."""
+        columns = [torch.cat(parts, dim=1).cpu().numpy() for parts in zip(*self._tokens)]
+        cosine = torch.stack(list(self._cosine.values()), dim=1).numpy()  # [b, L, Hq]
+        return [
+            TraceFigures(
+                trace=trace,
+                loss=columns[0][i],
+                loss_full=columns[1][i],
+                entropy=columns[2][i],
+                divergence=columns[3][i],
+                agrees=columns[4][i],
+                cosine=cosine[i],
+                rows=self.reference.length - 1,
+                lost=float(self._lost[i]),
+                overlap=float(self._overlap[i]),
+                choices=self._choices,
+                entries=self._entries,
+                most=self._most,
+            )
+            for i, trace in enumerate(self.reference.traces)
+        ]
+
+
+def _held(layer: PromptLayer, total: int, like: torch.Tensor) -> torch.Tensor:
+    """[b, Hk, T] 1 where a token is held; of heads that stand for one KV head the share that holds it."""
+    positions = layer.positions[:, :, : layer.rows]
+    b, heads, _ = positions.shape
+    valid = torch.ones_like(positions, dtype=like.dtype) if layer.valid is None else layer.valid.to(like.dtype)
+    held = like.new_zeros(b, heads, total).scatter_(-1, positions, valid)
+    return held.view(b, like.shape[1], -1, total).mean(dim=2)

@@ -1,0 +1,123 @@
+"""From traces to a row of the table: means over all tokens, ratios of means, and their standard errors.
+
+Tokens of a trace are not independent, nor are traces of one question, so errors are a jackknife over questions: each
+is left out once, C times, and
+
+    se = sqrt((C - 1) / C * sum over c of (figure without c - mean of these)^2)
+
+which for a plain mean is the clustered standard error and also serves ratios and shares of a gap.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvbench.replay.comparison import TraceFigures
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+LOW_SHARE = 0.8  # of all tokens, those of lowest entropy under the full cache (ForesightKV rewards by these)
+Sums = Sequence[TraceFigures]
+
+
+def figures(traces: Sums, yardsticks: tuple[Sums, Sums] | None) -> dict[str, Any]:
+    """Figures of one method at one budget on one task, each with its standard error as ``<name>_se``.
+
+    A figure that cannot be had is None: a standard error of one question, a share of no gap.
+
+    Args:
+        yardsticks: of the same traces under `random` and under the oracle at the same budget; None without a budget.
+    """
+    low = _low(traces)
+    sums = {
+        "tokens": [len(t.loss) for t in traces],
+        "loss": [t.loss.sum() for t in traces],
+        "full": [t.loss_full.sum() for t in traces],
+        "kl": [t.divergence.sum() for t in traces],
+        "agrees": [t.agrees.sum() for t in traces],
+        "rows": [t.rows for t in traces],
+        "cosine": [t.cosine.mean() for t in traces],
+        "lost": [t.lost for t in traces],
+        "overlap": [t.overlap for t in traces],
+        "choices": [t.choices for t in traces],
+        "entries": [t.entries for t in traces],
+    }
+    for name, kind in (("low", True), ("high", False)):
+        chosen = [of == kind for of in low]
+        sums[f"tokens_{name}"] = [c.sum() for c in chosen]
+        sums[f"loss_{name}"] = [t.loss[c].sum() for t, c in zip(traces, chosen)]
+        sums[f"full_{name}"] = [t.loss_full[c].sum() for t, c in zip(traces, chosen)]
+    if yardsticks is not None:
+        for name, others in zip(("random", "golden"), yardsticks):
+            sums[name] = [t.loss.sum() for t in others]
+    found: dict[str, Any] = {"traces": len(traces), "tokens": int(sum(sums["tokens"]))}
+    for name, of in _FIGURES.items():
+        wanted = name != "gap_closed" or yardsticks is not None
+        value, error = jackknife(sums, _clusters(traces), of) if wanted else (None, None)
+        found |= {name: value, f"{name}_se": error}
+    return found | {"entries_peak": max((t.most for t in traces), default=0.0)}
+
+
+_FIGURES: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "loss_ratio": lambda s: s["loss"] / s["full"],
+    "loss": lambda s: s["loss"] / s["tokens"],
+    "loss_full": lambda s: s["full"] / s["tokens"],
+    "loss_increase": lambda s: (s["loss"] - s["full"]) / s["tokens"],
+    "loss_ratio_low": lambda s: s["loss_low"] / s["full_low"],
+    "loss_increase_low": lambda s: (s["loss_low"] - s["full_low"]) / s["tokens_low"],
+    "loss_ratio_high": lambda s: s["loss_high"] / s["full_high"],
+    "loss_increase_high": lambda s: (s["loss_high"] - s["full_high"]) / s["tokens_high"],
+    "kl": lambda s: s["kl"] / s["tokens"],
+    "top1": lambda s: s["agrees"] / s["tokens"],
+    "cosine": lambda s: s["cosine"] / s["rows"],
+    "mass_lost": lambda s: s["lost"] / s["rows"],
+    "overlap": lambda s: s["overlap"] / s["choices"],
+    "gap_closed": lambda s: (s["random"] - s["loss"]) / (s["random"] - s["golden"]),
+    "entries_mean": lambda s: s["entries"] / s["rows"],
+}
+NAMES = tuple(_FIGURES)
+
+
+def jackknife(
+    sums: dict[str, Any], clusters: Sequence[int], figure: Callable[[dict[str, Any]], Any]
+) -> tuple[float | None, float | None]:
+    """A figure of summed-up traces, and its standard error over clusters.
+
+    Args:
+        sums: of each trace; clusters: the number of its cluster, from 0.
+    """
+    import numpy as np
+
+    parts = {name: np.bincount(clusters, weights=np.asarray(v, dtype=float)) for name, v in sums.items()}
+    count = max(clusters) + 1
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value = float(figure({name: part.sum() for name, part in parts.items()}))
+        without = np.asarray(figure({name: part.sum() - part for name, part in parts.items()}))
+    spread = float(np.sum((without - without.mean()) ** 2)) if count > 1 else math.nan
+    error = math.sqrt((count - 1) / count * spread) if math.isfinite(spread) else math.nan
+    return _known(value), _known(error) if math.isfinite(value) else None
+
+
+def _known(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _clusters(traces: Sums) -> list[int]:
+    index: dict[str, int] = {}
+    return [index.setdefault(t.trace.cluster, len(index)) for t in traces]
+
+
+def _low(traces: Sums) -> list[Any]:
+    """[n] bool of each trace: tokens among the LOW_SHARE of lowest entropy; equal ones in their order."""
+    import numpy as np
+
+    entropy = np.concatenate([t.entropy for t in traces])
+    low = np.zeros(len(entropy), dtype=bool)
+    low[entropy.argsort(kind="stable")[: int(LOW_SHARE * len(entropy))]] = True
+    return np.split(low, np.cumsum([len(t.entropy) for t in traces])[:-1])

@@ -1,0 +1,147 @@
+"""Reads finished sequences with one method at one budget: the prompt and its eviction as in a run, then the answer in
+blocks, each one forward pass, with the evictions where generation has them.
+
+Between two evictions a cache only grows, so a block of tokens attends to the same entries in one pass as one by one,
+and methods that look at every query are handed those of a whole interval anyway. What is decided and predicted is
+therefore that of `Engine.generate` with `Request.forced`, up to rounding; a test compares the two.
+
+Letters: b sequences, t tokens of a block, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Protocol
+
+import torch
+
+from kvbench.engine.attention import AttentionCall, route
+from kvbench.engine.evict import one_thread
+from kvbench.engine.layout import entry_budget, fit, stored_queries
+from kvbench.engine.loop import rules_for
+from kvbench.engine.model import LoadedModel, load_draft
+from kvbench.engine.prefill import PromptReader
+from kvbench.engine.probes import Drafts
+from kvbench.engine.prompt import KeptLog, PromptCache
+from kvbench.eviction.api import Method
+from kvbench.replay.traces import Trace
+
+CHUNK = 512  # tokens a forward pass
+
+
+class Listener(Protocol):
+    """What is told while an answer is read; tokens are counted from the answer's first, which is 0."""
+
+    def opened(self, cache: PromptCache) -> None:
+        """The prompt was read and evicted."""
+
+    def block(self, index: int) -> None:
+        """The tokens from `index` * interval on come next; what was due before them was evicted."""
+
+    def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
+        """A layer has read tokens from `first` on; its heads' outputs [b, t, Hq, Dv]."""
+
+    def predicted(self, first: int, logits: torch.Tensor) -> None:
+        """Logits [b, t, V] of tokens from `first` on."""
+
+
+class TraceReader:
+    """Reads traces with one method.
+
+    Args:
+        max_tokens: longest prompt plus answer that a run would plan with.
+        log: as of `Engine`.
+
+    Raises UserError, SetupError: the method cannot serve this model, or its weights are missing.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        method: Method,
+        *,
+        budget: float | None,
+        interval: int,
+        max_tokens: int,
+        chunk: int = CHUNK,
+        log: KeptLog | None = None,
+    ) -> None:
+        self.loaded, self.method, self.budget, self.interval, self.chunk = loaded, method, budget, interval, chunk
+        self.trigger = method.during("decode").trigger(interval)
+        self.rules = rules_for(method, loaded)
+        self._group = max((g.group for g in loaded.geometry), default=1)
+        self.reader = PromptReader(
+            loaded.model,
+            fit(loaded.geometry, method, max_tokens),
+            queries=stored_queries(method, interval, max_tokens)[0] if method.evicts else 0,
+            chunk=chunk,
+            prefill="full",
+            tokenizer=loaded.tokenizer,
+            drafts=Drafts(load_draft(loaded), loaded),
+            device=loaded.device,
+            log=log,
+        )
+        self._listener: Listener | None = None
+        self._first: int | None = None  # token of the answer with which the block under way begins
+
+    @property
+    def together(self) -> bool:
+        """Whether several traces can be read at once; probes are run prompt by prompt."""
+        return not self.method.during("prefill").needs().probes
+
+    @torch.inference_mode()
+    def read(
+        self, traces: Sequence[Trace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        """Read traces whose prompts are equally long, and their answers too. future: for an oracle's `view.weights`."""
+        self._listener = listener
+        budget = entry_budget(self.method, self.budget, len(traces[0].prompt), self._group)
+        rules = replace(self.rules, budget=budget, weights={**self.rules.weights, **(future or {})})
+        with route(self.loaded.model, self._handle, self.method.reads_tokens):
+            cache, logits = self.reader.open([t.prompt for t in traces], rules, _keys(traces, prompt=True))
+            cache.answer(_keys(traces))
+            listener.opened(cache)
+            listener.predicted(0, logits[:, None])
+            self._answer(cache, [t.answer for t in traces], listener)
+
+    def _answer(self, cache: PromptCache, answers: Sequence[Sequence[int]], listener: Listener) -> None:
+        clock, end = 0, len(answers[0]) - 1  # nothing is predicted from the last token
+        while clock < end:
+            if clock % self.interval == 0:
+                listener.block(clock // self.interval)
+            count = self._until_next(clock, end)
+            self._first = clock
+            logits = self.reader.go_on(cache, [answer[clock : clock + count] for answer in answers])
+            self._first = None
+            clock += count
+            listener.predicted(clock - count + 1, logits)
+            if self.method.evicts and self.trigger.due(clock):
+                with one_thread(self.loaded.device):
+                    self._tick(cache)
+
+    def _until_next(self, clock: int, end: int) -> int:
+        """Tokens up to the next eviction, the next block or the end, at most a chunk."""
+        most = min(self.interval - clock % self.interval, self.chunk, end - clock)
+        return next((ahead for ahead in range(1, most) if self.trigger.due(clock + ahead)), most)
+
+    def _tick(self, cache: PromptCache) -> None:
+        """As `engine.evict.Evictor.tick`: observe the interval that has ended, and evict where too much is held."""
+        if cache.acting.needs().queries == "since_last":
+            for g in cache.evicting:
+                layer = cache.layers[g.index]
+                count = min(self.trigger.growth or 0, layer.queries.shape[2])
+                at = torch.arange(cache.seen - count, cache.seen, device=cache.device)
+                cache.hand_over(layer, layer.queries[:, :, layer.queries.shape[2] - count :], at, layer.rows)
+        if cache.reduce():
+            cache.evictions += 1
+
+    def _handle(self, call: AttentionCall) -> torch.Tensor:
+        out = self.reader.handle(call)
+        if self._first is not None and self._listener is not None:
+            self._listener.attended(call, self._first, out)
+        return out
+
+
+def _keys(traces: Sequence[Trace], *, prompt: bool = False) -> list[int]:
+    return [t.request.noise_key(-1 if prompt else t.sample) for t in traces]

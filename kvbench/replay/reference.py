@@ -1,0 +1,151 @@
+"""The full cache's reading of a batch of traces: what evicted readings are compared with, and what an oracle knows.
+
+    kept for every trace          numbers
+    logits of its answer          n V
+    outputs of attention heads    n Hq D a layer
+    attention of coming blocks    blocks T Hk a layer, twice (and twice again for the most a single query pays)
+
+for n tokens of the answer and T of the whole sequence; so long traces are read one by one (`batches`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+import torch
+
+from kvbench.engine.attention import AttentionCall
+from kvbench.engine.geometry import LayerGeometry
+from kvbench.engine.model import LoadedModel
+from kvbench.engine.prompt import PromptCache, PromptLayer
+from kvbench.eviction.attend import window_attention
+from kvbench.eviction.golden import upcoming
+from kvbench.replay.reader import TraceReader
+from kvbench.replay.traces import Trace
+
+MOST_BYTES = 1 << 30  # kept for a batch
+MOST_TRACES = 64
+
+
+class Reference:
+    """One batch under the full cache. b traces with a prompt of P and an answer of n tokens, L evicting layers.
+
+    Attributes:
+        targets: [b, n] the answers; logits: [b, n, V] of each of their tokens.
+        outputs: of each evicting layer [b, n - 1, Hq, Dv], after every token of the answer but its last.
+        attention: of each evicting layer [b, Hk, blocks, T] float32; T = P + n - 1: what the queries of a block of
+            the answer pay to every token, as in `kvbench.eviction.golden`.
+        most: the same with the most that a query of the block pays instead of the mean; only where `extreme`.
+    """
+
+    def __init__(self, traces: Sequence[Trace], interval: int, device: torch.device, *, extreme: bool = False) -> None:
+        self.traces, self.interval, self.extreme = traces, interval, extreme
+        self.prompt, self.length = len(traces[0].prompt), len(traces[0].answer)
+        self.blocks = -(-(self.length - 1) // interval)
+        self.targets = torch.tensor([t.answer for t in traces], device=device)
+        self.outputs: dict[int, torch.Tensor] = {}
+        self.attention: dict[int, torch.Tensor] = {}
+        self.most: dict[int, torch.Tensor] = {}
+        self._logits: list[torch.Tensor] = []
+
+    def opened(self, cache: PromptCache) -> None:
+        self._cache = cache
+        total = self.prompt + self.length - 1
+        for g in cache.evicting:
+            shape = (len(self.traces), g.kv_heads, self.blocks, total)
+            self.attention[g.index] = torch.zeros(shape, device=cache.device)
+            if self.extreme:
+                self.most[g.index] = torch.zeros(shape, device=cache.device)
+
+    def block(self, index: int) -> None:
+        self._block = index
+
+    def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
+        layer = self._cache.layers[call.layer]
+        if not layer.geometry.evicts:
+            return
+        b, count = out.shape[:2]
+        if call.layer not in self.outputs:
+            self.outputs[call.layer] = out.new_empty(b, self.length - 1, *out.shape[2:])
+        self.outputs[call.layer][:, first : first + count] = out
+        at = torch.arange(self.prompt + first, self.prompt + first + count, device=out.device)
+        self.attention[call.layer][:, :, self._block, : layer.rows] += (
+            self._paid(call, layer, at, "sum") / self.interval
+        )
+        if self.extreme:
+            known = self.most[call.layer][:, :, self._block, : layer.rows]
+            torch.maximum(known, self._paid(call, layer, at, "max"), out=known)
+
+    @staticmethod
+    def _paid(call: AttentionCall, layer: PromptLayer, at: torch.Tensor, how: Literal["sum", "max"]) -> torch.Tensor:
+        """[b, Hk, N] attention of queries at positions `at`: mean over the group, summed or the most over queries."""
+        return window_attention(
+            call.query,
+            layer.keys[:, :, : layer.rows],
+            at.expand(len(call.query), -1),
+            layer.positions[:, :, : layer.rows],
+            None,
+            scaling=call.scaling,
+            softcap=call.softcap,
+            reduce_g="mean",
+            reduce_q=how,
+        )
+
+    def predicted(self, first: int, logits: torch.Tensor) -> None:
+        self._logits.append(logits)
+
+    def close(self) -> None:
+        """The traces were read."""
+        self.logits = torch.cat(self._logits, dim=1)
+        self._logits.clear()
+        del self._cache
+
+    def pick(self, index: int) -> Reference:
+        """One trace of the batch alone."""
+        one = Reference([self.traces[index]], self.interval, self.targets.device)
+        part = slice(index, index + 1)
+        one.logits = self.logits[part]
+        one.outputs = {layer: out[part] for layer, out in self.outputs.items()}
+        one.attention = {layer: paid[part] for layer, paid in self.attention.items()}
+        return one
+
+    def future(self) -> dict[str, torch.Tensor]:
+        """What `golden` reads: see there. After the last block nothing comes."""
+        tables = {"interval": torch.tensor(self.interval, device=self.targets.device)}
+        for name, table in (("mean", self.attention), ("max", self.most)):
+            for layer, paid in table.items():
+                coming = upcoming(paid.flatten(0, 1)).view(paid.shape) if self.blocks else paid
+                tables[f"{name}.{layer}"] = torch.nn.functional.pad(coming, (0, 0, 0, 1))
+        return tables
+
+
+def read_full(reader: TraceReader, traces: Sequence[Trace], *, extreme: bool = False) -> Reference:
+    """reader: with the full cache."""
+    reference = Reference(traces, reader.interval, reader.loaded.device, extreme=extreme)
+    reader.read(traces, reference)
+    reference.close()
+    return reference
+
+
+def batches(traces: Sequence[Trace], loaded: LoadedModel, interval: int) -> Iterator[list[Trace]]:
+    """Traces that are equally long, as many at once as memory should hold."""
+    alike: dict[tuple[int, int], list[Trace]] = {}
+    for trace in traces:
+        alike.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)
+    vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])
+    for (prompt, answer), group in alike.items():
+        size = sum(_layer_bytes(g, prompt, answer, interval, loaded.dtype.itemsize) for g in loaded.geometry)
+        size += answer * vocabulary * (loaded.dtype.itemsize + 8)
+        count = max(1, min(MOST_TRACES, MOST_BYTES // size))
+        for first in range(0, len(group), count):
+            yield group[first : first + count]
+
+
+def _layer_bytes(g: LayerGeometry, prompt: int, answer: int, interval: int, element: int) -> int:
+    blocks, total = -(-answer // interval), prompt + answer
+    return (
+        element * answer * g.query_heads * g.value_dim
+        + 8 * g.kv_heads * blocks * total
+        + total * g.entry_bytes(element)
+    )

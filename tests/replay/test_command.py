@@ -1,0 +1,143 @@
+"""``kvbench replay`` as a user runs it, with the built-in model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+SMALL = "--task walk/orbit-100 --limit 3 --interval 16"
+SESSION = {
+    "all": f"replay --model tiny --method all --budget 32 {SMALL} --out found --json",
+    "again": f"replay --model tiny --method all --budget 32 {SMALL} -q --json",
+    "options": f"replay --method gkv,full --method-opt gkv.window=8 --budget 48 {SMALL} -q --json",
+    "run": "run --method full,gkv --budget 32 --task walk/orbit-100,lookup --limit 3 --interval 16 --run-name r1 -q",
+    "stored": "replay --run r1 --task walk/orbit-100 --method gkv --budget 32 -q --json",
+    "part": "replay --run results/r1 --method gkv --budget 32 --limit 1 -q --json",
+    "empty": "replay --run r2 --method gkv --budget 32",
+    "run without": "run --method gkv --budget 32 --task walk/orbit-100 --limit 1 --interval 16 --run-name r2 -q",
+    "without": "replay --run r2 --method gkv --budget 32",
+}
+REFUSED = {
+    "no method": ("replay --budget 32 --task walk", "--method is missing. Give a method name, or all;"),
+    "no budget": ("replay --method all --task walk", "--budget is missing."),
+    "no task": ("replay --method gkv --budget 32", "--task is missing."),
+    "unknown": ("replay --method gvk --budget 32 --task walk", "unknown method 'gvk'. Did you mean 'gkv'"),
+    "limit": ("replay --method gkv --budget 32 --task walk --limit 0", "--limit must be 1 or more; got 0."),
+    "small": ("replay --method snapkv --budget 32 --task walk --limit 1", "--budget must be at least 33; got 32."),
+    "context": ("replay --method gkv --budget 99999 --task walk", "is above the model's context"),
+    "seed": ("replay --run r1 --seed 3 --method gkv --budget 32", "--seed cannot be given with --run"),
+    "task": ("replay --run r1 --task chain --method gkv --budget 32", "run 'r1' has no task 'chain'. It has walk/"),
+    "oracle": ("run --method golden --budget 32 --task walk", "method 'golden' is an oracle"),
+    "pair": ("run --method snapkv+golden --budget 64 --task walk", "Use 'kvbench replay --method snapkv+golden'."),
+    "bench": ("bench --method golden", "method 'golden' is an oracle"),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("replays")
+
+
+@pytest.fixture(scope="module")
+def session(folder: Path, calls: Callable) -> dict:
+    lines = [*SESSION.values(), *(line for line, _ in REFUSED.values()), "list methods --json"]
+    found = calls(folder, [(line.split(), {}) for line in lines])
+    return dict(zip([*SESSION, *REFUSED, "list"], found))
+
+
+def document(result) -> dict:
+    assert result.code == 0, result.err
+    return json.loads(result.out.splitlines()[-1])
+
+
+def by_method(result) -> dict:
+    return {row["method"]: row for row in document(result)["rows"]}
+
+
+def test_every_method_that_can_run_is_in_the_table(session):
+    found = document(session["all"])
+    names, left_out = {row["method"] for row in found["rows"]}, {left["method"] for left in found["left_out"]}
+    listed = {entry["name"] for entry in json.loads(session["list"].out)}
+    assert names | left_out == listed
+    assert {"golden", "random", "full", "h2o", "gkv", "kvzip"} <= names
+    assert {"snapkv", "speckv"} <= left_out
+    assert all(left["reason"] for left in found["left_out"])
+    assert "left out: snapkv: method 'snapkv' keeps 32 window tokens" in session["all"].err
+
+
+def test_rows_are_sorted_by_loss_ratio(session):
+    rows = document(session["all"])["rows"]
+    assert rows[0]["method"] == "full"
+    assert rows[0]["budget"] is None
+    ratios = [row["loss_ratio"] for row in rows[1:]]
+    assert ratios == sorted(ratios)
+    assert all(row["task"] == "walk/orbit-100" and row["budget"] == 32 for row in rows[1:])
+
+
+def test_the_oracle_is_far_below_random(session):
+    rows = by_method(session["all"])
+    assert rows["golden"]["loss"] < 0.2 * rows["random"]["loss"]
+    assert rows["golden"]["oracle"]
+    kinds = {entry["name"]: entry["kind"] for entry in json.loads(session["list"].out)}
+    assert kinds["golden"] == "oracle"
+
+
+def test_the_same_command_gives_the_same_rows(session):
+    assert document(session["again"])["rows"] == document(session["all"])["rows"]
+    assert len(session["again"].out.splitlines()) == 1  # --quiet leaves the document alone
+
+
+def test_tables_for_people(session):
+    text = session["all"].out
+    assert "walk/orbit-100: 3 answers" in text
+    assert "loss ratio" in text
+    assert "kvzip *" in text  # it keeps what is generated
+
+
+def test_files(session, folder):
+    rows = document(session["all"])["rows"]
+    table = pd.read_csv(folder / "found" / "replay.csv")
+    assert table["method"].tolist() == [row["method"] for row in rows]
+    assert table["loss_ratio"].tolist() == pytest.approx([row["loss_ratio"] for row in rows])
+    kept = json.loads((folder / "found" / "replay.json").read_text())
+    assert kept == document(session["all"])
+    assert kept["settings"]["interval"] == 16
+    traces, heads = (pd.read_parquet(folder / "found" / f"{name}.parquet") for name in ("traces", "heads"))
+    assert len(traces) == 3 * len(rows)
+    assert len(heads) == 4 * 4 * len(rows)
+
+
+def test_options_and_yardsticks(session):
+    assert set(by_method(session["options"])) == {"full", "gkv(window=8)", "golden", "random"}
+
+
+def test_answers_of_a_run_are_those_made_here(session):
+    """The built-in model answers greedily, so its stored texts are its own answers but for the end token."""
+    fresh, stored = by_method(session["all"]), by_method(session["stored"])
+    assert stored["gkv"]["traces"] == 3
+    assert stored["gkv"]["tokens"] == fresh["gkv"]["tokens"] - 3
+    assert stored["gkv"]["loss"] == pytest.approx(fresh["gkv"]["loss"], rel=0.05)
+    part = document(session["part"])
+    assert {row["task"] for row in part["rows"]} == {"walk/orbit-100", "lookup"}
+    assert {row["traces"] for row in part["rows"]} == {1}
+
+
+def test_a_run_without_answers_of_the_full_cache(session):
+    assert session["without"].code == 2
+    assert "run 'results/r2' has no answers of the full cache to 'walk/orbit-100'" in session["without"].err
+    assert session["empty"].code == 2
+    assert "r2" in session["empty"].err
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refusals_are_one_line(session, case):
+    found = session[case]
+    errors = [line for line in found.err.splitlines() if line.startswith("error: ")]
+    assert found.code == 2
+    assert len(errors) == 1
+    assert REFUSED[case][1] in errors[0]
+    assert found.out == ""
