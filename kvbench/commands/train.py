@@ -199,8 +199,8 @@ def _table(kind: str, model: str, folder: Path, numbers: _Numbers, device: str, 
 class _Counter(Progress):
     """Steps, samples or answers instead of rows, and no cache."""
 
-    def __init__(self, noun: str, *, quiet: bool) -> None:
-        super().__init__(quiet=quiet)
+    def __init__(self, noun: str, **progress: Any) -> None:
+        super().__init__(**progress)
         self.noun, self.note = noun, ""
 
     def line(self) -> str:

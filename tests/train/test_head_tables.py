@@ -232,7 +232,7 @@ def test_usage_errors_and_help_need_no_torch(calls, tmp_path):
 
 
 def test_progress_speaks_of_samples():
-    from kvbench.commands.train import _Samples
+    from kvbench.commands.train import _Counter
 
     clock = iter(range(0, 1000, 20))
     lines = []
@@ -242,7 +242,7 @@ def test_progress_speaks_of_samples():
         flush = staticmethod(lambda: None)
         write = staticmethod(lines.append)
 
-    progress = _Samples(stream=Stream(), clock=lambda: next(clock))
+    progress = _Counter("samples", stream=Stream(), clock=lambda: next(clock))
     progress._silent = False
     progress.begin(4, 0)
     progress.cell("duo tiny")
