@@ -32,6 +32,10 @@ class Prepared:
     context: int
     works: dict[str, TaskWork]
 
+    def tasks(self) -> dict[str, Any]:
+        """Version and data of every task, for the run's record."""
+        return {name: {"version": w.task.version, "data": dict(w.data)} for name, w in self.works.items()}
+
 
 def prepare(config: RunConfig, say: Notice) -> Prepared:
     """Read everything but weights.

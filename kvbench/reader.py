@@ -18,6 +18,7 @@ from kvbench.scoring.boxed import after_thinking
 from kvbench.task import Doc, Turn
 
 ANSWER = "An answer."  # stands for one where only the template's own text matters
+THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +87,9 @@ class Talk:
 
     doc: Doc
     reader: ModelReader
-    thinking: bool | None
+    thinking: bool | None  # the template's switch
     keep: bool
+    thinks: bool | None = None  # whether answers hold a thinking block; None: unknown
 
     @property
     def mode(self) -> str:
@@ -102,7 +104,7 @@ class Talk:
         if self.mode == "keep":
             appended = self._appended(len(answers)) or ""
             return FollowUp(ids=tuple(prompts.encode(self.reader.tokenizer, appended, chat=True)), fresh=False)
-        said = tuple(after_thinking(answer, self.thinking) for answer in answers)
+        said = tuple(after_thinking(answer, self.thinks) for answer in answers)
         text = self.reader.text(self.doc, thinking=self.thinking, answers=said)
         return FollowUp(ids=tuple(self.reader.ids(text)), fresh=True)
 
@@ -116,7 +118,12 @@ class Talk:
 
     def _appended(self, turn: int) -> str | None:
         """The template's text between the answer before this turn and the next one; None when it is not appended."""
-        said = (ANSWER,) * turn
-        before = self.reader.text(self.doc, thinking=self.thinking, answers=said[1:]) + ANSWER
-        whole = self.reader.text(self.doc, thinking=self.thinking, answers=said)
-        return whole.removeprefix(before) if whole.startswith(before) else None
+        appended = None
+        for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):
+            said = (answer,) * turn
+            before = self.reader.text(self.doc, thinking=self.thinking, answers=said[1:]) + answer
+            whole = self.reader.text(self.doc, thinking=self.thinking, answers=said)
+            if not whole.startswith(before):
+                return None
+            appended = whole.removeprefix(before)
+        return appended

@@ -28,6 +28,7 @@ from kvbench.work import Prompt, TaskWork
 if TYPE_CHECKING:
     from kvbench.progress import Progress
 
+FACTS = ("verdict", "passed_lcb", "passed_native", "sandbox_tier", "sandbox_selftest", "python_version", "judge")
 AT_ONCE = 64  # answers being scored
 
 
@@ -145,7 +146,10 @@ def _keep(
         journal.flush()
         raise
     former = job.entry.row
-    row = former | scored(score) | {"score_pass": job.entry.scored + 1, "created": None}
+    if score.value is None and job.entry.ok:  # a failure to score it again takes nothing away
+        counts[score.status] += 1
+        return
+    row = former | dict.fromkeys(FACTS) | scored(score) | {"score_pass": job.entry.scored + 1, "created": None}
     row["task_version"] = works[former["task"]].task.version
     counts[row["status"]] += 1
     if row["status"] != "unscored":

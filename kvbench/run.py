@@ -101,7 +101,7 @@ def execute(
         "plugins": plugins.loaded(config.plugin),
         "sources": dict(sources or {}),
         "model": identity,
-        "tasks": {n: {"version": w.task.version, "data": dict(w.data)} for n, w in works.items()},
+        "tasks": ready.tasks(),
         "kv_cache": {  # what an entry takes, for `kvbench report --memory`
             "element_bytes": dtype.itemsize,
             "layers": [
@@ -116,7 +116,7 @@ def execute(
     with opener(
         out, name, environment=environment, take_over=take_over, allow_version_change=allow_version_change, **extra
     ) as folder:
-        _check_data(name, folder.info["environment"]["tasks"], environment["tasks"])
+        check_data(name, folder.info["environment"]["tasks"], environment["tasks"])
         _check_plugins(name, folder.info["environment"].get("plugins", []), environment["plugins"])
         done = folder.done_keys()
         for text in folder.notices:
@@ -133,13 +133,18 @@ def execute(
             wanted=lambda e: e.row["status"] == "unscored" or (not e.ok and e.row["row_key"] in done),
             progress=progress,
         )
+        if again.strangers:
+            say(f"{again.strangers} answers without a score belong to prompts that are made differently now.")
         folder.seal()
         failed = Counter(runner.failed) + Counter(again.failed)
         return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed)
 
 
-def _check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """A continued run must find the documents it began with: rows of two versions would be averaged as one."""
+def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
+    """A continued run must find the documents it began with: rows of two versions would be averaged as one.
+
+    versions: whether its tasks must be of the same version too. Raises UserError.
+    """
     for task, found in now.items():
         known = before.get(task, found)
         for what in ("sha256", "revision"):
@@ -148,7 +153,7 @@ def _check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> 
                     f"the data of task {show(task)} changed since run {show(run)} began "
                     f"({what} {known['data'].get(what)}, now {found['data'].get(what)}). Give another --run-name."
                 )
-        if known["version"] != found["version"]:
+        if versions and known["version"] != found["version"]:
             raise UserError(
                 f"task {show(task)} is at version {found['version']}; run {show(run)} began with {known['version']}. "
                 "Give another --run-name."

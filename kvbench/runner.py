@@ -30,6 +30,8 @@ from kvbench.work import PlannedRow, TaskWork, make_method
 if TYPE_CHECKING:
     from kvbench.progress import Progress
 
+BACKLOG = 64  # answers waiting for their scores; generation waits for them
+LATER = Score(value=None, status="unscored", note="interrupted before it was scored")
 AFTER_SIGNAL = 3.0  # seconds that rows being scored get to finish after a signal
 
 
@@ -111,13 +113,18 @@ class Runner:
                 future = pool.submit(work.task, row.prompt.doc, output_of(row, generation)) if ok else None
                 scoring.append((future, row, generation))
                 scoring = [item for item in scoring if not self._kept(*item, cell_plan, journal)]
+                while len(scoring) > BACKLOG and self.stop is None and self.refused is None:
+                    time.sleep(0.01)
+                    scoring = [item for item in scoring if not self._kept(*item, cell_plan, journal)]
                 if self.refused is not None:
                     break
         patience = AFTER_SIGNAL
-        while scoring and patience > 0:  # after a signal the slow ones are left: their rows are missing and run again
+        while scoring and patience > 0:  # after a signal the slow ones are left, to be scored when the run goes on
             scoring = [item for item in scoring if not self._kept(*item, cell_plan, journal)]
             time.sleep(0.01 if scoring else 0)
             patience -= 0.01 if self.stop is not None else 0
+        for _, row, generation in scoring:
+            self._write(row, generation, LATER, cell_plan, journal)
         self.done += len(journal.flush())
         self._show(now=True)
         if self.refused is not None:
@@ -138,6 +145,17 @@ class Runner:
             score = future.result() if future is not None else None
         except SetupError as error:  # of a judge; the answer is kept, and scored later
             score, self.refused = Score(value=None, status="unscored", note=str(error)), error
+        self._write(planned, generation, score, cell_plan, journal)
+        return True
+
+    def _write(
+        self,
+        planned: PlannedRow,
+        generation: Generation,
+        score: Score | None,
+        cell_plan: CellPlan,
+        journal: Journal,
+    ) -> None:
         row = make_row(planned, generation, score, self.works[cell_plan.cell.task].task, cell_plan, self.host)
         if row["status"] not in ("ok", "unscored"):
             self.failed[row["status"]] = self.failed.get(row["status"], 0) + 1
@@ -145,7 +163,6 @@ class Runner:
             self.scores.append(headline)
         prompt = planned.prompt.text if self._may_store(cell_plan.cell.task) else None
         self.done += len(journal.append(row, prompt=prompt, output=generation.text, turns=generation.turns))
-        return True
 
     def _may_store(self, task: str) -> bool:
         """Whether questions may lie in the run's folder: gated ones only when asked for."""

@@ -63,6 +63,7 @@ class GenSpec:
     min_new_tokens: int = 0  # no end token is drawn before
     truncate: Literal["none", "middle"] = "none"
     reserve: int = 0
+    longest: int | None = None  # of the limit, whatever the model holds
     chat: bool = True
     thinking: bool | None = None  # None: the template has no such switch
 

@@ -251,7 +251,14 @@ class _Maker:
             ids, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
         else:
             ids = tuple(reader.ids(text))
-        talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep") if len(doc.turns) > 1 else None
+        talk = None
+        if len(doc.turns) > 1:
+            talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
+            if config.compress == "query-agnostic" and talk.mode != "keep":
+                raise UserError(
+                    f"task {show(self.task.name)}: every later turn is a new prompt here (template or --multi-turn "
+                    "reset), so it cannot be compressed before its question. Use --compress query-aware."
+                )
         room = spec.max_new_tokens
         if talk:
             room = room * len(doc.turns) + talk.tokens()
@@ -275,6 +282,7 @@ class _Maker:
         limit = self.config.max_prompt_tokens
         if limit is None and spec.truncate == "middle":
             limit = self.reader.context - spec.max_new_tokens - spec.reserve
+            limit = min(limit, spec.longest or limit)
         if limit is None or spec.truncate == "none":
             return doc, 0
         turn, cut = self.reader.cut(doc.turns[0], max(2, limit))
@@ -295,6 +303,8 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, made: list[Prompt], con
             f"task {show(task.name)} asks for {spec.max_new_tokens} new tokens; "
             f"outputs end at the model's context of {context}."
         )
+    if config.max_prompt_tokens and spec.truncate == "none":
+        notes.append(f"task {show(task.name)} does not cut its prompts; --max-prompt-tokens has no effect on it.")
     if shortened := sum(p.cut > 0 for p in made):
         notes.append(f"task {show(task.name)}: {shortened} of {len(made)} prompts are cut in the middle to fit.")
     modes = {p.talk.mode for p in made if p.talk}

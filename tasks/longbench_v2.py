@@ -73,7 +73,9 @@ class LongBenchV2(Task):
         """Greedy, where the official script draws at temperature 0.1."""
         new = 1024 if self.variant == "cot" else 128
         later = new if self.variant == "cot" else 0  # the second answer's
-        return GenSpec(max_new_tokens=new, truncate="middle", reserve=RESERVE + later, thinking=False)
+        return GenSpec(
+            max_new_tokens=new, truncate="middle", reserve=RESERVE + later, longest=OFFICIAL_LIMIT, thinking=False
+        )
 
     def score(self, doc: Doc, output: Output) -> Score:
         """No letter is wrong (officially `compensated = False`)."""

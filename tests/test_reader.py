@@ -85,6 +85,15 @@ def test_otherwise_a_turn_is_a_new_prompt_without_earlier_thinking(tokenizer, te
     assert follow.ids == tuple(made.ids(made.text(talk.doc, thinking=False, answers=("seven",))))
 
 
+STRIPS = CHATML.replace("{{ m['content'] }}", "{{ m['content'].split('</think>')[-1] }}")
+
+
+@pytest.mark.parametrize(("thinks", "mode"), [(True, "reset (template)"), (None, "reset (template)"), (False, "keep")])
+def test_a_template_that_drops_thinking_from_earlier_turns_keeps_only_what_had_none(tokenizer, thinks, mode):
+    talk = Talk(two_turns("one?", "two?"), reader(tokenizer, STRIPS), None, keep=True, thinks=thinks)
+    assert talk.mode == mode
+
+
 def test_plain_text_always_appends(tokenizer):
     talk = Talk(two_turns("one?", "two?", "three?"), reader(tokenizer, chat=False), None, keep=True)
     assert talk.mode == "keep"

@@ -84,13 +84,13 @@ def test_all_scores_everything_again_and_the_last_score_counts(tmp_path, capsys,
         assert len(rows) == 6
 
 
-def test_a_new_failure_replaces_a_score_and_says_so(tmp_path, monkeypatch, capsys):
+def test_a_new_failure_takes_no_score_away_and_says_so(tmp_path, monkeypatch, capsys):
     result = execute(config(), out=tmp_path, run_name="r1")
+    before = read_run(result.run_dir).rows
     monkeypatch.setattr(SyntheticTask, "score", broken)
     assert main(["score", str(result.run_dir), "--all", "-q"]) == 4
     assert "6 grader_error" in capsys.readouterr().err
-    rows = read_run(result.run_dir).rows
-    assert rows["score"].isna().all()
+    assert list(read_run(result.run_dir).rows["score"]) == list(before["score"])
 
 
 def test_an_answer_to_another_prompt_is_not_scored(tmp_path, monkeypatch, capsys):

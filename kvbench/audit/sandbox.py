@@ -110,7 +110,7 @@ def _run(attack: Attack, tier: str) -> Row:
 def _successes(
     attack: Attack, aims: Targets, peaks: Peaks, alive: list[int], result: Row, secret: list[str]
 ) -> Iterator[str]:
-    """What the attack achieved, of what its header asks for; to harm the grader always counts."""
+    """What the attack achieved, of what its header asks for. To harm the grader always counts, and so does no run."""
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")
     rules: dict[str, Callable[[], bool]] = {
@@ -129,9 +129,10 @@ def _successes(
         "output": lambda: len(out) > _MOST["output"] or peaks.grader_memory > _MOST["grader"],
         "wall": lambda: result.get("seconds", _GRADER_SECONDS) > LIMITS["wall"] + _SLACK_SECONDS,
         "residue": lambda: bool(aims.left()),
+        "sandbox_error": lambda: result.get("status") == "sandbox_error",  # nothing was shown
         "damage": lambda: not result or "damage" in result or aims.sentinel.poll() is not None,
     }
-    for check in dict.fromkeys((*attack.checks, "damage")):
+    for check in dict.fromkeys((*attack.checks, "damage", "sandbox_error")):
         if check not in rules:
             yield f"unknown check {check}"
         elif rules[check]():

@@ -24,6 +24,7 @@ from kvbench.config import PARSERS, Grid, MethodChoice, RunConfig
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.models import describe
+from kvbench.models import revision as revision_of
 from kvbench.plugins import load_plugins
 from kvbench.problems import Problems
 from kvbench.progress import Progress
@@ -269,6 +270,7 @@ def _document(
         "rows": [row for result in results for row in result.rows],
         "left_out": [dataclasses.asdict(left) for left in left_out],
         "model": config.model,
+        "model_revision": revision_of(describe(config.model, config.revision)),
         "run": run,
         "settings": {
             "interval": config.interval,

@@ -24,6 +24,7 @@ from kvbench.plugins import load_plugins
 from kvbench.problems import Problems
 from kvbench.settings import Gathered, Given, Layer
 from kvbench.store import list_runs, manifest
+from kvbench.store.redact import HIDDEN
 from kvbench.values import budget, parse, split
 from kvbench.work import expand_task
 
@@ -62,6 +63,8 @@ def resumed(out: Path, name: str, gathered: Gathered, problems: Problems) -> Run
         stored["plugin"] = parse(given.source, PARSERS["plugin"], given.value)
     if stored["data"] is None and not os.environ.get("KVBENCH_DATA"):
         stored["data"] = record["environment"].get("data_variable")  # where KVBENCH_DATA led when the run began
+    if stored.get("judge_key_env") == HIDDEN:  # looked like a key; whoever needs it says it again
+        del stored["judge_key_env"]
     config = RunConfig.from_dict({key: _at_home(value) for key, value in stored.items()})
     load_plugins(config.plugin)
     for key in PARSERS:

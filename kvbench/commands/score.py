@@ -54,6 +54,7 @@ def score(
     from kvbench import env
     from kvbench.prepare import prepare
     from kvbench.rescore import rescore
+    from kvbench.run import check_data
     from kvbench.store import RunFolder
 
     ready = prepare(config, terminal.warning)
@@ -61,6 +62,8 @@ def score(
     with RunFolder.resume(
         folder.parent, folder.name, environment=versions, take_over=take_over, allow_version_change=True
     ) as opened:
+        # Answers scored by two versions of a task would be averaged as one: either all or none.
+        check_data(folder.name, opened.info["environment"]["tasks"], ready.tasks(), versions=not every)
         found = rescore(opened, ready.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))
         opened.seal()
     if found.strangers:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-Held = list[torch.Tensor]  # what is held as each block begins: [L, b, Hk, T] bool
+Held = list[
+    torch.Tensor
+]  # what is held as each block begins: [L, b, Hk, T], 1 or 0, or the share of a KV head's caches
 
 
 @dataclass(slots=True, kw_only=True)

@@ -55,6 +55,8 @@ class Reference:
         for g in cache.evicting:
             shape = (len(self.traces), g.kv_heads, self.blocks, total)
             self.attention[g.index] = torch.zeros(shape, device=cache.device)
+            outputs = (len(self.traces), self.length - 1, g.query_heads, g.value_dim)
+            self.outputs[g.index] = cache.layers[g.index].values.new_empty(outputs)
             if self.extreme:
                 self.most[g.index] = torch.zeros(shape, device=cache.device)
 
@@ -65,14 +67,11 @@ class Reference:
         layer = self._cache.layers[call.layer]
         if not layer.geometry.evicts:
             return
-        b, count = out.shape[:2]
-        if call.layer not in self.outputs:
-            self.outputs[call.layer] = out.new_empty(b, self.length - 1, *out.shape[2:])
+        count = out.shape[1]
         self.outputs[call.layer][:, first : first + count] = out
         at = torch.arange(self.prompt + first, self.prompt + first + count, device=out.device)
-        self.attention[call.layer][:, :, self._block, : layer.rows] += (
-            self._paid(call, layer, at, "sum") / self.interval
-        )
+        paid = self._paid(call, layer, at, "sum") / self.interval
+        self.attention[call.layer][:, :, self._block, : layer.rows] += paid
         if self.extreme:
             known = self.most[call.layer][:, :, self._block, : layer.rows]
             torch.maximum(known, self._paid(call, layer, at, "max"), out=known)

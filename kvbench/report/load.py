@@ -38,9 +38,11 @@ SAME = {
     "top_p": "top-p",
     "top_k": "top-k",
     "min_p": "min-p",
+    "multi_turn_cache": "later turns",
     "task_version": "task version",
 }
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p")  # a task may draw its questions differently
+_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"  # when a judge was asked does not matter
 FIRST_FORMAT = {"compress": "query-aware", "prefill": "full"}  # of rows that evict and do not say
 
 
@@ -141,9 +143,11 @@ def values_of(rows: pd.DataFrame, column: str) -> list[Any]:
     """The values of a column in order. Rows without one (the full cache has no interval) agree with every value, and so
     do questions with each other that are drawn differently by the task itself.
     """
-    if column in BY_QUESTION and rows.groupby("doc_id", observed=True)[column].nunique().max() <= 1:
+    values = sorted(rows[column].dropna().unique())
+    by_question = column in BY_QUESTION and len(values) > 1
+    if by_question and rows.groupby("doc_id", observed=True)[column].nunique().max() <= 1:
         return [None]
-    return sorted(rows[column].dropna().unique()) or [None]
+    return values or [None]
 
 
 def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
@@ -151,7 +155,10 @@ def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> list[tuple[str, pd.Da
     groups = [("", rows)]
     for column in columns:
         groups = [
-            (", ".join(filter(None, (label, f"{SAME[column]} {value}"))), part[_agrees(part[column], value)])
+            (
+                ", ".join(filter(None, (label, f"{SAME[column]} {value}"))),
+                part if value is None else part[_agrees(part[column], value)],
+            )
             for label, part in groups
             for value in values_of(part, column)
         ]
@@ -170,6 +177,9 @@ def _check(task: str, rows: pd.DataFrame) -> None:
         _check_column(mine, "method_version", f"{method} version", "Report them one by one.")
         for _, same in mine.groupby("options", observed=True, sort=False):
             _check_column(same, "artefacts", f"tables, drafts or plug-in of {method}", "Report them one by one.")
+    judges = rows.assign(judge=rows["judge"].str.replace(_DATE, "", regex=True))
+    judges = judges[~judges["judge"].str.startswith("nobody", na=False)]  # the full cache is its own equal
+    _check_column(judges, "judge", "judge", "'kvbench score RUN --all' with one judge makes them alike.")
     prompts = rows.groupby("doc_id", observed=True)["prompt_sha256"].nunique()
     if (prompts > 1).any():
         question = prompts.index[prompts > 1][0]

@@ -270,6 +270,8 @@ for path in ("/kvbench-probe", "@canary@", "@folder@/probe"):
     attempt("wrote", lambda: open(path, "a"))
 attempt("connected", lambda: socket.create_connection(("127.0.0.1", @port@), 2),
         lambda: socket.socket(socket.AF_UNIX).connect("\\0@abstract@"))
+outside = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+attempt("has a route out", lambda: outside.connect(("192.0.2.1", 9)))  # sends nothing
 attempt("signalled another", lambda: os.kill(@pid@, 0))
 if os.getpid() > 50: print("shares process ids")
 if socket.gethostname() != "box": print("shares the host's name")

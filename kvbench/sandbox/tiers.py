@@ -11,6 +11,7 @@ In no box is there a place to write.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import re
@@ -176,30 +177,33 @@ class Landlock(Tier):
 class Container(Tier):
     """Python's own image of this version, which must be there already: nothing is downloaded to score an answer."""
 
-    name, shared, same_python = "container", True, False
+    name, shared, same_python, namespaces = "container", True, False, True
     image: ClassVar[str] = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
-
-    def __init__(self) -> None:
-        self.engine = ""  # the first that has the image, once `missing` has looked
 
     def missing(self) -> str:
         if machine() not in AUDIT_ARCH:
             return f"no system-call table for {machine()}"
+        return self._found[1]
+
+    @functools.cached_property
+    def _found(self) -> tuple[str, str]:
+        """The first command that has the image, or why there is none."""
         reasons = []
         for name in ("docker", "podman"):
-            self.engine = shutil.which(name) or ""
-            if self.engine and not self._does("info"):
-                reasons.append(f"{name} does not answer")
-            elif self.engine and not self._does("image", "inspect", self.image):
-                reasons.append(f"{name} has no image {self.image}")
-            elif self.engine:
-                return ""
-        return ", ".join(reasons) or "no docker or podman"
+            if engine := shutil.which(name):
+                if not _does(engine, "info"):
+                    reasons.append(f"{name} does not answer")
+                elif not _does(engine, "image", "inspect", self.image):
+                    reasons.append(f"{name} has no image {self.image}")
+                else:
+                    return engine, ""
+        return "docker", ", ".join(reasons) or "no docker or podman"
 
     def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
         room = str(given.memory + (256 << 20))
         outer = (
             ("--network", ("--network", "none")),
+            ("--hostname", ("--hostname", "box")),
             (NEEDED, ("--read-only", "--user", "65534:65534", "--cap-drop", "ALL")),
             (NEEDED, ("--pids-limit", str(given.threads + 2), "--memory", room, "--memory-swap", room)),
             (NEEDED, tuple(word for name, value in _ENVIRONMENT.items() for word in ("--env", f"{name}={value}"))),
@@ -209,7 +213,7 @@ class Container(Tier):
 
     def command(self, plan: Plan) -> list[str]:
         name = f"kvbench-{os.getpid()}-{secrets.token_hex(4)}"
-        head = [self.engine, "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--workdir", "/"]
+        head = [self._found[0], "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--workdir", "/"]
         return [*head, *plan.arguments(), self.image, *inside.command("python3", compiled=False)]
 
     def environment(self) -> dict[str, str]:
@@ -221,15 +225,8 @@ class Container(Tier):
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
         assert isinstance(process.args, list)
-        self._does("kill", str(process.args[process.args.index("--name") + 1]))
+        _does(self._found[0], "kill", str(process.args[process.args.index("--name") + 1]))
         process.kill()
-
-    def _does(self, *words: str) -> bool:
-        try:
-            done = subprocess.run([self.engine, *words], capture_output=True, timeout=_PROBE_SECONDS, check=False)
-        except (OSError, subprocess.TimeoutExpired):
-            return False
-        return done.returncode == 0
 
 
 class Unsafe(Tier):
@@ -250,6 +247,14 @@ class Unsafe(Tier):
 
     def folder(self) -> str:
         return tempfile.mkdtemp(prefix="kvbench-program-")
+
+
+def _does(*words: str) -> bool:
+    """Whether a command ends well."""
+    try:
+        return subprocess.run(words, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _landlock_version() -> int:

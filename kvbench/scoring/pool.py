@@ -55,6 +55,7 @@ class ScorePool:
         self._waiting = 0
         self._lock = threading.Lock()
         self._judges = ThreadPoolExecutor(JUDGES, thread_name_prefix="kvbench-judge")
+        self._alive: set[_Process] = set()
         self._closed = False
 
     def submit(self, task: Task, doc: Doc, output: Output) -> Future[Score]:
@@ -93,7 +94,9 @@ class ScorePool:
                 break
             if job is not None:
                 job[0].cancel()
-        self._judges.shutdown(cancel_futures=cancel)
+        self._judges.shutdown(wait=not cancel, cancel_futures=cancel)
+        for process in list(self._alive) if cancel else ():
+            process.kill()
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
@@ -115,6 +118,7 @@ class ScorePool:
             if future.set_running_or_notify_cancel():
                 try:
                     process = process or _Process()
+                    self._alive.add(process)
                     score = process.score(task, doc, output, self.limit_seconds or task.patience(doc))
                     if process.gone:
                         process = None
@@ -194,6 +198,9 @@ class _Process:
             self.close()
             return Score(value=None, note=f"crashed: the scoring process ended with code {self._process.returncode}")
         return result if kind == "score" else Score(value=None, note=f"error: {result}")
+
+    def kill(self) -> None:
+        self._process.kill()
 
     def close(self) -> None:
         self.gone = True

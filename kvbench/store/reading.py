@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """A run at one moment. `saved` rows are ok, `failed` ones are not, `planned` is None when unknown."""
+    """A run at one moment. `saved` rows are ok or wait for a score, the others `failed`; `planned` None: unknown."""
 
     rows: pd.DataFrame
     saved: int
@@ -56,7 +56,7 @@ def read_run(run_dir: str | Path) -> Snapshot:
     elif (written := _format(table.schema)) < FORMAT:
         notices = [f"{tables.ROWS} has the older format {written}; columns that it lacks are empty."]
     frame = to_frame(upgrade(table))
-    saved = int((frame["status"] == OK).sum())
+    saved = int(frame["status"].isin((OK, "unscored")).sum())
     return Snapshot(frame, saved, len(frame) - saved, planned, sealed, tuple(notices))
 
 

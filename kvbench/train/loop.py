@@ -71,7 +71,7 @@ def train(
     optimiser = torch.optim.AdamW(
         list(parameters.values()), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
     )
-    state = _begin(recipe, out, parameters, optimiser, processes)
+    state = _begin(recipe, out, parameters, optimiser, processes, base_model, revision)
     step, seconds = int(state["step"]), float(state["seconds"])
     if "before" not in state:
         state["before"] = recipe.held_out()
@@ -161,10 +161,17 @@ class _Processes:
 
 
 def _begin(
-    recipe: Recipe, out: Path, parameters: dict[str, torch.Tensor], optimiser: torch.optim.AdamW, processes: _Processes
+    recipe: Recipe,
+    out: Path,
+    parameters: dict[str, torch.Tensor],
+    optimiser: torch.optim.AdamW,
+    processes: _Processes,
+    base_model: str,
+    revision: str | None,
 ) -> dict[str, Any]:
     """State to go on from: that of the checkpoint, or a new one."""
-    named = {"recipe": recipe.name, "settings": json.loads(json.dumps(asdict(recipe.settings)))}
+    settings = json.loads(json.dumps(asdict(recipe.settings)))
+    named = {"recipe": recipe.name, "settings": settings, "base_model": base_model, "revision": revision}
     path = out / CHECKPOINT
     if not path.exists():
         if processes.first:

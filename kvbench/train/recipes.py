@@ -6,6 +6,7 @@ ready.recipe, ready.loaded
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -63,7 +64,8 @@ def prepare(
         asked, kept_out = questions[entry.held_out :][:samples], questions[: entry.held_out]
     traces = collect(loaded, asked, tick=tick)
     test = collect(loaded, kept_out)
-    more = dict(options) | {"data": data or ", ".join(entry.tasks), "samples": samples}
+    read = hashlib.sha256(repr([(t.prompt, t.answer) for t in (*traces, *test)]).encode()).hexdigest()
+    more = dict(options) | {"data": data or ", ".join(entry.tasks), "samples": samples, "traces_sha256": read}
     settings = Settings(steps=steps, lr=lr, batch=batch, seed=seed, more=more)
     module, _, cls = entry.place.partition(":")
     made: Recipe = getattr(importlib.import_module(module), cls)(loaded, settings, traces, test)

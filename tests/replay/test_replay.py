@@ -87,6 +87,12 @@ def test_batches_do_not_matter(name, monkeypatch):
         assert together[figure] == pytest.approx(alone[figure], rel=1e-5)
 
 
+def test_answers_of_one_token_have_a_loss_and_no_more():
+    rows, _ = rows_of(build("qwen3"), traces([(45, 1), (45, 1)]), "gkv")
+    assert rows["gkv"]["loss_ratio"] == 1  # the prompt's own reading is the full cache's
+    assert (rows["gkv"]["cosine"], rows["gkv"]["overlap"], rows["gkv"]["gap_closed"]) == (None, None, None)
+
+
 def test_traces_and_heads_are_the_rows_parts():
     rows, found = rows_of(build("qwen3"), traces([(45, 30), (45, 30)]), "h2o")
     mine = [t for t in found.traces if t["method"] == "h2o"]
