@@ -99,7 +99,8 @@ STYLES = {
 
 def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool:
     """Whether prompts go through the chat template, from the task's default, the style and --no-chat-template."""
-    return chat and STYLES[style].chat and not no_chat_template
+    raw = style in STYLES and not STYLES[style].chat  # other styles are a task's own
+    return chat and not raw and not no_chat_template
 
 
 def load_template(path: str | Path) -> str:

@@ -188,3 +188,11 @@ def test_the_end_of_the_context_must_be_known():
 
     with pytest.raises(UserError, match="does not say which text a token covers"):
         encode_to_context(Slow(), turn.user, turn, False)
+
+
+def test_a_tasks_own_style_goes_through_the_template_and_a_raw_one_does_not() -> None:
+    assert uses_chat(True, "lcb_generic")
+    assert uses_chat(True, "default")
+    assert not uses_chat(True, "rkv")
+    assert not uses_chat(True, "lcb_generic", no_chat_template=True)
+    assert not uses_chat(False, "default")
