@@ -39,6 +39,7 @@ class Rescored:
     scored: int = 0
     failed: Mapping[str, int] = field(default_factory=dict)
     strangers: int = 0
+    waiting: int = 0  # for a judge that nobody named
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +87,8 @@ def rescore(
         if progress:
             progress.end()
     done = counts.pop("ok", 0)
-    counts.pop("unscored", None)
-    return Rescored(scored=done, failed=dict(counts), strangers=strangers)
+    waiting = counts.pop("unscored", 0)
+    return Rescored(scored=done, failed=dict(counts), strangers=strangers, waiting=waiting)
 
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:

@@ -55,7 +55,7 @@ Model = Annotated[
     _option("--model", help="Folder or hub name. Default: tiny, the built-in model.", metavar="MODEL", panel=_WHAT),
 ]
 Revision = Annotated[Text, _option("--revision", help="Commit or tag of a hub model.", metavar="REV", panel=_WHAT)]
-Suite = Annotated[Text, _option("--suite", help="A shipped suite (demo) or a TOML file.", metavar="NAME", panel=_WHAT)]
+Suite = Annotated[Text, _option("--suite", help="demo, smoke, baselines or a TOML file.", metavar="NAME", panel=_WHAT)]
 ConfigFile = Annotated[
     Text, _option("--config", help="Settings in a TOML file; flags win.", metavar="FILE", panel=_WHAT)
 ]

@@ -74,6 +74,9 @@ def score(
         terminal.data({"run": str(folder), **counts})
     else:
         terminal.note(f"{found.scored} answers scored.")
-    if found.failed:
-        listed = ", ".join(f"{count} {status}" for status, count in found.failed.items())
-        raise IncompleteError(f"no score for some answers ({listed}); 'kvbench score {folder}' tries them again.")
+    if found.failed or found.waiting:
+        counts = dict(found.failed) | ({"without a judge": found.waiting} if found.waiting else {})
+        listed = ", ".join(f"{count} {status}" for status, count in counts.items())
+        needs = " --judge URL --judge-model NAME" if found.waiting or "judge_error" in found.failed else ""
+        again = f"'kvbench score {folder}{needs}' tries them again"
+        raise IncompleteError(f"no score for some answers ({listed}); {again}.")

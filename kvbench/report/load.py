@@ -38,10 +38,12 @@ SAME = {
     "top_p": "top-p",
     "top_k": "top-k",
     "min_p": "min-p",
+    "max_new_tokens": "max new tokens",
     "multi_turn_cache": "later turns",
     "task_version": "task version",
 }
-BY_QUESTION = ("temperature", "top_p", "top_k", "min_p")  # a task may draw its questions differently
+# A task may draw its questions differently, and a long prompt leaves less room for the answer.
+BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 _DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"  # when a judge was asked does not matter
 FIRST_FORMAT = {"compress": "query-aware", "prefill": "full"}  # of rows that evict and do not say
 

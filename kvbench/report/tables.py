@@ -202,7 +202,8 @@ def _cell(
     unfinished: dict[str, str],
 ) -> CellRow:
     ok = rows[rows["status"] == "ok"]
-    busy = (ok["decode_seconds"].fillna(0) + ok["evict_seconds"].fillna(0)).sum()
+    made = rows[rows["status"].isin(("ok", "unscored"))]  # what was held and how fast it went needs no score
+    busy = (made["decode_seconds"].fillna(0) + made["evict_seconds"].fillna(0)).sum()
     runs = [run for run in rows[RUN].unique() if run in unfinished]
     rates = stats.rates(list(ok["stop_reason"].fillna("")), list(ok["no_answer"].dropna()))
     bounded = rows["decode_bounded"].dropna()
@@ -221,14 +222,14 @@ def _cell(
         unscored=int((rows["status"] == "unscored").sum()),
         truncated=rates["truncated"],
         no_answer=rates["no_answer"],
-        entries_after_evict=_most(ok["entries_after_evict"]),
-        entries_peak=_most(ok["entries_peak"]),
-        entries_mean=_mean(ok["entries_mean"]),
-        kv_bytes_peak=_mean(ok["kv_bytes_peak"]),
-        kv_bytes_mean=_mean(ok["kv_bytes_mean"]),
-        tokens_per_second=float((ok["output_tokens"] - 1).clip(lower=0).sum() / busy) if busy > 0 else math.nan,
-        roofline_share=_mean(ok["roofline_share"]),
-        evict_share=float(ok["evict_seconds"].sum() / busy) if busy > 0 else math.nan,
+        entries_after_evict=_most(made["entries_after_evict"]),
+        entries_peak=_most(made["entries_peak"]),
+        entries_mean=_mean(made["entries_mean"]),
+        kv_bytes_peak=_mean(made["kv_bytes_peak"]),
+        kv_bytes_mean=_mean(made["kv_bytes_mean"]),
+        tokens_per_second=float((made["output_tokens"] - 1).clip(lower=0).sum() / busy) if busy > 0 else math.nan,
+        roofline_share=_mean(made["roofline_share"]),
+        evict_share=float(made["evict_seconds"].sum() / busy) if busy > 0 else math.nan,
         progress=", ".join(unfinished[run] for run in runs),
     )
 
