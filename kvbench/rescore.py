@@ -87,8 +87,8 @@ def rescore(
         if progress:
             progress.end()
     done = counts.pop("ok", 0)
-    waiting = counts.pop("unscored", 0)
-    return Rescored(scored=done, failed=dict(counts), strangers=strangers, waiting=waiting)
+    unjudged = counts.pop("unscored", 0)
+    return Rescored(scored=done, failed=dict(counts), strangers=strangers, waiting=unjudged)
 
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:

@@ -71,12 +71,13 @@ def score(
     report_on(folder, quiet=quiet or json)
     if json:
         counts = {"scored": found.scored, "failed": dict(found.failed), "strangers": found.strangers}
+        counts["waiting"] = found.waiting
         terminal.data({"run": str(folder), **counts})
     else:
         terminal.note(f"{found.scored} answers scored.")
     if found.failed or found.waiting:
-        counts = dict(found.failed) | ({"without a judge": found.waiting} if found.waiting else {})
-        listed = ", ".join(f"{count} {status}" for status, count in counts.items())
+        missing = dict(found.failed) | ({"without a judge": found.waiting} if found.waiting else {})
+        listed = ", ".join(f"{count} {status}" for status, count in missing.items())
         needs = " --judge URL --judge-model NAME" if found.waiting or "judge_error" in found.failed else ""
         again = f"'kvbench score {folder}{needs}' tries them again"
         raise IncompleteError(f"no score for some answers ({listed}); {again}.")
