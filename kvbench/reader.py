@@ -3,7 +3,7 @@
 reader = ModelReader(tokenizer=tokenizer, model_type="qwen3", context=32768, chat=True)
 reader.count("some text")
 reader.cut(turn, 7500)             # the first and last 3750 tokens of a turn's text
-talk = Talk(doc, reader, thinking=False, keep=True, per_turn=1024)
+talk = Talk(doc, reader, thinking=False, keep=True)
 talk.follow(("first answer",))     # what the model reads after its first answer
 """
 

@@ -149,6 +149,7 @@ def _keep(
     former = job.entry.row
     if score.value is None and job.entry.ok:  # a failure to score it again takes nothing away
         counts[score.status] += 1
+        _show(counts, progress)
         return
     row = former | dict.fromkeys(FACTS) | scored(score) | {"score_pass": job.entry.scored + 1, "created": None}
     row["task_version"] = works[former["task"]].task.version
@@ -156,5 +157,9 @@ def _keep(
     if row["status"] != "unscored":
         prompt, output, turns = job.texts
         journal.append(row, prompt=prompt, output=output, turns=turns)
+    _show(counts, progress)
+
+
+def _show(counts: Counter[str], progress: Progress | None) -> None:
     if progress:
         progress.update(sum(counts.values()), tokens=0, kv_bytes_now=0, kv_bytes_peak=0)

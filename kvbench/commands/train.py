@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from kvbench.values import BadValue, number, parse, whole
 if TYPE_CHECKING:
     from kvbench.train.head_tables import Made
     from kvbench.train.loop import Trained
+    from kvbench.train.recipe import Settings
 
 EPILOG = """Examples:
   kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
@@ -168,15 +168,25 @@ def _recipe(
             base_model=model,
             config=ready.loaded.model.config,
             revision=ready.revision,
-            command="kvbench " + " ".join(sys.argv[1:]),
+            command=_command(kind, model, data, ready.recipe.settings),
             tick=tick,
         )
     finally:
         steps.end()
+    if not done.improved(ready.recipe):
+        terminal.warning(f"the held-out {ready.recipe.figure} did not improve; train longer or with other settings.")
     if not quiet:
         _print_trained(done)
     if json:
         terminal.data(done.card | {"path": str(done.path)})
+
+
+def _command(kind: str, model: str, data: str | None, settings: Settings) -> str:
+    """What makes these weights again, without the places of one machine."""
+    numbers = f"--steps {settings.steps} --lr {settings.lr:g} --batch {settings.batch} --seed {settings.seed}"
+    own = "".join(f" --opt {name}={settings.more[name]}" for name in RECIPES[kind].options)
+    file = f" --data {Path(data).name}" if data else ""
+    return f"kvbench train {kind} --model {model}{file} --samples {settings.more['samples']} {numbers}{own} --out DIR"
 
 
 def _table(kind: str, model: str, folder: Path, numbers: _Numbers, device: str, *, json: bool, quiet: bool) -> None:

@@ -116,6 +116,8 @@ def test_the_command(tmp_path: Path, capsys):
     assert document["made"]["settings"]["steps"] == 3
     assert document["made"]["settings"]["more"]["rows"] == 3
     assert document["shapes"]["embeddings"] == [3, 128]
+    assert "--samples 4 --steps 3" in document["made"]["command"]
+    assert str(tmp_path) not in json.dumps(document["made"])
     method = ["run", "--method", "lookaheadkv", "--method-opt", f"lookahead={document['path']}", "--budget", "48"]
     assert main([*method, "--task", "lookup", "--limit", "1", "--out", str(tmp_path / "r"), "-q"]) == 0
 
