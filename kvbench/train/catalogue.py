@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,8 +17,9 @@ class Entry:
     Attributes:
         place: ``module:class`` of its `Recipe`.
         about: one line.
-        tasks: built-in tasks whose problems are answered when no --data is given.
-        traces, held_out: how many answers to train on and to hold out.
+        tasks: built-in tasks whose problems are asked when no --data is given.
+        given: what the recipe trains on: the model's own answers to the questions, or the questions themselves.
+        traces, held_out: how many of them to train on and to hold out.
         steps, lr, batch: defaults of the loop.
         options: the recipe's own settings, with their defaults.
     """
@@ -31,6 +32,7 @@ class Entry:
     steps: int
     lr: float
     batch: int
+    given: Literal["answers", "questions"] = "answers"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 

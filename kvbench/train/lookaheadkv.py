@@ -18,9 +18,10 @@ from typing import Any
 import torch
 
 from kvbench.engine.adapter import adapted, projections
-from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention, route
+from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention
 from kvbench.engine.model import LoadedModel
 from kvbench.errors import UserError
+from kvbench.train.forward import forward
 from kvbench.train.recipe import Recipe, Settings
 from kvbench.train.traces import Trace
 
@@ -90,24 +91,12 @@ class LookaheadRecipe(Recipe):
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt)
         with torch.no_grad():
-            self._forward(past, 0, len(trace.ids), input_ids=torch.tensor([trace.ids], device=self.loaded.device))
+            forward(model, past, input_ids=torch.tensor([trace.ids], device=self.loaded.device))
         look = _Look(past)
         rows = self.trained["embeddings"].to(model.get_input_embeddings().weight.dtype)
         with adapted(model, {**self.trained, "scaling": self.scaling}):
-            self._forward(look, prompt, self.rows, inputs_embeds=rows[None])
+            forward(model, look, start=prompt, inputs_embeds=rows[None])
         return torch.stack(past.shares), torch.stack(look.shares)
-
-    def _forward(self, handler: Any, start: int, rows: int, **inputs: torch.Tensor) -> None:
-        positions = torch.arange(start, start + rows, device=self.loaded.device)[None]
-        with route(self.loaded.model, handler):
-            self.loaded.model(
-                **inputs,
-                position_ids=positions,
-                attention_mask=None,
-                past_key_values=None,
-                use_cache=False,
-                logits_to_keep=1,
-            )
 
     @staticmethod
     def _divergence(target: torch.Tensor, guess: torch.Tensor) -> torch.Tensor:

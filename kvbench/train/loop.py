@@ -1,7 +1,7 @@
 """The loop that trains every learned method.
 
     done = train(recipe, out, base_model="tiny", config=loaded.model.config)
-    done.path                     # OUT/KIND.safetensors, with its card beside it
+    done.path                     # what was made: OUT/KIND.safetensors with its card, or a folder with a model
 
 After a kill the same call goes on from the last checkpoint and comes to the same losses. `OUT/log.jsonl` has one row a
 step, `OUT/held_out.jsonl` the held-out figures. With several processes (accelerate, torchrun) each takes its share of
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.weights import save_weights
 from kvbench.errors import SetupError, UserError, show
 from kvbench.train import checkpoint
 from kvbench.train.recipe import Recipe, Settings
@@ -112,10 +111,10 @@ def train(
         "seconds": round(seconds, 1),
         **recipe.card(),
     }
-    path = out / f"{recipe.kind}.safetensors"
-    card = {}
+    path: Path = out
+    card: dict[str, Any] = {}
     if processes.first:
-        card = save_weights(path, recipe.kind, recipe.tensors(), config, base_model=base_model, made=made)
+        path, card = recipe.write(out, config=config, base_model=base_model, made=made)
     return Trained(path=path, card=card, before=state["before"], after=after)
 
 

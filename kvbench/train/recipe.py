@@ -13,9 +13,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+
+from kvbench.engine.weights import save_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,3 +83,8 @@ class Recipe(ABC):
     def card(self) -> dict[str, Any]:
         """What the weights' card says beside settings and figures: data, budget, interval, method options."""
         return {}
+
+    def write(self, out: Path, *, config: Any, base_model: str, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+        """Leave what was trained under `out`; returns the file or folder and its card. made: how, for the card."""
+        path = out / f"{self.kind}.safetensors"
+        return path, save_weights(path, self.kind, self.tensors(), config, base_model=base_model, made=made)

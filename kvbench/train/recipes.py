@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from kvbench.engine.model import LoadedModel, load
 from kvbench.errors import UserError
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.recipe import Recipe, Settings
-from kvbench.train.traces import built_in, collect, prompts_of
+from kvbench.train.traces import Question, Trace, built_in, collect, prompts_of
 
 LONGEST_ANSWER = 512  # tokens, to questions of a file
 
@@ -49,7 +49,7 @@ def prepare(
 
     Args:
         data: a file with questions; None takes problems of the built-in tasks.
-        samples: answers to train on; the entry's `held_out` more are held out.
+        samples: answers or questions to train on; the entry's `held_out` more are held out.
     """
     entry = RECIPES[name]
     info = models.describe(model)
@@ -62,11 +62,13 @@ def prepare(
         if len(questions) <= entry.held_out:
             raise UserError(f"--data has {len(questions)} questions that fit; more than {entry.held_out} are needed.")
         asked, kept_out = questions[entry.held_out :][:samples], questions[: entry.held_out]
-    traces = collect(loaded, asked, tick=tick)
-    test = collect(loaded, kept_out)
-    read = hashlib.sha256(repr([(t.prompt, t.answer) for t in (*traces, *test)]).encode()).hexdigest()
-    more = dict(options) | {"data": data or ", ".join(entry.tasks), "samples": samples, "traces_sha256": read}
+    given: Sequence[Question] | Sequence[Trace] = asked
+    test: Sequence[Question] | Sequence[Trace] = kept_out
+    if entry.given == "answers":
+        given, test = collect(loaded, asked, tick=tick), collect(loaded, kept_out)
+    read = hashlib.sha256(repr([item.ids for item in (*given, *test)]).encode()).hexdigest()
+    more = dict(options) | {"data": data or ", ".join(entry.tasks), "samples": samples, "data_sha256": read}
     settings = Settings(steps=steps, lr=lr, batch=batch, seed=seed, more=more)
     module, _, cls = entry.place.partition(":")
-    made: Recipe = getattr(importlib.import_module(module), cls)(loaded, settings, traces, test)
+    made: Recipe = getattr(importlib.import_module(module), cls)(loaded, settings, given, test)
     return Ready(made, loaded, models.revision(info))
