@@ -2,14 +2,16 @@
 
 Paper: golden eviction of ForesightKV, arXiv 2602.03203.
 
-The score of an entry is the most that any coming block of queries pays to it, on the mean over the block's queries and
-the query heads of its group, in the attention of the full cache over the finished sequence:
+The score of an entry is the most that any coming query pays to it, on the mean over the query heads of its group, in
+the attention of the full cache over the finished sequence:
 
-    score_j = max over blocks t' >= t of mean over i in block t', h of A^h_ij
+    within=max     score_j = max over i to come of mean over h of A^h_ij
+    within=mean    score_j = max over blocks t' >= t of mean over i in block t', h of A^h_ij
 
-Blocks are the tokens between two evictions. Attention is never renormalised after an eviction, and a last block with
-fewer queries is divided by the length of a whole one (`kvbench.eviction.golden`). The mean over a long block hides an
-entry that one query needs: with `within=max` the most that any single coming query pays is the score.
+Blocks are the tokens between two evictions; their mean is the paper's score. Over a long block it hides an entry that
+one query needs, so a method without an oracle can come out lower (docs/replay.md has the figures); a yardstick must not
+be fooled by the length of the interval, hence the default. Attention is never renormalised after an eviction, and of
+means that of a last block with fewer queries is divided by the length of a whole one (`kvbench.eviction.golden`).
 
 The paper lets the oldest C of C + L entries compete and keeps the newest L, the tokens since the last eviction. That
 leaves nothing to choose where L is not below the budget, and the future of the newest entries is as well known as that
@@ -37,7 +39,9 @@ class Golden(Method):
     kind = "oracle"
     oracle = True
 
-    within: Literal["mean", "max"] = option("mean", "how a block's queries become one number: their mean, or the most")
+    within: Literal["mean", "max"] = option(
+        "max", "what counts of a block's queries: the most one pays, or their mean (paper)"
+    )
     recent: int = option(0, "newest tokens that always stay", low=0)
 
     def protect(self, budget: int) -> Protect:

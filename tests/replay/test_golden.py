@@ -67,21 +67,22 @@ def test_the_most_that_one_query_pays():
         assert (found.most[layer][0] - wanted).abs().max() < 1e-5
 
 
-def future_of(table, interval):
+def future_of(table, interval, within="mean"):
     """`view.weights` of one layer from attention [Hk, blocks, T]."""
     coming = torch.nn.functional.pad(upcoming(table), (0, 0, 0, 1))
-    return {"interval": torch.tensor(interval), "mean.0": coming[None]}
+    return {"interval": torch.tensor(interval), f"{within}.0": coming[None]}
 
 
-def test_keeps_what_comes_to_be_read():
+@pytest.mark.parametrize("within", ["mean", "max"])
+def test_keeps_what_comes_to_be_read(within):
     table = torch.zeros(1, 2, 12)
     table[0, 0, [1, 5]] = 0.5  # by the first block only
     table[0, 1, [3, 5]] = 0.9  # by the second
-    weights = future_of(table, 4)
+    weights = future_of(table, 4, within)
 
     def kept(seen, budget):
         view = make_view(torch.zeros(1, 1, seen, 4), budget=budget, seen=seen, prompt_len=8, weights=weights)
-        return decide(make("golden", {}), [view])[0].keep[0, 0].nonzero().flatten().tolist()
+        return decide(make("golden", {"within": within}), [view])[0].keep[0, 0].nonzero().flatten().tolist()
 
     assert kept(8, 3) == [1, 3, 5]
     assert kept(12, 2) == [3, 5]  # the first block is over
@@ -106,11 +107,24 @@ def test_drops_what_the_label_maker_drops():
             prompt_len=budget + interval,
             weights=future_of(table, interval),
         )
-        keep = decide(make("golden", {"recent": interval}), [view])[0].keep[0]
+        keep = decide(make("golden", {"within": "mean", "recent": interval}), [view])[0].keep[0]
         assert torch.equal(positions[~keep].view(2, -1), wanted.dropped[step])
         stays = torch.ones_like(alive, dtype=torch.bool)
         stays[:, : budget + interval] = keep
         alive = alive[stays].view(2, -1)
+
+
+def test_one_query_s_need_counts_by_default():
+    """On the mean over a long block a token that one query cannot do without looks worse than one all glance at."""
+    paid = torch.zeros(1, 1, 16)
+    paid[0, 0, 2] = 0.95 / 8  # by one of 8 queries
+    paid[0, 0, 4] = 0.2  # by all of them
+    most = paid.clone()
+    most[0, 0, 2] = 0.95
+    weights = future_of(paid, 8) | future_of(most, 8, "max")
+    view = make_view(torch.zeros(1, 1, 8, 4), budget=1, seen=8, prompt_len=8, weights=weights)
+    kept = [decide(make("golden", o), [view])[0].keep[0, 0].nonzero().item() for o in ({"within": "mean"}, {})]
+    assert kept == [4, 2]
 
 
 def test_nothing_but_a_replay_runs_it():
