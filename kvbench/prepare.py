@@ -6,7 +6,7 @@ ready.works["walk"].prompts
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,11 @@ import transformers
 from kvbench import models
 from kvbench.config import RunConfig
 from kvbench.data import Data
-from kvbench.work import TaskWork
+from kvbench.data.missing import DataMissing, together
+from kvbench.errors import KVBenchError
+from kvbench.problems import Several
+from kvbench.task_names import LM_EVAL, collapsed
+from kvbench.work import TaskWork, load_task
 
 Notice = Callable[[str], None]
 
@@ -49,7 +53,12 @@ def prepare(config: RunConfig, say: Notice) -> Prepared:
     tokenizer, model_config = _read_model(where, config)
     context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
     data = Data(config.data, revision=config.data_revision, allow_mismatch=config.allow_data_mismatch)
-    works = {n: TaskWork.load(n, config, data, tokenizer, model_config.model_type, context) for n in config.tasks}
+    works: dict[str, TaskWork] = {}
+    for name in config.tasks:
+        try:
+            works[name] = TaskWork.load(name, config, data, tokenizer, model_config.model_type, context)
+        except DataMissing as error:
+            raise _all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
     needs = {need for work in works.values() for need in work.task.needs}
     if "code" in needs:
         from kvbench import sandbox
@@ -62,6 +71,17 @@ def prepare(config: RunConfig, say: Notice) -> Prepared:
     for note in (*data.notes(), *(note for work in works.values() for note in work.notes)):
         say(note)
     return Prepared(info=info, where=where, config=model_config, context=context, works=works)
+
+
+def _all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
+    """What these tasks lack, of which `first` was missed first: all that can be told without asking the network."""
+    others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
+    errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]
+    own = [error for error in errors if not error.task.startswith(LM_EVAL)]  # 'kvbench data fetch' gets only these
+    if not own:
+        return first
+    all_own = together(own, collapsed([error.task for error in own]))
+    return all_own if first in own else Several([first, all_own])
 
 
 def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:

@@ -30,16 +30,21 @@ if TYPE_CHECKING:
 
 FACTS = ("verdict", "passed_lcb", "passed_native", "sandbox_tier", "sandbox_selftest", "python_version", "judge")
 AT_ONCE = 64  # answers being scored
+KEPT = "kept"  # no status of a row: it has a score, and nobody was asked for another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """How it ended. `failed` counts by status what has no score even so; `strangers` were asked with other prompts."""
+    """How it ended. `failed` counts by status what has no new score even so; `strangers` were asked with other prompts.
+
+    waiting: without a score, for a judge that nobody named. `kept` have one and keep it, since nobody was asked again.
+    """
 
     scored: int = 0
     failed: Mapping[str, int] = field(default_factory=dict)
     strangers: int = 0
-    waiting: int = 0  # for a judge that nobody named
+    waiting: int = 0
+    kept: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +91,8 @@ def rescore(
     finally:
         if progress:
             progress.end()
-    done = counts.pop("ok", 0)
-    unjudged = counts.pop("unscored", 0)
-    return Rescored(scored=done, failed=dict(counts), strangers=strangers, waiting=unjudged)
+    done, unjudged, kept = (counts.pop(status, 0) for status in ("ok", "unscored", KEPT))
+    return Rescored(scored=done, failed=dict(counts), strangers=strangers, waiting=unjudged, kept=kept)
 
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:
@@ -148,7 +152,7 @@ def _keep(
         raise
     former = job.entry.row
     if score.value is None and job.entry.ok:  # a failure to score it again takes nothing away
-        counts[score.status] += 1
+        counts[KEPT if score.status == "unscored" else score.status] += 1
         _show(counts, progress)
         return
     row = former | dict.fromkeys(FACTS) | scored(score) | {"score_pass": job.entry.scored + 1, "created": None}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import fnmatch
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvbench.errors import UserError, show
@@ -40,13 +41,10 @@ def get_task(name: str) -> Task:
     cls = tasks.get(parts.base)
     known: tuple[str, ...] = getattr(cls, "variants", ())
     if parts.variant and parts.variant not in known:
-        listed = f"It has {', '.join(known)}." if known else "It has none."
         hint = did_you_mean(parts.variant, known)
-        raise UserError(f"task {show(parts.base)} has no variant {show(parts.variant)}.{hint} {listed}")
+        raise UserError(f"task {show(parts.base)} has no variant {show(parts.variant)}.{hint} {_listed(known)}")
     lengths: tuple[int, ...] = getattr(cls, "lengths", ())
     length = _tokens(parts, name) if parts.length else 0
-    if length and not lengths:
-        raise UserError(f"task {show(parts.base)} takes no length; write it without {show('@' + parts.length)}.")
     task: Task = cls(parts.variant, length) if lengths else cls(parts.variant) if known else cls()
     shown = parts.base
     if parts.variant and (parts.variant != known[0] or getattr(cls, "group", False)):
@@ -68,15 +66,24 @@ def expand(name: str) -> list[str]:
     if group or "*" in parts.variant:
         variants = [v for v in known if fnmatch.fnmatchcase(v, parts.variant or "*")]
         if not variants:
-            raise UserError(
-                f"task {show(parts.base)} has no variant like {show(parts.variant)}. It has {', '.join(known)}."
-            )
-    sizes = [f"@{length}" for length in lengths] if parts.length == "*" and lengths else [f"@{parts.length}"]
+            raise UserError(f"task {show(parts.base)} has no variant like {show(parts.variant)}. {_listed(known)}")
+    sizes = [f"@{length}" for length in lengths] if parts.length == "*" else [f"@{parts.length}"]
     return [
         get_task(f"{parts.base}{variant and '/' + variant}{size if parts.length else ''}").name
         for size in sizes
         for variant in variants
     ]
+
+
+def collapsed(names: Sequence[str]) -> list[str]:
+    """Fewer names that stand for the same tasks: a group's own where all its members are among them."""
+    found = []
+    for name in names:
+        base, at, length = base_name(name), *name.partition("@")[1:]
+        group = f"{base}{at}{length}"
+        whole = not name.startswith(LM_EVAL) and set(expand(group)) <= set(names)
+        found.append(group if whole else name)
+    return list(dict.fromkeys(found))
 
 
 def task_names() -> list[str]:
@@ -97,10 +104,31 @@ def _split(name: str) -> _Parts:
     """The parts of a name, its base as registered. Raises UserError for what is no name."""
     path, at, length = (part.strip() for part in name.strip().lower().partition("@"))
     base, slash, variant = (part.strip() for part in path.partition("/"))
-    legal = _NAME.fullmatch(base) and (not slash or _NAME.fullmatch(variant.replace("*", "x")))
-    if not legal or (at and length != "*" and not _LENGTH.fullmatch(length)):
+    if "*" in base and _NAME.fullmatch(base.replace("*", "x")):
+        raise UserError(
+            f"{show(name)}: '*' stands behind '/' for any text, or alone behind '@' for every length, as in "
+            "ruler/niah_*@*, and nowhere else. 'kvbench list tasks' shows the names."
+        )
+    if not _NAME.fullmatch(base) or (slash and not _NAME.fullmatch(variant.replace("*", "x"))):
         raise UserError(f"{show(name)} is not a task name ({_ALLOWED}). A task from a file is given with --task-file.")
-    return _Parts(tasks.canonical(base) if base.isascii() else tasks.canonical(name), variant, length)
+    parts = _Parts(tasks.canonical(base) if base.isascii() else tasks.canonical(name), variant, length)
+    if at:
+        _check_length(parts, name)
+    return parts
+
+
+def _check_length(parts: _Parts, name: str) -> None:
+    if not getattr(tasks.get(parts.base), "lengths", ()):
+        raise UserError(f"task {show(parts.base)} takes no length; write it without {show('@' + parts.length)}.")
+    if parts.length != "*" and not _LENGTH.fullmatch(parts.length):
+        raise UserError(
+            f"{show(name)}: {show(parts.length)} is no length. It is a number of tokens, k for 1,024, or * for all "
+            f"that the task lists: {parts.base}@4096, {parts.base}@4k, {parts.base}@*."
+        )
+
+
+def _listed(variants: tuple[str, ...]) -> str:
+    return f"It has {', '.join(variants)}." if variants else "It has none."
 
 
 def _tokens(parts: _Parts, name: str) -> int:

@@ -17,6 +17,7 @@ LIGHT = [
         *("", "--help", "--version", *(f"{name} --help" for name in COMMANDS)),
         *("list methods", "list methods g-kv", "list tasks", "list tasks walk", "list models", "list models tiny"),
         *("list methods --json", "list tasks --json", "list methods h2o --json"),
+        *("list tasks gpqa --json", "list tasks mt_bench/thinking --json"),
         *("list methods streaming-llm+gkv --json", "list methods gkv+full", "show x --method gkv"),
         *(
             "run --budget 48 64",
@@ -82,6 +83,21 @@ def test_list_tasks_and_models(light: dict) -> None:
     assert tasks["aime24"]["questions"] == 30
     assert "walk" in tasks
     assert "variants" in light["list tasks walk"].out
+    assert {name: tasks[name]["data"] for name in ("walk", "gpqa_diamond", "mt_bench", "gsm8k", "file")} == {
+        "walk": "generated",
+        "gpqa_diamond": "hub (gated)",
+        "mt_bench": "bundled",
+        "gsm8k": "hub",
+        "file": "--task-file",
+    }
+    assert (tasks["longproc_html_to_tsv"]["data"], tasks["lm_eval:NAME"]["data"]) == ("web", "lm-eval")
+    assert tasks["ruler"]["data"] == "generated, hub, web"
+    assert (tasks["walk/orbit-100"]["summary"], tasks["file"]["questions"]) == ("variant of walk", None)
+    assert "hub (gated)" in light["list tasks"].out
+    places = {
+        name: json.loads(light[f"list tasks {name} --json"].out)["data"] for name in ("gpqa", "mt_bench/thinking")
+    }
+    assert places == {"gpqa": "Idavidrein/gpqa (gated)", "mt_bench/thinking": "bundled"}
     assert "num_hidden_layers" in light["list models tiny"].out
 
 

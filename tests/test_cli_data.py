@@ -36,7 +36,26 @@ REFUSED = {
         3,
         "error: task 'gpqa_diamond' is not on this machine and the hub is unreachable. 'kvbench data fetch "
         "gpqa_diamond' on a connected machine makes a folder with gpqa_diamond/gpqa_diamond.jsonl for --data or "
-        "KVBENCH_DATA.",
+        "KVBENCH_DATA. 'gpqa_diamond' is gated: accept the terms on the hub's page and set HF_TOKEN there.",
+    ),
+    "all that is missing, offline": (
+        "--task aime24,walk/orbit-100,gpqa,longbench,niah/essay@1k,longbench_e/lcc",
+        3,
+        "error: the data of 25 tasks are not on this machine and the hub is unreachable. 'kvbench data fetch aime24 "
+        "gpqa_diamond longbench niah/essay@1024 longbench_e/lcc' on a connected machine makes a folder with them for "
+        "--data or KVBENCH_DATA. 'gpqa_diamond' is gated: accept the terms on the hub's page and set HF_TOKEN there.",
+    ),
+    "all that is missing, in a folder": (
+        "--task amc23,gpqa,aime24,lm_eval:gsm8k --data d",
+        3,
+        "error: --data has no data for 2 tasks. 'kvbench data fetch amc23 aime24 --out d' on a connected machine adds "
+        "them.",
+    ),
+    "the rest beside a task of lm-eval": (
+        "--task lm_eval:nq_open,amc23,aime24 --data d",
+        3,
+        "looked for 'd/lm_eval/nq_open.jsonl'.\nerror: --data has no data for 2 tasks. 'kvbench data fetch amc23 "
+        "aime24 --out d' on a connected machine adds them.",
     ),
     "no folder": ("--task gsm8k --data nowhere", 3, "error: --data 'nowhere' does not exist."),
     "no file": (

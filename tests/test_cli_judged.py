@@ -74,9 +74,62 @@ def test_answers_are_stored_first_and_judged_later(judged, tmp_path):
     assert set(read_run(tmp_path / "r1").rows["score"]) == {1.0}  # what was there stays
 
 
+def test_without_a_judge_scores_stay_and_nothing_is_missing(judged, tmp_path, capsys):
+    again = ["score", "r1", "--all", "--judge", "none", "--out", str(tmp_path)]
+    assert main([*RUN, "--judge", "none", "--out", str(tmp_path), "--run-name", "r1"]) == 0
+    assert main([*again, "-q"]) == 4  # nothing is judged yet
+    assert "no score for some answers (4 without a judge)" in capsys.readouterr().err
+    assert main(["score", "r1", "-q", *judged(say("[[10]]"))]) == 0
+    before = read_run(tmp_path / "r1").rows
+    capsys.readouterr()
+    assert main([*again, "-q"]) == 0
+    assert (
+        "note: 0 answers scored. 4 keep the score they have: nobody was asked for another." in capsys.readouterr().err
+    )
+    assert main([*again, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {key: document[key] for key in ("scored", "failed", "waiting", "kept")} == {
+        "scored": 0,
+        "failed": {},
+        "waiting": 0,
+        "kept": 4,
+    }
+    after = read_run(tmp_path / "r1").rows
+    assert list(after["score"]) == list(before["score"])
+    assert list(after["judge"]) == list(before["judge"])
+
+
 def test_pairs_are_judged_against_the_full_caches_answers(judged, tmp_path):
     judge = judged(say("[[A]]"))  # whoever comes first wins: the two orders disagree, so it is a tie
     assert main([*RUN, *judge, "--judge-mode", "pair", "--run-name", "r1"]) == 0
     rows = read_run(tmp_path / "r1").rows
     assert set(rows["status"]) == {"ok"}
     assert set(rows["score"]) == {0.5}
+
+
+def test_show_prints_every_turn_with_its_question(tmp_path, capsys, monkeypatch):
+    assert main([*RUN, "--judge", "none", "--out", str(tmp_path), "--run-name", "r1"]) == 0
+    answers = json.loads(read_texts(tmp_path / "r1")["turns"][0])
+    capsys.readouterr()
+    show = ["show", "r1", "--sample", "81", "--method", "full", "--out", str(tmp_path)]
+    assert main(show) == 0
+    blocks = capsys.readouterr().out.split("\n-- ")
+    assert [block.partition("\n")[0] for block in blocks[1:]] == ["prompt", "output 1", "question 2", "output 2"]
+    later = "Rewrite your previous response. Start every sentence with the letter A."
+    assert "Hawaii" in blocks[1]
+    assert blocks[3].partition("\n")[2] == later
+    assert main([*show, "--json"]) == 0
+    (sample,) = json.loads(capsys.readouterr().out)["samples"]
+    assert [turn["output"] for turn in sample["turns"]] == answers
+    assert [turn["question"] for turn in sample["turns"]] == [sample["prompt"], later]
+    assert sample["output"] == answers[-1]
+    for lines in ('{"question_id": 81, "category": "x", "turns": ["other", "things"]}\n', None):  # other data, none
+        folder = tmp_path / f"data{lines is None}/mt_bench"
+        folder.mkdir(parents=True)
+        if lines:
+            (folder / "question.jsonl").write_text(lines)
+        monkeypatch.setenv("KVBENCH_DATA", str(folder.parent))
+        assert main(show) == 0
+        shown = capsys.readouterr().out
+        assert "-- question 2\n(in the task's data, which are not here)\n-- output 2\n" in shown
+        assert "things" not in shown

@@ -124,7 +124,7 @@ def test_the_hub_is_not_reached_in_silence(tmp_path: Path):
     )
     env = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.startswith("SetupError task 'aime24' is not on this machine and the hub is unreachable.")
+    assert done.stdout.startswith("DataMissing task 'aime24' is not on this machine and the hub is unreachable.")
     assert "aime24/aime24.jsonl" in done.stdout
 
 

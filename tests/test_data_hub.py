@@ -226,6 +226,24 @@ def test_an_unreachable_hub_is_told_soon(data: Callable, tmp_path: Path) -> None
     ) in result.err  # B070
 
 
+def test_gated_data_say_what_they_need_where_the_hub_is_unreachable(data: Callable, tmp_path: Path) -> None:
+    (result,) = data("fetch secret --out d", folder=tmp_path, url="http://127.0.0.1:9")
+    assert result.code == 3
+    assert "'secret' is gated: accept the terms on the hub's page and set HF_TOKEN there." in result.err
+
+
+def test_data_of_lm_eval_are_refused_before_anything_is_fetched(data: Callable, hub: Hub, tmp_path: Path) -> None:
+    hub.asked.clear()
+    (result,) = data("fetch table lm_eval:gsm8k --out d", folder=tmp_path)
+    assert (result.code, result.out, hub.asked) == (2, "", [])
+    assert (
+        "error: lm-eval downloads the data of 'lm_eval:gsm8k' itself. Run the task once where there is a network "
+        "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with lm_eval/gsm8k.jsonl (--data or "
+        "KVBENCH_DATA)."
+    ) in result.err
+    assert not (tmp_path / "d").exists()
+
+
 def test_an_overloaded_hub_is_asked_three_times(data: Callable, hub: Hub, tmp_path: Path) -> None:
     hub.repos["datasets/org/table"].status = 503
     hub.asked.clear()

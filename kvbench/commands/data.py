@@ -94,13 +94,17 @@ def fetch(
     problems, done = Problems(), []
     progress = _Bytes(quiet=quiet)
     named = _manifests(tasks, problems)
+    for name in named:
+        with problems.collect():
+            if name.startswith(LM_EVAL):
+                raise UserError(
+                    f"lm-eval downloads the data of {show(name)} itself. Run the task once where there is a network "
+                    "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with "
+                    f"lm_eval/{show(name.removeprefix(LM_EVAL))[1:-1]}.jsonl (--data or KVBENCH_DATA)."
+                )
     problems.stop()
     for name, manifest in named.items():
-        if name.startswith(LM_EVAL):
-            problems.warn(
-                f"lm-eval downloads the data of {show(name)} itself, when it is run where there is a network."
-            )
-        elif manifest is None and not quiet:
+        if manifest is None and not quiet:
             terminal.note(f"task {show(name)} makes its own data.")
     wanted = {name: manifest for name, manifest in named.items() if manifest is not None}
     for name, manifest in wanted.items():

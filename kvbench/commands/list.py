@@ -17,7 +17,8 @@ from kvbench.models import TINY
 from kvbench.models import describe as describe_model
 from kvbench.plugins import load_plugins
 from kvbench.registry import did_you_mean
-from kvbench.task_names import base_name, expand, get_task, task_names
+from kvbench.task import Task
+from kvbench.task_names import LM_EVAL, expand, get_task, task_names
 
 EPILOG = """Examples:
   kvbench list methods
@@ -26,6 +27,14 @@ EPILOG = """Examples:
   kvbench list tasks --json
 """
 KINDS = ("methods", "tasks", "models")
+OF_LM_EVAL: dict[str, Any] = {
+    "name": f"{LM_EVAL}NAME",
+    "suite": "lm_eval",
+    "questions": None,
+    "needs": [],
+    "data": "lm-eval",
+    "summary": "a task of lm-eval, by its name there: 'kvbench lm-eval ls tasks' shows them",
+}
 
 
 def list_(
@@ -120,19 +129,40 @@ def _options(name: str, prefix: str = "") -> list[dict[str, Any]]:
 def _tasks() -> list[dict[str, Any]]:
     found = []
     for name in task_names():
-        cls: Any = registry.tasks.get(base_name(name))
-        if "/" in name and cls.group:  # 'kvbench list tasks GROUP' shows its members
+        base, slash, _ = name.partition("/")
+        cls: Any = registry.tasks.get(base)
+        if slash and cls.group:  # 'kvbench list tasks GROUP' shows its members
             continue
-        if name == "file":  # needs its file
-            questions, needs = None, []
-        elif cls.group:
-            members = [get_task(member) for member in expand(name)]
-            sizes = [member.size() for member in members]
-            questions, needs = None if None in sizes else sum(s or 0 for s in sizes), sorted(cls.needs)
-        else:
-            questions, needs = get_task(name).size(), sorted(cls.needs)
-        found.append({"name": name, "suite": cls.suite, "questions": questions, "needs": needs, "summary": cls.summary})
-    return found
+        members = [] if name == "file" else [get_task(member) for member in expand(name)]  # "file" needs its file
+        found.append(
+            {
+                "name": name,
+                "suite": cls.suite,
+                "questions": _questions(members),
+                "needs": sorted(cls.needs),
+                "data": _kinds(members) or "--task-file",
+                "summary": f"variant of {base}" if slash else cls.summary,
+            }
+        )
+    return [*found, OF_LM_EVAL]
+
+
+def _questions(tasks: list[Task]) -> int | None:
+    """How many there are in all; None where that is not known without data."""
+    sizes = [task.size() for task in tasks]
+    return None if None in sizes or not sizes else sum(size or 0 for size in sizes)
+
+
+def _kinds(tasks: list[Task]) -> str:
+    return ", ".join(dict.fromkeys(map(_kind, tasks)))
+
+
+def _kind(task: Task) -> str:
+    """Where a task's data come from, in a word."""
+    manifest = task.manifest
+    if manifest is None:
+        return "lm-eval" if task.name.startswith(LM_EVAL) else "generated"
+    return ("hub" if manifest.hub else "web" if manifest.url else "bundled") + " (gated)" * manifest.gated
 
 
 def _task(name: str) -> dict[str, Any]:
@@ -140,16 +170,17 @@ def _task(name: str) -> dict[str, Any]:
     task = get_task(members[0])
     spec = task.gen("")
     if len(members) > 1:
-        sizes = [get_task(member).size() for member in members]
+        tasks = [get_task(member) for member in members]
         return {
             "name": name,
             "suite": task.suite,
             "version": task.version,
-            "questions": None if None in sizes else sum(s or 0 for s in sizes),
+            "questions": _questions(tasks),
             "summary": task.summary,
             "members": members,
             "averages": list(task.averages),
             "lengths": [str(length) for length in task.lengths],
+            "data": _kinds(tasks),
         }
     return {
         "name": task.name,
@@ -167,8 +198,15 @@ def _task(name: str) -> dict[str, Any]:
         "variants": list(task.variants),
         "lengths": [str(length) for length in task.lengths],
         "needs": sorted(task.needs),
-        "data": (task.manifest.hub or task.manifest.url) if task.manifest else "generated",
+        "data": _source(task),
     }
+
+
+def _source(task: Task) -> str:
+    """Where a task's data come from, by name."""
+    manifest = task.manifest
+    place = manifest and (manifest.hub or manifest.url)
+    return f"{place}{' (gated)' if manifest and manifest.gated else ''}" if place else _kind(task)
 
 
 def _models() -> list[dict[str, Any]]:

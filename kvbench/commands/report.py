@@ -62,25 +62,28 @@ def report(
     if (memory or by) and baseline is not None:
         raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
 
-    from kvbench.report import categories, render
-    from kvbench.report import memory as memories
+    from kvbench.report.categories import CategoryReport
     from kvbench.report.load import find_runs, load
+    from kvbench.report.memory import MemoryReport
+    from kvbench.report.render import FORMATS as DRAWN
+    from kvbench.report.render import Drawable, Report, write
 
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
     loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
+    made: Drawable
     if memory:
-        texts, names = memories.formats(loaded), memories.FILES
+        made = MemoryReport.make(loaded)
     elif by:
-        texts, names = categories.formats(loaded), categories.FILES
+        made = CategoryReport.make(loaded)
     else:
-        texts, names = render.formats(loaded, baseline), render.FILES
+        made = Report.make(loaded, baseline)
     for notice in loaded.notices:
         terminal.warning(notice)
     for run, progress in loaded.unfinished.items():
         terminal.warning(f"run {show(run)} is not finished: {progress}.")
-    print(texts["json" if json else format]())
+    print(DRAWN["json" if json else format](made))
     if out is not None:
-        for path in render.save({file: texts[name]() for name, file in names.items()}, Path(out)):
+        for path in write(made, Path(out)):
             print(f"wrote {path}", file=sys.stderr)
     if require_complete and loaded.unfinished:
         raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")

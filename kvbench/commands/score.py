@@ -71,10 +71,11 @@ def score(
     report_on(folder, quiet=quiet or json)
     if json:
         counts = {"scored": found.scored, "failed": dict(found.failed), "strangers": found.strangers}
-        counts["waiting"] = found.waiting
+        counts |= {"waiting": found.waiting, "kept": found.kept}
         terminal.data({"run": str(folder), **counts})
     else:
-        terminal.note(f"{found.scored} answers scored.")
+        kept = f" {found.kept} keep the score they have: nobody was asked for another." if found.kept else ""
+        terminal.note(f"{found.scored} answers scored.{kept}")
     if found.failed or found.waiting:
         missing = dict(found.failed) | ({"without a judge": found.waiting} if found.waiting else {})
         listed = ", ".join(f"{count} {status}" for status, count in missing.items())

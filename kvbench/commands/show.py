@@ -1,10 +1,13 @@
 """``kvbench show RUN [--sample ID]``: what a run is, and the text of one of its samples. Imports no torch.
 
-Model-written text is printed with control characters escaped, never raw.
+Model-written text is printed with control characters escaped, never raw. Of a conversation a run stores the first
+prompt and every answer; its later questions come from the task's data, where these are on this machine.
 """
 
 from __future__ import annotations
 
+import json as json_module
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,11 +15,13 @@ import typer
 
 from kvbench import terminal
 from kvbench.budget import label
+from kvbench.data import Data
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.registry import did_you_mean
 from kvbench.report.load import find_runs
 from kvbench.store import manifest, read_run, read_texts
+from kvbench.task_names import get_task
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -113,7 +118,36 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
             f"run {show(folder.name)} has no sample {show(wanted)}{f' of {show(method)}' if method else ''}.{hint}"
         )
     texts = read_texts(folder).set_index("row_key")
-    return [_plain(row) | _texts(texts, row["row_key"]) for _, row in found.iterrows()]
+    entries = [_plain(row) | _texts(texts, row["row_key"]) for _, row in found.iterrows()]
+    asked: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        if (answers := entry.pop("turns")) is None:
+            continue
+        question = (entry["task"], entry["doc_id"])
+        if question not in asked:
+            asked[question] = _later_questions(manifest.read(folder), entry)
+        later: list[str | None] = [*asked[question]] or [None] * (len(answers) - 1)
+        entry["turns"] = [{"question": q, "output": a} for q, a in zip((entry["prompt"], *later), answers)]
+    return entries
+
+
+def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
+    """What a conversation asks after its first turn; nothing where the task or its data are not here as they were."""
+    environment, config = info["environment"], info["config"]
+    path = environment.get("data")
+    variable = {"KVBENCH_DATA": os.environ.get("KVBENCH_DATA") or environment.get("data_variable") or ""}
+    try:
+        task = get_task(entry["task"])
+        source = Data(path, revision=config.get("data_revision"), allow_mismatch=True, env=variable)
+        if task.manifest is not None and source.find(task.name, task.manifest) is None:
+            return []  # it would be downloaded
+        docs = {doc.doc_id: doc for doc in task.docs(source, style=entry.get("prompt_style", "default"))}
+    except Exception:  # of the task's own code, which may want the model's tokenizer
+        return []
+    doc, prompt = docs.get(entry["doc_id"]), entry["prompt"] or ""
+    if doc is None or doc.turns[0].question not in prompt:  # other data, or a prompt that may not be stored
+        return []
+    return [turn.user for turn in doc.turns[1:]]
 
 
 def _method(folder: Path, name: str, there: list[str]) -> str:
@@ -138,9 +172,11 @@ def _plain(row: pd.Series) -> dict[str, Any]:
 
 
 def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
+    names = ("prompt", "output", "turns")
     if key not in texts.index:
-        return {"prompt": None, "output": None}
-    return {name: value if isinstance(value := texts.at[key, name], str) else None for name in ("prompt", "output")}
+        return dict.fromkeys(names)
+    found: dict[str, Any] = {n: value if isinstance(value := texts.at[key, n], str) else None for n in names}
+    return found | {"turns": found["turns"] and json_module.loads(found["turns"])}
 
 
 def _print_sample(entry: dict[str, Any]) -> None:
@@ -150,9 +186,18 @@ def _print_sample(entry: dict[str, Any]) -> None:
     scores = [f"{k} {entry[k]:.3g}" for k in ("score", "score_strict", "score_partial") if k in entry]
     facts = [entry["status"], *scores, f"{entry.get('output_tokens', 0)} tokens", str(entry.get("stop_reason", ""))]
     print(f"== {terminal.clean(title)}\n{terminal.clean(', '.join(facts))}")
-    for name in ("prompt", "output"):
-        print(f"-- {name}")
-        for line in (entry[name] or "").split("\n"):
-            print(terminal.clean(line))
+    _print_text("prompt", entry["prompt"])
+    if "turns" not in entry:
+        _print_text("output", entry["output"])
+    for number, turn in enumerate(entry.get("turns", ()), 1):
+        if number > 1:
+            _print_text(f"question {number}", turn["question"] or "(in the task's data, which are not here)")
+        _print_text(f"output {number}", turn["output"])
     if entry.get("extracted"):
         print(f"-- answer: {terminal.clean(entry['extracted'])}")
+
+
+def _print_text(title: str, content: str | None) -> None:
+    print(f"-- {title}")
+    for line in (content or "").split("\n"):
+        print(terminal.clean(line))

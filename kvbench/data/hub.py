@@ -17,6 +17,7 @@ from pathlib import Path
 
 from kvbench import hub
 from kvbench.data import cache
+from kvbench.data.missing import DataMissing
 from kvbench.data.place import Place
 from kvbench.errors import SetupError, show
 from kvbench.task import Manifest
@@ -45,7 +46,7 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
         try:
             return _from_url(manifest, cache.download(manifest.url, sha256=manifest.url_sha256, bar=bar))
         except cache.Unreachable:
-            raise _elsewhere(task, manifest, f"{show(manifest.url)} is unreachable") from None
+            raise elsewhere(task, manifest, f"{show(manifest.url)} is unreachable") from None
     if not manifest.hub:
         raise SetupError(f"data of task {show(task)} come with kvbench and are missing: {show(manifest.path)}.")
     commit = _commit(task, manifest, revision)
@@ -74,7 +75,7 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
         case "gated":
             return SetupError(f"{name} is gated: accept the terms on its page and set HF_TOKEN.")
         case "unreachable":
-            return _elsewhere(task, manifest, "the hub is unreachable")
+            return elsewhere(task, manifest)
         case "missing":
             return SetupError(f"the hub has no {name} (or it is private and HF_TOKEN is not set).")
         case "revision":
@@ -85,7 +86,8 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
     return SetupError(f"{name} cannot be loaded: {kind}{show((str(error).splitlines() or [''])[0])}.")
 
 
-def _elsewhere(task: str, manifest: Manifest, why: str) -> SetupError:
+def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
+    """The line for data that are not here, and for which nobody answers."""
     name = show(task)[1:-1]
     if name.startswith("lm_eval:"):  # lm-eval downloads its own data
         how = f"run it once where there is a network, or give a folder with {manifest.path}"
@@ -93,7 +95,8 @@ def _elsewhere(task: str, manifest: Manifest, why: str) -> SetupError:
     else:
         how = f"'kvbench data fetch {name}' on a connected machine makes a folder with {manifest.path}"
         how += " for --data or KVBENCH_DATA"
-    return SetupError(f"task '{name}' is not on this machine and {why}. {how[0].upper()}{how[1:]}.")
+    text = f"task '{name}' is not on this machine and {why}. {how[0].upper()}{how[1:]}."
+    return DataMissing(text, task=task, manifest=manifest, where=why)
 
 
 def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:

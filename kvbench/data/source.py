@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.data import hub
+from kvbench.data.missing import DataMissing
 from kvbench.data.place import Place, Source, holds_rows, in_folder
 from kvbench.errors import SetupError, show
 from kvbench.task import Manifest
@@ -98,14 +99,25 @@ class Data:
             if folder.is_file():
                 return Place(source=source, files=(folder,), member=_member(folder, manifest))
             if (place := in_folder(folder, manifest, source)) is None:
-                raise SetupError(
-                    f"{source} has no data for task {show(task)}: looked for {show(folder / manifest.path)}."
-                )
+                where = f"{source} has no data"
+                text = f"{where} for task {show(task)}: looked for {show(folder / manifest.path)}."
+                raise DataMissing(text, task=task, manifest=manifest, where=where, folder=folder)
             return place
         bundled = BUNDLED / manifest.path
         if bundled.is_file():
             return Place(source="bundled", files=(bundled,))
         return hub.cached(manifest, self.revision or manifest.revision)
+
+    def missing(self, wanted: Mapping[str, Manifest]) -> list[DataMissing]:
+        """What of this is not here, by task. Nothing is downloaded: it is for when that has failed."""
+        found = []
+        for task, manifest in wanted.items():
+            try:
+                if self.find(task, manifest) is None:
+                    found.append(hub.elsewhere(task, manifest))
+            except DataMissing as error:
+                found.append(error)
+        return found
 
     def check(self, task: str, manifest: Manifest) -> DataUsed | None:
         """What is here for a task, read in full but not kept; None where nothing is. Raises SetupError."""

@@ -6,23 +6,28 @@
 A mean is of cells of one method at one budget, over tasks of one group, length and setting, weighted as the group says.
 Its error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. Where a task is not there, no
 mean is made, and what is missing is said.
+
+A group that was run at all its lengths has three more: the mean of its first average over them, and with weights that
+rise (inc) or fall (dec) linearly from the shortest to the longest, as in RULER's paper (arXiv 2404.06654).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.budget import Budget, label
 from kvbench.errors import KVBenchError
+from kvbench.report.cells import CellRow
 from kvbench.report.load import SAME, Group, values_of
-from kvbench.report.tables import CellRow, TaskTable
+from kvbench.report.tables import TaskTable
 from kvbench.task import Task
 from kvbench.task_names import base_name, get_task
 
 NOTHING = "-"
+EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task of a group has its own
 ABOUT = "Means over tasks; their errors take the tasks as independent."
 
 
@@ -53,7 +58,7 @@ class AverageRow:
 class AverageTable:
     """The averages of one group of tasks; they stand behind the table of its last member."""
 
-    task: str  # "longbench", "ruler@4096"
+    task: str  # "longbench", "ruler@4096", "ruler@*" over lengths
     group: str
     interval: int | None
     last: TaskTable
@@ -88,13 +93,79 @@ def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[
             continue
         if task.variant in {variant for weights in task.averages.values() for variant in weights}:
             _join(families, group, table, task)
-    return [_averages(family) for family in families if len(family.members) > 1]
+    made = [(family, _averages(family)) for family in families if len(family.members) > 1]
+    return [*(table for _, table in made), *_over_lengths(made)]
+
+
+def _over_lengths(made: Sequence[tuple[_Family, AverageTable]]) -> list[AverageTable]:
+    """The averages over all lengths of each group that has its first average at two or more."""
+    kin: list[list[tuple[_Family, AverageTable]]] = []
+    for family, table in made:
+        if family.task.lengths and next(iter(family.task.averages)) in table.names:
+            same = next((one for one in kin if all(_alike(family, other) for other, _ in one)), None)
+            if same is None:
+                kin.append([(family, table)])
+            else:
+                same.append((family, table))
+    return [_lengths([family for family, _ in one], [table for _, table in one]) for one in kin if len(one) > 1]
+
+
+def _alike(a: _Family, b: _Family) -> bool:
+    """The same tasks under equal settings at another length."""
+    same = base_name(a.name) == base_name(b.name) and a.label == b.label and a.task.length != b.task.length
+    return same and all(b.settings.get(column, values) == values for column, values in a.settings.items())
+
+
+def _lengths(families: Sequence[_Family], tables: Sequence[AverageTable]) -> AverageTable:
+    task = families[0].task
+    name = next(iter(task.averages))
+    lengths = sorted(task.lengths)
+    found: dict[tuple[str, Budget | None], dict[int, AverageRow]] = {}
+    for family, table in zip(families, tables, strict=True):
+        for row in table.rows:
+            found.setdefault((row.method, row.budget), {})[family.task.length] = row
+    count = len(lengths)
+    weights = {
+        f"{name}, all lengths": [1.0] * count,
+        "inc": [float(n) for n in range(1, count + 1)],
+        "dec": [float(n) for n in range(count, 0, -1)],
+    }
+    rows = [_length_row(members, name, lengths, weights) for members in found.values()]
+    names = list(weights) if any(not row.means["inc"].missing for row in rows) else []
+    return AverageTable(
+        task=f"{base_name(families[0].name)}@*",
+        group=families[0].label,
+        interval=next((table.interval for table in tables if table.interval), None),
+        last=tables[-1].last,
+        names=names,
+        rows=rows,
+        notes=[*_missing(rows, list(weights)[:1]), *([ABOUT] if names else [])],
+    )
+
+
+def _length_row(
+    members: Mapping[int, AverageRow], name: str, lengths: Sequence[int], weights: Mapping[str, Sequence[float]]
+) -> AverageRow:
+    first = next(iter(members.values()))
+    means = {length: row.means[name] for length, row in members.items() if not row.means[name].missing}
+    missing = tuple(f"@{length}" for length in lengths if length not in means)
+    return AverageRow(
+        method=first.method,
+        budget=first.budget,
+        marked=first.marked,
+        baseline=_only({row.baseline for row in members.values()}),
+        progress=", ".join(dict.fromkeys(row.progress for row in members.values() if row.progress)),
+        means={
+            title: _weighted([(w, means[length]) for w, length in zip(each, lengths)] if not missing else [], missing)
+            for title, each in weights.items()
+        },
+    )
 
 
 def _join(families: list[_Family], group: Group, table: TaskTable, task: Task) -> None:
     """Add a table to the family that it compares with, or to a new one."""
     name = base_name(table.task) + (f"@{task.length}" if task.length else "")
-    settings = {column: values for column in SAME if (values := values_of(group.rows, column)) != [None]}
+    settings = {column: values for column in EQUAL if (values := values_of(group.rows, column)) != [None]}
     for family in families:
         agrees = all(family.settings.get(column, values) == values for column, values in settings.items())
         if (family.name, family.label) == (name, group.label) and agrees and task.variant not in family.members:
@@ -125,31 +196,43 @@ def _averages(family: _Family) -> AverageTable:
 
 def _row(members: Mapping[str, CellRow], averages: Mapping[str, Mapping[str, float]]) -> AverageRow:
     first = next(iter(members.values()))
-    baselines = {cell.against.baseline if cell.against else "" for cell in members.values()}
     return AverageRow(
         method=first.method,
         budget=first.budget,
         marked=first.evicts and not first.decode_bounded,
-        baseline=baselines.pop() if len(baselines) == 1 else "",
+        baseline=_only({cell.against.baseline if cell.against else "" for cell in members.values()}),
         progress=", ".join(dict.fromkeys(cell.progress for cell in members.values() if cell.progress)),
         means={name: _mean(members, weights) for name, weights in averages.items()},
     )
 
 
+def _only(baselines: Collection[str]) -> str:
+    """The one baseline that all have; empty where they differ."""
+    return next(iter(baselines)) if len(baselines) == 1 else ""
+
+
 def _mean(members: Mapping[str, CellRow], weights: Mapping[str, float]) -> Mean:
     missing = tuple(v for v in weights if v not in members or math.isnan(members[v].score.mean))
-    if missing:
+    return _weighted([] if missing else [(w, _one(members[variant])) for variant, w in weights.items()], missing)
+
+
+def _one(cell: CellRow) -> Mean:
+    """A cell as the mean of itself."""
+    diff, diff_se = (cell.against.diff, cell.against.se) if cell.against else (math.nan, math.nan)
+    return Mean(value=cell.score.mean, se=cell.score.se, diff=diff, diff_se=diff_se, missing=())
+
+
+def _weighted(parts: Sequence[tuple[float, Mean]], missing: tuple[str, ...]) -> Mean:
+    """Their weighted mean; NaN where any figure of a part is, and without parts."""
+    if not parts:
         return Mean(value=math.nan, se=math.nan, diff=math.nan, diff_se=math.nan, missing=missing)
-    total = sum(weights.values())
-    parts = [(weight / total, members[variant]) for variant, weight in weights.items()]
-    pairs = [(weight, cell.against) for weight, cell in parts if cell.against]
-    paired = len(pairs) == len(parts)
+    total = sum(weight for weight, _ in parts)
     return Mean(
-        value=sum(weight * cell.score.mean for weight, cell in parts),
-        se=math.hypot(*(weight * cell.score.se for weight, cell in parts)),
-        diff=sum(weight * against.diff for weight, against in pairs) if paired else math.nan,
-        diff_se=math.hypot(*(weight * against.se for weight, against in pairs)) if paired else math.nan,
-        missing=(),
+        value=sum(weight / total * part.value for weight, part in parts),
+        se=math.hypot(*(weight / total * part.se for weight, part in parts)),
+        diff=sum(weight / total * part.diff for weight, part in parts),
+        diff_se=math.hypot(*(weight / total * part.diff_se for weight, part in parts)),
+        missing=missing,
     )
 
 

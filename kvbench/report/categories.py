@@ -10,27 +10,26 @@ as columns: the map of a needle in a haystack.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvbench import __version__, stats, terminal
+from kvbench import stats
 from kvbench.budget import Budget, label
 from kvbench.errors import UserError
+from kvbench.report.cells import cells_of
 from kvbench.report.load import Group, Loaded
-from kvbench.report.render import csv_table, drawn, md, md_table
-from kvbench.report.tables import cells_of, headline_of, shared_options
+from kvbench.report.render import Block
+from kvbench.report.tables import headline_of, shared_options
 
 if TYPE_CHECKING:
     import pandas as pd
 
 NOTHING = "-"
 ACROSS = 5  # columns of scores that fit 80 characters
-ABOUT = "Scores with standard errors over the questions of a category; questions counts those of the first column."
 LENGTH = re.compile(r"@(\d+)$")
 
 
@@ -65,8 +64,12 @@ class CategoryTable:
 
 @dataclass(frozen=True, slots=True)
 class CategoryReport:
-    """Everything that a format needs."""
+    """Every cell's score in each category."""
 
+    name: ClassVar[str] = "categories"
+    about: ClassVar[str] = (
+        "Scores with standard errors over the questions of a category; questions counts those of the first column."
+    )
     loaded: Loaded
     cells: list[CategoryCell]
     tables: list[CategoryTable]
@@ -81,6 +84,16 @@ class CategoryReport:
             raise UserError("--by category: no task of these runs has more than one category.")
         shown = {id(cell) for table in tables for _, line in table.lines for cell in line.values()}
         return cls(loaded, [cell for cell in cells if id(cell) in shown], tables)
+
+    def blocks(self, plus_minus: str) -> Iterator[Block]:
+        for table in self.tables:
+            yield Block(title=table.title, grids=[(view, table.lines) for view in columns(table, plus_minus)])
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [flat(cell) for cell in self.cells]
+
+    def data(self) -> dict[str, Any]:
+        return {"cells": self.lines()}
 
 
 def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[CategoryCell]:
@@ -190,55 +203,3 @@ def flat(cell: CategoryCell) -> dict[str, Any]:
         "samples": cell.score.samples,
     }
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in data.items()}
-
-
-def text(report: CategoryReport) -> str:
-    """Tables for a terminal; ASCII where stdout knows no more."""
-    console = terminal.console()
-    plus_minus = "+-" if terminal.ascii_only() else "±"
-    with console.capture() as captured:
-        for table in report.tables:
-            console.print(terminal.clean(table.title), style="bold")
-            console.print()
-            for shown in columns(table, plus_minus):
-                console.print(drawn(shown, table.lines))
-                console.print()
-        console.print(ABOUT)
-    return captured.get().rstrip("\n")
-
-
-def markdown(report: CategoryReport) -> str:
-    lines = ["# kvbench scores by category", "", f"kvbench {__version__}. {ABOUT}", ""]
-    for table in report.tables:
-        lines += [f"## {md(table.title)}", ""]
-        for shown in columns(table, "±"):
-            lines += [*md_table(shown, table.lines), ""]
-    lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
-    return "\n".join(lines)
-
-
-def csv_text(report: CategoryReport) -> str:
-    return csv_table([flat(cell) for cell in report.cells])
-
-
-def json_text(report: CategoryReport) -> str:
-    """One document on one line."""
-    document = {
-        "kvbench": __version__,
-        "runs": report.loaded.runs,
-        "unfinished": report.loaded.unfinished,
-        "cells": [flat(cell) for cell in report.cells],
-    }
-    return json.dumps(document, allow_nan=False)
-
-
-FORMATS: dict[str, Callable[[CategoryReport], str]] = {
-    "text": text, "markdown": markdown, "csv": csv_text, "json": json_text,
-}  # fmt: skip
-FILES = {"markdown": "categories.md", "csv": "categories.csv", "json": "categories.json"}
-
-
-def formats(loaded: Loaded) -> dict[str, Callable[[], str]]:
-    """The report in every format, each made when it is called."""
-    report = CategoryReport.make(loaded)
-    return {name: partial(make, report) for name, make in FORMATS.items()}

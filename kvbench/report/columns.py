@@ -12,7 +12,8 @@ from typing import Any
 
 from kvbench.budget import label
 from kvbench.progress import size
-from kvbench.report.tables import PASS_AT, SCORES, CellRow, TaskTable
+from kvbench.report.cells import PASS_AT, SCORES, CellRow
+from kvbench.report.tables import TaskTable
 
 Show = Callable[[CellRow], str]
 Columns = list[tuple[str, Show]]

@@ -6,8 +6,9 @@
 
 What a budget names (nominal) are keys and values of budget + interval entries in every layer and KV head, as many as
 there are just before an eviction. Where nothing bounds what is generated it is the budget and all of that. A
-sequence is never longer than it is: nominal stops at its tokens. Sliding-window layers, which no method touches, count
-their windows on both sides.
+sequence is never longer than it is: nominal stops at its tokens. How many tokens the later questions of a conversation
+have is not in its row; the full cache held them all and says it for every method. Sliding-window layers, which no
+method touches, count their windows on both sides.
 
 Measured are the live keys and values at the peak, from the rows. Pages of the paged layout may be part-filled; beyond
 a page a head and 5% a cell is marked. What a method stores beside keys and values is a column of its own.
@@ -15,20 +16,18 @@ a page a head and 5% a cell is marked. What a method stores beside keys and valu
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from kvbench import __version__, terminal
 from kvbench.budget import Budget, label
 from kvbench.progress import size
+from kvbench.report.cells import cells_of
 from kvbench.report.load import RUN, Loaded
-from kvbench.report.render import csv_table, drawn, md, md_table
-from kvbench.report.tables import cells_of, shared_options
+from kvbench.report.render import Block
+from kvbench.report.tables import shared_options
 from kvbench.store import manifest
 
 if TYPE_CHECKING:
@@ -37,15 +36,13 @@ if TYPE_CHECKING:
 PAGE = 16  # entries; that of kvbench.engine.paged, which needs torch
 SLACK = 1.05
 NOTHING = "-"
-ABOUT = (
-    "Bytes of one sequence, the sample that held most. Nominal: keys and values of budget + interval entries in every "
-    "layer and KV head, at most those of the whole sequence. Measured: live keys and values at the peak of decoding; "
-    "a head's last page may be part-filled. Beside: positions, method columns, stored queries and states, as a share "
-    "of measured keys and values. While reading: everything held at the peak of reading the prompt."
-)
 UNBOUNDED = (
     "* does not bound what is generated (evicts the prompt only, or in some heads only): nominal is the budget and all "
     "that was generated."
+)
+LATER = (
+    "The full cache was not run on these conversations, so how long their later questions are is not known: nominal is "
+    "without them, and no cell of theirs is marked."
 )
 OVER = f"! above {SLACK} times nominal and a page of {PAGE} entries for each head, or {SLACK} times its entries."
 
@@ -97,8 +94,16 @@ class MemoryTable:
 
 @dataclass(frozen=True, slots=True)
 class MemoryReport:
-    """Everything that a format needs."""
+    """Every cell's memory, a table for each task."""
 
+    name: ClassVar[str] = "memory"
+    about: ClassVar[str] = (
+        "Bytes of one sequence, the sample that held most. Nominal: keys and values of budget + interval entries in "
+        "every layer and KV head, at most those of the whole sequence. Measured: live keys and values at the peak of "
+        "decoding; a head's last page may be part-filled. Beside: positions, method columns, stored queries and "
+        "states, as a share of measured keys and values. While reading: everything held at the peak of reading the "
+        "prompt."
+    )
     loaded: Loaded
     tables: list[MemoryTable]
 
@@ -110,8 +115,23 @@ class MemoryReport:
         for group in loaded.groups:
             rows = _with_bytes(group.rows, layers)
             cells = [_cell(name, budget, part) for name, budget, part in cells_of(rows, shared)]
-            tables.append(MemoryTable(group=group.label, task=group.task, cells=cells, notes=_notes(cells)))
+            notes = [*_notes(cells), *([LATER] if rows["later"].isna().any() else [])]
+            tables.append(MemoryTable(group=group.label, task=group.task, cells=cells, notes=notes))
         return cls(loaded, tables)
+
+    def blocks(self, plus_minus: str) -> Iterator[Block]:
+        for table in self.tables:
+            yield Block(title=table.title, grids=[(columns(), table.cells)], notes=table.notes)
+
+    def lines(self) -> list[dict[str, Any]]:
+        return [flat(table, cell) for table in self.tables for cell in table.cells]
+
+    def data(self) -> dict[str, Any]:
+        tables = [
+            {"group": t.group, "task": t.task, "notes": t.notes, "cells": [flat(t, cell) for cell in t.cells]}
+            for t in self.tables
+        ]
+        return {"tables": tables}
 
 
 def read_layers(path: Path) -> list[Layer] | None:
@@ -134,10 +154,23 @@ def read_layers(path: Path) -> list[Layer] | None:
 
 def _with_bytes(rows: pd.DataFrame, layers: Mapping[str, Sequence[Layer] | None]) -> pd.DataFrame:
     """Rows with what is nominal, measured and allowed of each; NaN for those that failed before anything was held."""
-    longest = _number((rows["prompt_tokens"] + rows["max_new_tokens"]).max())
+    rows = rows.assign(later=_later(rows))
+    longest = _number((rows["prompt_tokens"] + rows["max_new_tokens"] + rows["later"].fillna(0)).max())
     made = [_row(row, layers[row[RUN]], longest) for row in rows.to_dict("records")]
     names = ("nominal_entries", "nominal", "measured", "allowed", "ratio", "over", "shown")
     return rows.assign(**{name: [values[name] for values in made] for name in names})
+
+
+def _later(rows: pd.DataFrame) -> pd.Series:
+    """Tokens of each conversation's later questions: what the full cache held beyond prompt and answers.
+
+    0 where there are no later questions, null where the full cache was not run.
+    """
+    talks = rows["multi_turn_cache"].notna()
+    full = rows[talks & rows["interval"].isna()]
+    beyond = full["entries_peak"] - (full["prompt_tokens"] + full["output_tokens"] - 1)
+    known = beyond.clip(lower=0).groupby(full["doc_id"], observed=True).max()
+    return rows["doc_id"].map(known).astype(float).where(talks, 0.0)
 
 
 def _row(row: Mapping[str, Any], layers: Sequence[Layer] | None, longest: float) -> dict[str, Any]:
@@ -147,7 +180,9 @@ def _row(row: Mapping[str, Any], layers: Sequence[Layer] | None, longest: float)
             "budget", "interval", "prompt_tokens", "output_tokens", "entries_peak", "kv_bytes_peak", "kv_bytes_extra",
         )
     )  # fmt: skip
-    sequence = prompt + generated - 1  # the last token drawn is never run
+    later = _number(row["later"])
+    known = not math.isnan(later)
+    sequence = prompt + generated - 1 + (later if known else 0)  # the last token drawn is never run
     bounded = _is(row["decode_bounded"])
     entries = sequence
     if not math.isnan(budget):
@@ -162,7 +197,7 @@ def _row(row: Mapping[str, Any], layers: Sequence[Layer] | None, longest: float)
         page = PAGE * sum(g.kv_heads * g.entry_bytes for g in others)
     measured, allowed = total - beside, SLACK * nominal + page
     # A question that is read after the compression comes on top of the budget, by a length that rows do not have.
-    judged = bounded and row["compress"] != "query-agnostic"
+    judged = bounded and row["compress"] != "query-agnostic" and known
     over = judged and (measured > allowed or peak > SLACK * entries)
     ratio = measured / nominal if nominal else math.nan
     shown = (over, *(-1.0 if math.isnan(x) else x for x in (measured, ratio)))  # the largest stands for its cell
@@ -231,62 +266,6 @@ def flat(table: MemoryTable, cell: MemoryCell) -> dict[str, Any]:
     data = names | {"budget": cell.budget, "budget_share": share} | asdict(cell)
     data["budget"] = None if share is not None else cell.budget
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in data.items()}
-
-
-def text(report: MemoryReport) -> str:
-    """Tables for a terminal."""
-    console = terminal.console()
-    with console.capture() as captured:
-        for table in report.tables:
-            console.print(terminal.clean(table.title), style="bold")
-            console.print()
-            console.print(drawn(columns(), table.cells))
-            console.print()
-            for note in table.notes:
-                console.print(note)
-            console.print()
-        console.print(ABOUT)
-    return captured.get().rstrip("\n")
-
-
-def markdown(report: MemoryReport) -> str:
-    lines = ["# kvbench memory", "", f"kvbench {__version__}. {ABOUT}", ""]
-    for table in report.tables:
-        lines += [f"## {md(table.title)}", "", *md_table(columns(), table.cells), ""]
-        lines += [f"{md(note)}\n" for note in table.notes]
-    lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
-    return "\n".join(lines)
-
-
-def csv_text(report: MemoryReport) -> str:
-    return csv_table([flat(table, cell) for table in report.tables for cell in table.cells])
-
-
-def json_text(report: MemoryReport) -> str:
-    """One document on one line."""
-    tables = [
-        {"group": t.group, "task": t.task, "notes": t.notes, "cells": [flat(t, cell) for cell in t.cells]}
-        for t in report.tables
-    ]
-    document = {
-        "kvbench": __version__,
-        "runs": report.loaded.runs,
-        "unfinished": report.loaded.unfinished,
-        "tables": tables,
-    }
-    return json.dumps(document, allow_nan=False)
-
-
-FORMATS: dict[str, Callable[[MemoryReport], str]] = {
-    "text": text, "markdown": markdown, "csv": csv_text, "json": json_text,
-}  # fmt: skip
-FILES = {"markdown": "memory.md", "csv": "memory.csv", "json": "memory.json"}
-
-
-def formats(loaded: Loaded) -> dict[str, Callable[[], str]]:
-    """The report in every format, each made when it is called."""
-    report = MemoryReport.make(loaded)
-    return {name: partial(make, report) for name, make in FORMATS.items()}
 
 
 def _number(value: Any) -> float:

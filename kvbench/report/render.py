@@ -4,7 +4,8 @@
     write(report, Path("results/demo/report")) # report.md, report.csv, report.json
 
 Text is cleaned of control characters; Markdown cells cannot break out of their table or carry HTML; CSV cells that a
-spreadsheet would take for a formula get an apostrophe.
+spreadsheet would take for a formula get an apostrophe. Every kind of report (this one, `categories`, `memory`) says
+what its tables are and is drawn by the same few functions.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ import csv
 import html
 import io
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol
 
 from kvbench import __version__, terminal
 from kvbench.errors import SetupError, show
@@ -27,18 +27,47 @@ from kvbench.report.columns import cost, flat, quality, samples
 from kvbench.report.load import Loaded
 from kvbench.report.tables import TaskTable, make_tables
 
-C = TypeVar("C")
-ABOUT = (
-    "Budget: KV entries per layer and KV head right after an eviction, everything included; entries and bytes are "
-    "measured (after an eviction, at the peak), bytes are of one sequence. Errors are standard errors over questions. "
-    "Differences are paired by question, with 95% intervals and Holm-adjusted p."
-)
+Columns = Sequence[tuple[str, Callable[[Any], str]]]  # title, and what a line shows below it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A title with tables below it, each columns and lines, and notes below these."""
+
+    title: str
+    grids: Sequence[tuple[Columns, Sequence[Any]]]
+    notes: Sequence[str] = field(default_factory=list)
+
+
+class Drawable(Protocol):
+    """What is drawn. `name` is the stem of its files, `about` stands below the tables."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+
+    @property
+    def loaded(self) -> Loaded: ...
+
+    def blocks(self, plus_minus: str) -> Iterator[Block]:
+        """For people, in order."""
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Every cell as plain data with equal keys, for CSV."""
+
+    def data(self) -> dict[str, Any]:
+        """The same by table, for JSON."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Everything that a format needs."""
+    """Quality, cost and comparisons of every cell, and the averages over groups of tasks."""
 
+    name: ClassVar[str] = "report"
+    about: ClassVar[str] = (
+        "Budget: KV entries per layer and KV head right after an eviction, everything included; entries and bytes are "
+        "measured (after an eviction, at the peak), bytes are of one sequence. Errors are standard errors over "
+        "questions. Differences are paired by question, with 95% intervals and Holm-adjusted p."
+    )
     loaded: Loaded
     tables: list[TaskTable]
     averages: list[AverageTable]
@@ -48,64 +77,20 @@ class Report:
         tables = make_tables(loaded, baseline)
         return cls(loaded, tables, make_averages(loaded.groups, tables))
 
-    def behind(self, table: TaskTable) -> list[AverageTable]:
-        """The averages that stand below a table."""
-        return [found for found in self.averages if found.last is table]
-
-
-def text(report: Report) -> str:
-    """Tables for a terminal; ASCII where stdout knows no more."""
-    console = terminal.console()
-    plus_minus = "+-" if terminal.ascii_only() else "±"
-
-    def block(title: str, grids: Sequence[Any], notes: Sequence[str]) -> None:
-        console.print(terminal.clean(title), style="bold")
-        console.print()
-        for grid in grids:
-            console.print(grid)
-            console.print()
-        for note in notes:
-            console.print(terminal.clean(note))
-        console.print()
-
-    with console.capture() as captured:
-        for table in report.tables:
+    def blocks(self, plus_minus: str) -> Iterator[Block]:
+        for table in self.tables:
             views = filter(None, (quality(table, plus_minus), cost(table), samples(table)))
-            block(_title(table), [drawn(columns, table.cells) for columns in views], table.notes)
-            for found in report.behind(table):
-                grids = [drawn(averages.columns(found, plus_minus), found.rows)] if found.names else []
-                block(found.title, grids, found.notes)
-        console.print(ABOUT)
-    return captured.get().rstrip("\n")
+            yield Block(title=_title(table), grids=[(view, table.cells) for view in views], notes=table.notes)
+            for found in self.averages:  # below the table of their last member
+                if found.last is table:
+                    grids = [(averages.columns(found, plus_minus), found.rows)] if found.names else []
+                    yield Block(title=found.title, grids=grids, notes=found.notes)
 
+    def lines(self) -> list[dict[str, Any]]:
+        return [flat(table, cell) for table in self.tables for cell in table.cells]
 
-def markdown(report: Report) -> str:
-    lines = ["# kvbench report", "", f"kvbench {__version__}. {ABOUT}", ""]
-    for table in report.tables:
-        lines += [f"## {md(_title(table))}", ""]
-        for columns in filter(None, (quality(table, "±"), cost(table), samples(table))):
-            lines += md_table(columns, table.cells)
-            lines.append("")
-        lines += [f"{md(note)}\n" for note in table.notes]
-        for found in report.behind(table):
-            lines += [f"## {md(found.title)}", ""]
-            lines += [*md_table(averages.columns(found, "±"), found.rows), ""] if found.names else []
-            lines += [f"{md(note)}\n" for note in found.notes]
-    lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
-    return "\n".join(lines)
-
-
-def csv_text(report: Report) -> str:
-    return csv_table([flat(table, cell) for table in report.tables for cell in table.cells])
-
-
-def json_text(report: Report) -> str:
-    """One document on one line."""
-    document = {
-        "kvbench": __version__,
-        "runs": report.loaded.runs,
-        "unfinished": report.loaded.unfinished,
-        "tables": [
+    def data(self) -> dict[str, Any]:
+        tables = [
             {
                 "group": table.group,
                 "task": table.task,
@@ -113,30 +98,62 @@ def json_text(report: Report) -> str:
                 "notes": table.notes,
                 "cells": [flat(table, cell) for cell in table.cells],
             }
-            for table in report.tables
-        ],
-        "averages": [averages.flat(table, row) for table in report.averages for row in table.rows],
-    }
-    return json.dumps(document, allow_nan=False)
+            for table in self.tables
+        ]
+        return {"tables": tables, "averages": [averages.flat(t, row) for t in self.averages for row in t.rows]}
 
 
-FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "markdown": markdown, "csv": csv_text, "json": json_text}
-FILES = {"markdown": "report.md", "csv": "report.csv", "json": "report.json"}
+def text(report: Drawable) -> str:
+    """Tables for a terminal; ASCII where stdout knows no more."""
+    console = terminal.console()
+    with console.capture() as captured:
+        for block in report.blocks("+-" if terminal.ascii_only() else "±"):
+            console.print(terminal.clean(block.title), style="bold")
+            console.print()
+            for columns, lines in block.grids:
+                console.print(_drawn(columns, lines))
+                console.print()
+            for note in block.notes:
+                console.print(terminal.clean(note))
+            if block.notes:
+                console.print()
+        console.print(report.about)
+    return captured.get().rstrip("\n")
 
 
-def formats(loaded: Loaded, baseline: str | None = None) -> dict[str, Callable[[], str]]:
-    """The report in every format, each made when it is called."""
-    report = Report.make(loaded, baseline)
-    return {name: partial(make, report) for name, make in FORMATS.items()}
+def markdown(report: Drawable) -> str:
+    lines = [f"# kvbench {report.name}", "", f"kvbench {__version__}. {report.about}", ""]
+    for block in report.blocks("±"):
+        lines += [f"## {md(block.title)}", ""]
+        for columns, cells in block.grids:
+            lines += [*_md_table(columns, cells), ""]
+        lines += [f"{md(note)}\n" for note in block.notes]
+    lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
+    return "\n".join(lines)
 
 
-def write(report: Report, folder: Path) -> list[Path]:
+def csv_text(report: Drawable) -> str:
+    rows = report.lines()
+    target = io.StringIO()
+    writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({key: _csv(value) for key, value in row.items()} for row in rows)
+    return target.getvalue().rstrip("\n")
+
+
+def json_text(report: Drawable) -> str:
+    """One document on one line."""
+    about = {"kvbench": __version__, "runs": report.loaded.runs, "unfinished": report.loaded.unfinished}
+    return json.dumps(about | report.data(), allow_nan=False)
+
+
+FORMATS: dict[str, Callable[[Drawable], str]] = {"text": text, "markdown": markdown, "csv": csv_text, "json": json_text}
+SUFFIXES = {"markdown": "md", "csv": "csv", "json": "json"}  # of the files that are written
+
+
+def write(report: Drawable, folder: Path) -> list[Path]:
     """Write every file format into a folder and return the paths."""
-    return save({file: FORMATS[name](report) for name, file in FILES.items()}, folder)
-
-
-def save(texts: Mapping[str, str], folder: Path) -> list[Path]:
-    """Write files, by name, into a folder and return the paths."""
+    texts = {f"{report.name}.{suffix}": FORMATS[form](report) for form, suffix in SUFFIXES.items()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for file, content in texts.items():
@@ -151,29 +168,20 @@ def _title(table: TaskTable) -> str:
     return ", ".join(part for part in parts if part)
 
 
-def drawn(columns: Sequence[tuple[str, Callable[[C], str]]], cells: Sequence[C]) -> Any:
-    """Cells as a table for a terminal."""
+def _drawn(columns: Columns, lines: Sequence[Any]) -> Any:
+    """Lines as a table for a terminal."""
     titles = [title for title, _ in columns]
     table = terminal.grid(*titles, right=tuple(titles[1:]))
-    for cell in cells:
-        table.add_row(*(terminal.clean(value(cell)) for _, value in columns))
+    for line in lines:
+        table.add_row(*(terminal.clean(value(line)) for _, value in columns))
     return table
 
 
-def md_table(columns: Sequence[tuple[str, Callable[[C], str]]], cells: Sequence[C]) -> list[str]:
-    """Cells as the lines of a Markdown table."""
+def _md_table(columns: Columns, lines: Sequence[Any]) -> list[str]:
+    """Lines as those of a Markdown table."""
     head = "| " + " | ".join(md(title) for title, _ in columns) + " |"
     rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|"
-    return [head, rule, *("| " + " | ".join(md(value(cell)) for _, value in columns) + " |" for cell in cells)]
-
-
-def csv_table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Rows of equal columns as CSV."""
-    target = io.StringIO()
-    writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: _csv(value) for key, value in row.items()} for row in rows)
-    return target.getvalue().rstrip("\n")
+    return [head, rule, *("| " + " | ".join(md(value(line)) for _, value in columns) + " |" for line in lines)]
 
 
 def md(value: str) -> str:

@@ -202,11 +202,14 @@ def _check_ours(path: Path) -> None:
 def _check_config(path: Path, differing: manifest.Differences) -> None:
     if not differing:
         return
-    names = sorted(differing)
-    run = _listed([f"{bare(n)} {manifest.value(differing[n][0])}" for n in names[:4]])
-    this = _listed([manifest.value(differing[n][1]) for n in names[:4]])
-    more = f" ({len(names) - 4} more settings differ)" if len(names) > 4 else ""
-    raise UserError(f"{show(path)} holds a run with {run}; this one has {this}{more}. Give another --run-name.")
+    said = [(bare(name), *map(manifest.value, pair)) for name, pair in sorted(differing.items())]
+    if len(said) == 1:
+        ((name, run, this),) = said
+        what = f"{name} {run}; this one has {this}"
+    else:
+        what = "other settings: " + ", ".join(f"{name} {run} -> {this}" for name, run, this in said[:4])
+        what += f" ({len(said) - 4} more differ)" if len(said) > 4 else ""
+    raise UserError(f"{show(path)} holds a run with {what}. Give another --run-name.")
 
 
 def _check_given(differing: manifest.Differences) -> None:

@@ -13,6 +13,7 @@ from kvbench.tasks.longbench import SETS
 
 from kvbench.report.load import load
 from kvbench.report.render import FORMATS, Report, write
+from kvbench.task_names import expand, get_task
 
 ENGLISH = [name for name, one in SETS.items() if one.language != "zh"]
 
@@ -30,6 +31,11 @@ def se(values: list[float]) -> float:
     return statistics.stdev(values) / math.sqrt(len(values))
 
 
+def answers(name: str) -> dict[str, int]:
+    """The tasks of a group differ in how long an answer may be."""
+    return {"max_new_tokens": get_task(f"longbench/{name}").gen("").max_new_tokens}
+
+
 @pytest.fixture(autouse=True)
 def wide(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -41,7 +47,9 @@ def longbench(rows: Callable) -> Callable:
 
     def made(names: list[str], method: str = "full", budget: int | None = None, shift: int = 0, **changes: object):
         parts = [
-            rows(method, budget, scores(number + shift), task=f"longbench/{name}", floor=None, **changes)
+            rows(
+                method, budget, scores(number + shift), task=f"longbench/{name}", floor=None, **answers(name) | changes
+            )
             for number, name in enumerate(names)
         ]
         return [row for part in parts for row in part]
@@ -147,6 +155,74 @@ def test_lengths_and_settings_are_kept_apart(make_run: Callable, rows: Callable,
     of_two_models = Report.make(load(runs)).averages
     assert len(of_two_models) == 2
     assert all(row.means["avg16"].missing for table in of_two_models for row in table.rows)
+
+
+LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
+# GPT-4 in table 3 of RULER's paper: its score at each length, their mean, and the means weighted by length.
+GPT_4, MEAN, INC, DEC = (0.966, 0.963, 0.952, 0.932, 0.870, 0.812), 0.916, 0.890, 0.941
+
+
+@pytest.fixture
+def ruler(rows: Callable) -> Callable:
+    """ruler(values, method, budget) -> rows of the six subtasks, at each length with two questions around its value."""
+
+    def made(values: dict[int, float], method: str = "full", budget: int | None = None, **changes: object):
+        tasks = [get_task(f"{task.partition('@')[0]}@{n}") for task in expand("ruler_offline") for n in values]
+        parts = [
+            rows(
+                method, budget, [values[task.length] + d for d in (0.0, -0.1, 0.1)], task=task.name,
+                **{"max_new_tokens": task.gen("").max_new_tokens} | changes,
+            )
+            for task in tasks
+        ]  # fmt: skip
+        return [row | {"score": row["score_partial"], "floor": None} for part in parts for row in part]
+
+    return made
+
+
+def test_means_over_lengths_are_those_of_the_paper(make_run: Callable, ruler: Callable):
+    values = dict(zip(LENGTHS, GPT_4))
+    worse = {length: value - 0.05 * number for number, (length, value) in enumerate(values.items())}
+    report = Report.make(load([make_run("r1", ruler(values), ruler(worse, "gkv", 48))]))
+    table = report.averages[-1]
+    assert (table.title, table.names) == (
+        "ruler_offline@*: averages, evicting every 32 tokens",
+        ["mean of 6, all lengths", "inc", "dec"],
+    )
+    assert table.last is report.tables[-1]
+    full, gkv = (row.means for row in table.rows)
+    assert [round(full[name].value, 3) for name in table.names] == [MEAN, INC, DEC]
+    error = 0.1 / math.sqrt(3)  # of one subtask at one length
+    assert full["inc"].se == pytest.approx(error / math.sqrt(6) * math.sqrt(sum(n**2 for n in range(1, 7))) / 21)
+    assert gkv["inc"].diff == pytest.approx(-0.05 * sum(n * (n - 1) for n in range(1, 7)) / 21)
+    assert gkv["dec"].diff == pytest.approx(-0.05 * sum((7 - n) * (n - 1) for n in range(1, 7)) / 21)
+    assert gkv["inc"].diff_se == pytest.approx(0.0, abs=1e-9)
+    for name in ("text", "markdown"):
+        assert "0.890" in FORMATS[name](report).replace("\\", "").split("ruler_offline@*: averages")[1]
+    last = json.loads(FORMATS["json"](report))["averages"][-1]
+    assert (last["task"], last["method"], last["averages"]["dec"]["missing"]) == ("ruler_offline@*", "gkv", [])
+
+
+def test_a_length_that_is_missing_is_said(make_run: Callable, ruler: Callable):
+    values = dict(zip(LENGTHS, GPT_4))
+    report = Report.make(load([make_run("r1", ruler(values), ruler(dict(zip(LENGTHS[:2], GPT_4)), "gkv", 48))]))
+    table = report.averages[-1]
+    gkv = table.rows[1].means["inc"]
+    assert math.isnan(gkv.value)
+    assert gkv.missing == ("@16384", "@32768", "@65536", "@131072")
+    assert "mean of 6, all lengths of gkv at 48: @16384, @32768, @65536, @131072 missing." in table.notes
+    assert not table.rows[0].means["inc"].missing
+
+
+def test_one_length_alone_has_no_means_over_lengths(make_run: Callable, ruler: Callable):
+    tables = Report.make(load([make_run("r1", ruler({4096: 0.5}))])).averages
+    assert [table.task for table in tables] == ["ruler_offline@4096"]
+
+
+def test_lengths_of_other_settings_are_not_averaged(make_run: Callable, ruler: Callable):
+    parts = ruler({4096: 0.5}), ruler({8192: 0.5}, temperature=0.6)
+    tables = Report.make(load([make_run("r1", *parts)])).averages
+    assert [table.task for table in tables] == ["ruler_offline@4096", "ruler_offline@8192"]
 
 
 def test_the_full_cache_joins_runs_at_any_interval(make_run: Callable, longbench: Callable):

@@ -10,8 +10,9 @@ from collections.abc import Callable
 import pytest
 
 from kvbench.errors import UserError
-from kvbench.report.categories import FORMATS, CategoryReport
+from kvbench.report.categories import CategoryReport
 from kvbench.report.load import load
+from kvbench.report.render import FORMATS
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from kvbench.report.load import load
-from kvbench.report.memory import FORMATS, PAGE, MemoryCell, MemoryReport
-from kvbench.report.render import Report
+from kvbench.report.memory import PAGE, MemoryCell, MemoryReport
+from kvbench.report.render import FORMATS, Report
 
 ENTRY = 2 * (8 + 8) * 4  # keys and values in both heads of one layer
 LAYER = {"kv_heads": 2, "head_dim": 8, "value_dim": 8, "window": None}
@@ -109,6 +109,46 @@ def test_prompt_only_methods_are_starred_and_never_marked(make_run: Callable, me
 def test_a_question_behind_the_compression_is_not_judged(make_run: Callable, measured: Callable) -> None:
     run = make_run("r1", measured("gkv", 48, 100, compress="query-agnostic"), kv_cache=CACHE)
     assert not cells(run)["gkv"].over
+
+
+TALK = {"multi_turn_cache": "keep", "prompt_tokens": 20, "output_tokens": 30}
+
+
+def test_later_questions_of_a_conversation_count(make_run: Callable, measured: Callable) -> None:
+    """20 tokens of the first question, 30 of both answers, 40 of the second question: a sequence of 89, as the full
+    cache held. A method that never reached its budget held as much.
+    """
+    parts = measured("full", None, 89, **TALK), measured("gkv", 128, 89, **TALK), measured("tova", 48, 80, **TALK)
+    prompt_only = measured("snapkv", 10, 79, decode_bounded=False, **TALK)
+    found = cells(make_run("r1", *parts, prompt_only, kv_cache=CACHE))
+    nominal = {"full": 89, "gkv": 89, "tova": 48 + 32, "snapkv": 10 + 69}
+    assert {name: cell.nominal_entries for name, cell in found.items()} == nominal
+    assert {cell.ratio for cell in found.values()} == {1.0}
+    assert not any(cell.over for cell in found.values())
+
+
+def test_what_exceeds_in_a_conversation_is_marked(make_run: Callable, measured: Callable) -> None:
+    parts = measured("full", None, 89, **TALK), measured("tova", 48, 85, **TALK)
+    assert cells(make_run("r1", *parts, kv_cache=CACHE))["tova"].over
+
+
+def test_each_question_of_a_conversation_has_its_own_length(make_run: Callable, measured: Callable) -> None:
+    parts = [measured(m, b, 89, **TALK) for m, b in (("full", None), ("gkv", 128))]
+    for part in parts:
+        part[0] |= {"entries_peak": 200.0, "kv_bytes_peak": 200 * 2 * ENTRY}
+    gkv = cells(make_run("r1", *parts, kv_cache=CACHE))["gkv"]
+    assert (gkv.nominal_entries, gkv.over) == (160, True)  # budget + interval; the others are shorter than that
+    parts[1][0] |= {"entries_peak": 89.0, "kv_bytes_peak": 89 * 2 * ENTRY}
+    assert cells(make_run("r2", *parts, kv_cache=CACHE))["gkv"].largest_ratio == 1.0
+
+
+def test_a_conversation_without_the_full_cache_is_not_judged(make_run: Callable, measured: Callable) -> None:
+    run = make_run("r1", measured("gkv", 128, 89, **TALK), kv_cache=CACHE)
+    gkv = cells(run)["gkv"]
+    assert (gkv.nominal_entries, gkv.over) == (49, False)
+    assert "The full cache was not run on these conversations" in FORMATS["text"](MemoryReport.make(load([run])))
+    both = make_run("r2", measured("full", None, 89, **TALK), kv_cache=CACHE)
+    assert "was not run on these" not in FORMATS["text"](MemoryReport.make(load([run, both])))
 
 
 @pytest.mark.parametrize(("window", "held"), [(20, 20), (366, 80)])

@@ -14,10 +14,11 @@ import pytest
 from kvbench import stats
 from kvbench.errors import KVBenchError, UserError
 from kvbench.eviction import choose
+from kvbench.report.cells import CellRow, method_label
 from kvbench.report.columns import flat
 from kvbench.report.load import find_runs, load
 from kvbench.report.render import Report, text
-from kvbench.report.tables import CellRow, TaskTable, make_tables, method_label
+from kvbench.report.tables import TaskTable, make_tables
 
 DRAW = random.Random(0)
 GOOD = [DRAW.choice([1.0, 1.0, 0.8]) for _ in range(32)]
@@ -105,6 +106,38 @@ def test_only_shared_questions_are_compared(make_run: Callable, rows: Callable) 
     assert any("different questions" in note for note in table.notes)
 
 
+def test_shares_of_the_full_cache_are_over_shared_questions(make_run: Callable, rows: Callable) -> None:
+    """The full cache alone was asked two more questions: easy ones with short answers, slowly made."""
+    easy = [row | {"doc_id": f"e{i}", "row_key": f"e{i}"} for i, row in enumerate(rows("full", None, [1.0, 1.0]))]
+    easy = [row | {"kv_bytes_peak": 1_000, "decode_seconds": 100.0} for row in easy]
+    full = make_run("a", rows("full", None, [0.5, 0.5]), easy)
+    gkv = cell(*make_tables(load([full, make_run("b", rows("gkv", 48, [0.5, 0.25]))])), "gkv", 48)
+    assert gkv.of_full == {"score": pytest.approx(0.75), "bytes": pytest.approx(0.25), "speed": pytest.approx(2.0)}
+
+
+def test_without_a_shared_question_nothing_is_a_share(make_run: Callable, rows: Callable) -> None:
+    other = [row | {"doc_id": f"o{i}", "row_key": f"o{i}"} for i, row in enumerate(rows("gkv", 48, BAD))]
+    run = make_run("r1", rows("full", None, GOOD), other)
+    gkv = cell(one(run), "gkv", 48)
+    assert gkv.of_full is not None
+    assert all(math.isnan(share) for share in gkv.of_full.values())
+    assert gkv.against is None
+    shown = text(Report.make(load([run])))
+    assert "shares of the full cache are over the shared ones only" in " ".join(shown.split())
+
+
+def test_what_an_unscored_answer_cost_is_a_share_too(make_run: Callable, rows: Callable) -> None:
+    waiting = {"status": "unscored"}
+    parts = [
+        [row | waiting | {"score": None, "score_partial": None} for row in rows(m, b, GOOD)]
+        for m, b in (("full", None), ("gkv", 48))
+    ]
+    gkv = cell(one(make_run("r1", *parts)), "gkv", 48)
+    assert gkv.of_full is not None
+    assert (gkv.of_full["bytes"], gkv.of_full["speed"]) == (pytest.approx(0.25), pytest.approx(2.0))
+    assert math.isnan(gkv.of_full["score"])
+
+
 def test_failed_rows_have_no_score_and_are_counted(make_run: Callable, rows: Callable) -> None:
     bad = [row | {"status": "oom", "score": None, "score_partial": None} for row in rows("gkv", 48, BAD)[:2]]
     table = one(make_run("r1", rows("full", None, GOOD), [*rows("gkv", 48, BAD)[2:], *bad]))
@@ -118,6 +151,23 @@ def test_samples_of_a_question_are_not_independent(make_run: Callable, rows: Cal
     gkv = cell(one(make_run("r1", more)), "gkv", 48)
     assert (gkv.score.questions, gkv.score.samples) == (32, 256)
     assert gkv.score.se == pytest.approx(statistics.stdev(BAD) / math.sqrt(32))
+
+
+def test_every_score_is_a_mean_over_questions(make_run: Callable, rows: Callable) -> None:
+    """The first question has five samples, the others one: it counts as much as they do, in each column and error."""
+    single = rows("gkv", 48, [1.0, 0.25, 0.5, 0.0])
+    more = [single[0] | {"sample": k, "row_key": f"more{k}"} for k in range(1, 5)]
+    table = one(make_run("r1", rows("full", None, [1.0, 1.0, 0.5, 0.5]), single + more))
+    gkv = cell(table, "gkv", 48)
+    assert (gkv.score.questions, gkv.samples) == (4, 8)
+    assert gkv.score.mean == gkv.others["score_partial"] == pytest.approx(1.75 / 4)
+    assert gkv.others["score"] == pytest.approx(1 / 4)
+    assert gkv.score.se == pytest.approx(statistics.stdev([1.0, 0.25, 0.5, 0.0]) / 2)
+    assert math.isnan(gkv.others["score_strict"])
+    data = flat(table, gkv)
+    assert (data["mean"], data["score"]) == (data["score_partial"], 0.25)
+    assert gkv.of_full is not None
+    assert gkv.of_full["score"] == pytest.approx(1.75 / 3)
 
 
 def test_questions_of_one_source_share_their_error(make_run: Callable, rows: Callable) -> None:
@@ -269,7 +319,7 @@ def test_pass_at_k_and_majority_over_samples(tmp_path):
             rows.append({"doc_id": doc, "score": float(right[doc][sample]), "extracted": answers[doc][sample]})
     import pandas as pd
 
-    from kvbench.report.tables import _majority, _pass_at
+    from kvbench.report.cells import _majority, _pass_at
 
     frame = pd.DataFrame(rows)
     at = _pass_at(frame)

@@ -80,12 +80,12 @@ def test_b080_another_configuration(filled: Filled, start: Start) -> None:
     assert text == f"{ask}budget 256; this one has 512. Give another --run-name."
     text = message(UserError, lambda: start(config={**CONFIG, "sampling": {"temperature": 1.0}, "method": "\x1b[2J"}))
     assert text == (
-        f"{ask}method 'gkv' and sampling.temperature 0.6; this one has '\\x1b[2J' and 1.0. Give another --run-name."
+        f"{ask}other settings: method 'gkv' -> '\\x1b[2J', sampling.temperature 0.6 -> 1.0. Give another --run-name."
     )
     text = message(UserError, lambda: start(config={"a": 1, "b": None, "c": [1], "d": "x", "e": 0}))
     assert (
-        "holds a run with a default, budget 256, c default and d default; this one has 1, default, [1] and 'x' (5 more"
-        in text
+        "holds a run with other settings: a default -> 1, budget 256 -> default, c default -> [1], d default -> 'x' "
+        "(5 more differ)." in text
     )
     assert {p: p.read_bytes() for p in path.rglob("*") if p.is_file()} == before
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 
 import pytest
 
-from kvbench.errors import UserError
-from kvbench.task_names import get_task, task_names
+from kvbench.errors import UserError, show
+from kvbench.task_names import collapsed, expand, get_task, task_names
 
 
 @pytest.mark.parametrize(
@@ -48,12 +49,57 @@ def test_control_characters_are_shown_escaped():
         ("walk/orbit-30", "task 'walk' has no variant 'orbit-30'. Did you mean 'orbit-300'"),
         ("aime24/x", "task 'aime24' has no variant 'x'. It has none."),
         ("file", "task 'file' needs a file: --task-file FILE."),
+        ("walk@4k", "task 'walk' takes no length; write it without '@4k'."),
+        ("walk@abc", "task 'walk' takes no length; write it without '@abc'."),
+        ("ruler/vt@*", "'ruler/vt@*' names several lengths; give one, such as ruler@4096."),
+        ("zzzz@abc", "unknown task 'zzzz'. Known: aime24, aime25"),
     ],
 )
 def test_unknown(name: str, text: str):
     with pytest.raises(UserError) as caught:
         get_task(name)
     assert text in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["walk*", "wal*/orbit-100", "*", "ruler*@4k", "*/*"])
+def test_a_pattern_stands_behind_the_name_only(name: str):
+    text = (
+        f"{show(name)}: '*' stands behind '/' for any text, or alone behind '@' for every length, as in ruler/niah_*@*"
+    )
+    for use in (expand, get_task):
+        with pytest.raises(UserError, match=f"^{re.escape(text)}, and nowhere else."):
+            use(name)
+
+
+@pytest.mark.parametrize("length", ["abc", "0", "4kk", "", "-1", "4.5k", "8*", "1234567890"])
+def test_what_is_no_length_says_what_is_one(length: str):
+    text = (
+        f"'ruler/vt@{length}': '{length}' is no length. It is a number of tokens, k for 1,024, or * for all that the "
+        "task lists: ruler@4096, ruler@4k, ruler@*."
+    )
+    for use in (expand, get_task):
+        with pytest.raises(UserError, match=f"^{re.escape(text)}$"):
+            use(f"ruler/vt@{length}")
+
+
+def test_patterns_that_fit_nothing():
+    for name, text in (
+        ("ruler/a*b@4k", "task 'ruler' has no variant like 'a*b'. It has niah_single_1, "),
+        ("aime24/*", "task 'aime24' has no variant like '*'. It has none."),
+        ("walk@*", "task 'walk' takes no length; write it without '@*'."),
+    ):
+        with pytest.raises(UserError, match=f"^{re.escape(text)}"):
+            expand(name)
+
+
+def test_names_of_whole_groups_are_collapsed():
+    longbench = expand("longbench")
+    assert collapsed(["walk", *longbench, "aime24"]) == ["walk", "longbench", "aime24"]
+    assert collapsed(longbench[1:]) == longbench[1:]
+    ruler = [*expand("ruler_offline@4k"), *expand("ruler_offline@8k")[1:]]
+    assert collapsed(ruler) == ["ruler_offline@4096", *expand("ruler_offline@8k")[1:]]
+    assert collapsed(["walk/orbit-100", "lm_eval:gsm8k"]) == ["walk/orbit-100", "lm_eval:gsm8k"]
+    assert collapsed(["livecodebench/v1"]) == ["livecodebench/v1"]
 
 
 def test_list_and_interface():

@@ -1,0 +1,47 @@
+"""Data that are not on this machine: a line for one task, and one for all tasks of a run with what gets them.
+
+raise together([first, *data.missing(others)], names)    # what was missed first, and what else would be
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvbench.errors import SetupError, show
+from kvbench.task import Manifest
+
+
+class DataMissing(SetupError):
+    """A task's data are not here and cannot be had.
+
+    Attributes:
+        where: what was looked at, as in "--data has no data" or "the hub is unreachable".
+        folder: the data folder that lacks them, if one was given.
+    """
+
+    def __init__(self, text: str, *, task: str, manifest: Manifest, where: str, folder: Path | None = None) -> None:
+        super().__init__(f"{text} {terms([task])}" if manifest.gated and folder is None else text)
+        self.task, self.gated, self.where, self.folder = task, manifest.gated, where, folder
+
+
+def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
+    """One error for all, with the command that gets them; `names`: theirs as `kvbench data fetch` takes them."""
+    first = errors[0]
+    if len(errors) == 1:
+        return first
+    fetch = f"kvbench data fetch {' '.join(names)}"
+    if first.folder is not None:
+        out = show(first.folder)[1:-1]
+        text = f"{first.where} for {len(errors)} tasks. '{fetch} --out {out}' on a connected machine adds them."
+    else:
+        text = f"the data of {len(errors)} tasks are not on this machine and {first.where}. '{fetch}' on a connected "
+        text += "machine makes a folder with them for --data or KVBENCH_DATA."
+    gated = [error.task for error in errors if error.gated]
+    return SetupError(f"{text} {terms(gated)}" if gated else text)
+
+
+def terms(tasks: Sequence[str]) -> str:
+    """What gated data need."""
+    which = f"{' and '.join(map(show, tasks))} {'is' if len(tasks) == 1 else 'are'} gated"
+    return f"{which}: accept the terms on the hub's page and set HF_TOKEN there."
