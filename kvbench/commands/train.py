@@ -28,7 +28,7 @@ EPILOG = """Examples:
   kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
   kvbench train lookaheadkv --model Qwen/Qwen3-4B --data questions.jsonl --out runs/q4 --opt rows=32 --opt rank=8
   kvbench train headkv --model tiny --out tables
-  kvbench train duo --model tiny --out tables --samples 8 --json
+  kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json
 """
 NAMES = (*RECIPES, *TABLES)
 SHOWN = 8
@@ -84,7 +84,7 @@ def train(
             found[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
     options: dict[str, Any] = {}
     with problems.collect():
-        options = _options(kind, opt or [])
+        options = _options(kind, model, opt or [])
     with problems.collect():
         if kind in TABLES and (unused := [n for n, v in (("--data", data), ("--steps", steps), ("--lr", lr)) if v]):
             raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
@@ -99,9 +99,11 @@ def train(
         _table(kind, model, folder, numbers, device, json=json, quiet=quiet)
 
 
-def _options(kind: str, given: list[str]) -> dict[str, Any]:
+def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
     """The recipe's own settings: its defaults with what was typed."""
-    known = dict(RECIPES[kind].options) if kind in RECIPES else {}
+    known: dict[str, Any] = {}
+    if kind in RECIPES:
+        known = dict(RECIPES[kind].options) | dict(RECIPES[kind].tiny if model == TINY else {})
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
@@ -130,9 +132,12 @@ def _recipe(
     quiet: bool,
 ) -> None:
     from kvbench.train.loop import train as run_loop
+    from kvbench.train.processes import is_first
     from kvbench.train.recipes import prepare
 
     entry: Entry = RECIPES[kind]
+    first = is_first()
+    quiet = quiet or not first
     progress = _Counter("answers", quiet=quiet)
     total = (numbers.samples or entry.traces) + entry.held_out
     progress.begin(total, 0)
@@ -144,7 +149,7 @@ def _recipe(
             data=data,
             samples=numbers.samples or entry.traces,
             steps=numbers.steps or entry.steps,
-            lr=numbers.lr or entry.lr,
+            lr=numbers.lr or (entry.tiny_lr if model == TINY else None) or entry.lr,
             batch=numbers.batch or entry.batch,
             seed=numbers.seed,
             options=options,
@@ -173,6 +178,8 @@ def _recipe(
         )
     finally:
         steps.end()
+    if not first:
+        return
     if not done.improved(ready.recipe):
         terminal.warning(f"the held-out {ready.recipe.figure} did not improve; train longer or with other settings.")
     if not quiet:
@@ -197,11 +204,11 @@ def _table(kind: str, model: str, folder: Path, numbers: _Numbers, device: str, 
     progress.begin(samples, 0)
     progress.cell(f"{kind} {model}")
     try:
-        made = make(kind, model, folder, samples=samples, seed=numbers.seed, device=device, tick=_ticker(progress))
+        made = make(model, folder, samples=samples, seed=numbers.seed, device=device, tick=_ticker(progress))
     finally:
         progress.end()
     if not quiet:
-        _print(kind, made)
+        _print(made)
     if json:
         terminal.data(made.card | {"path": str(made.path)})
 
@@ -231,10 +238,10 @@ def _print_trained(done: Trained) -> None:
     print(f"wrote {terminal.clean(str(done.path))} and {terminal.clean(done.path.with_suffix('.json').name)}")
 
 
-def _print(kind: str, made: Made) -> None:
+def _print(made: Made) -> None:
     """The heads that stand out."""
-    head, value = ("query head", "importance") if kind == "headkv" else ("KV head", "alpha")
-    table = terminal.grid("layer", head, value, right=("layer", head, value))
+    columns = ("layer", "query head", "importance")
+    table = terminal.grid(*columns, right=columns)
     width = made.table.shape[1]
     for index in made.table.flatten().argsort(descending=True)[:SHOWN].tolist():
         table.add_row(str(index // width), str(index % width), f"{made.table.flatten()[index]:.3f}")

@@ -25,6 +25,7 @@ from kvbench.eviction.api import Weights
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.models import TINY
 from kvbench.store.files import reason, replacing
+from kvbench.train import catalogue
 
 FORMAT = "kvbench-weights/1"
 FIELDS = (
@@ -111,8 +112,10 @@ def load_weights(
     try:
         data = path.read_bytes()
         tensors = load(data)
-    except (OSError, SafetensorError) as error:
-        raise SetupError(f"weights {show(path)} cannot be read: {error}") from None
+    except OSError as error:
+        raise SetupError(f"weights {show(path)} cannot be read: {reason(error)}.") from None
+    except SafetensorError as error:
+        raise SetupError(f"weights {show(path)} {_damage(data, error)}") from None
     if hashlib.sha256(data).hexdigest() != card.get("sha256"):
         raise SetupError(f"weights {show(path)} are not those of the card {show(card_path(path).name)}.")
     _check(path, weights, card, tensors, config)
@@ -135,18 +138,28 @@ def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> P
         missing = f"{show(path)} does not exist"
     if path is not None and path.is_file():
         return path
+    made = weights.kind in (*catalogue.RECIPES, *catalogue.TABLES)
+    command = f"'kvbench train {kind} --model {show(model)[1:-1]} --out DIR'"
     if isinstance(weights, LearnedWeights) and weights.path == "auto":
+        how = f", which {command} makes" if made else ""
         raise UserError(
             f"method {show(weights.kind)} needs trained {weights.what} weights; "
-            f"give --method-opt {weights.kind}.{weights.option}=PATH. None is bundled for {show(model)}."
+            f"give --method-opt {weights.kind}.{weights.option}=PATH{how}. None is bundled for {show(model)}."
         )
-    command = f"kvbench train {kind} --model {show(model)[1:-1]} --out DIR"
-    how = f" '{command}' makes them." if weights.kind in TABLES else ""
+    how = f" {command} makes them." if made else ""
     raise SetupError(f"weights {show(weights.kind)} are missing: {missing}.{how}")
 
 
 def card_path(path: Path) -> Path:
     return path.with_suffix(".json")
+
+
+def _damage(data: bytes, error: SafetensorError) -> str:
+    """What is wrong with a file that cannot be taken apart."""
+    if data[:1] == b"\x80" or data[:4] == b"PK\x03\x04":  # as torch.save has written, before and since 1.6
+        return "are a pickle, which kvbench does not open; save the tensors as safetensors."
+    why = str(error).rpartition("deserializing: ")[2].partition(": ")[0]
+    return f"are no safetensors file, or a damaged one of {len(data):,} bytes ({why}). Make or copy them again."
 
 
 def _name(config: Any, folder: Path | None) -> str:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from kvbench.lazy import torch
 
+Form = Literal["weight", "scale"]
 LARGEST = -1e-9  # log beta at most: at beta = 1 the closed form below is 0 / 0
 
 
@@ -47,17 +48,21 @@ def decay(log_beta: torch.Tensor) -> torch.Tensor:
 def occupancy(log_beta: torch.Tensor, block: int = 256) -> torch.Tensor:
     """[..., n]: entries that are softly alive at each time t, the sum over i <= t of beta_i^(t - i).
 
-    The hinge of this above a budget is the capacity loss. `block` times are computed together, which bounds memory.
+    The hinge of this above a budget is the capacity loss. `block` times are computed together, which bounds memory: a
+    gradient computes all but a single block once more.
     """
     n = log_beta.shape[-1]
     times = torch.arange(n, device=log_beta.device)
-    parts = []
-    for start in range(0, n, block):
-        end = min(start + block, n)
+
+    def part(start: int, end: int) -> torch.Tensor:
         age = times[start:end, None] - times[:end]
-        alive = (log_beta[..., None, :end] * age.clamp_min(0)).exp().masked_fill(age < 0, 0.0)
-        parts.append(alive.sum(dim=-1))
-    return torch.cat(parts, dim=-1)
+        return (log_beta[..., None, :end] * age.clamp_min(0)).exp().masked_fill(age < 0, 0.0).sum(dim=-1)
+
+    if n <= block:
+        return part(0, n)
+    again = torch.utils.checkpoint.checkpoint
+    blocks = [(start, min(start + block, n)) for start in range(0, n, block)]
+    return torch.cat([again(part, *of, use_reentrant=False) for of in blocks], dim=-1)
 
 
 def gated_attention(
@@ -67,7 +72,10 @@ def gated_attention(
     log_beta: torch.Tensor,
     *,
     scaling: float,
-    form: Literal["weight", "scale"] = "weight",
+    form: Form = "weight",
+    first: int = 0,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Causal attention in which entries fade instead of being evicted.
 
@@ -75,18 +83,26 @@ def gated_attention(
         scale    logits beta_j^(i - j) q_i k_j, as TRIM-KV's paper prints it and its eager code computes it
 
     Args:
-        queries: [b, Hq, t, d]; keys, values: [b, Hk, t, d]; log_beta: [b, Hk, t].
+        queries: [b, Hq, t, d] of the tokens from `first` on; keys, values: [b, Hk, n, d]; log_beta: [b, Hk, n].
+        softcap, sinks: as models have them: logits are bounded by a tanh; [Hq] logits of a key without a value.
 
     Returns:
         [b, Hq, t, dv], in the type of the values.
     """
     b, heads, t, d = queries.shape
     group = heads // keys.shape[1]
-    grouped = queries.float().view(b, keys.shape[1], group, t, d)
+    grouped = queries.float().reshape(b, keys.shape[1], group, t, d)
     logits = grouped @ keys.float()[:, :, None].transpose(-1, -2) * scaling
-    age = torch.arange(t, device=queries.device)
-    age = age[:, None] - age
-    faded = log_beta.float()[:, :, None, None, :] * age.clamp_min(0)  # [b, Hk, 1, t, t]
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    age = torch.arange(first, first + t, device=queries.device)[:, None] - torch.arange(
+        keys.shape[2], device=queries.device
+    )
+    faded = log_beta.float()[:, :, None, None, :] * age.clamp_min(0)  # [b, Hk, 1, t, n]
     logits = logits + faded if form == "weight" else logits * faded.exp()
-    weights = logits.masked_fill(age < 0, float("-inf")).softmax(dim=-1)
+    logits = logits.masked_fill(age < 0, float("-inf"))
+    if sinks is not None:  # one more logit in the denominator
+        row = sinks.float().view(1, -1, group, 1, 1).expand(*logits.shape[:-1], 1)
+        logits = torch.cat([logits, row], dim=-1)
+    weights = logits.softmax(dim=-1)[..., : keys.shape[2]]
     return (weights @ values.float()[:, :, None]).view(b, heads, t, -1).to(values.dtype)

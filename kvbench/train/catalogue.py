@@ -18,10 +18,13 @@ class Entry:
         place: ``module:class`` of its `Recipe`.
         about: one line.
         tasks: built-in tasks whose problems are asked when no --data is given.
-        given: what the recipe trains on: the model's own answers to the questions, or the questions themselves.
+        given: what the recipe trains on: the model's own answers to the questions, the questions themselves, or
+            examples of its own with their answers (`kvbench.train.head_data`).
+        tested: what is held out where answers are given: answers, or questions that it will ask itself.
         traces, held_out: how many of them to train on and to hold out.
         steps, lr, batch: defaults of the loop.
         options: the recipe's own settings, with their defaults.
+        tiny, tiny_lr: those that are others for the built-in model, whose texts are short.
     """
 
     place: str
@@ -32,10 +35,45 @@ class Entry:
     steps: int
     lr: float
     batch: int
-    given: Literal["answers", "questions"] = "answers"
+    given: Literal["answers", "questions", "examples"] = "answers"
+    tested: Literal["answers", "questions"] = "answers"
     options: Mapping[str, Any] = field(default_factory=dict)
+    tiny: Mapping[str, Any] = field(default_factory=dict)
+    tiny_lr: float | None = None
 
 
+_GATES: dict[str, Any] = dict(
+    tasks=("chain", "walk", "lookup"),
+    traces=1200,
+    held_out=48,
+    steps=1500,
+    lr=2e-4,
+    tiny_lr=5e-3,
+    batch=6,
+    tiny={"width": 128, "bias": 8.0, "budget": 32, "interval": 32},
+)
+_GATE_OPTIONS: dict[str, Any] = {
+    "width": 512,
+    "bias": 10.0,
+    "form": "weight",
+    "hinge": "released",
+    "capacity": 1.0,
+    "budget": 128,
+    "interval": 128,
+}
+_EVICTION = {"budget": 48, "interval": 32}
+_OWN_CACHE: dict[str, Any] = {
+    "method": "gkv",
+    "budget": 2048,
+    "interval": 128,
+    "temperature": 0.6,
+    "longest": 4096,
+    "slots": 16,
+    "micro": 1,
+    "recompute": "auto",
+}
+_OWN_CACHE_TINY = {"budget": 96, "interval": 32, "slots": 64, "micro": 16}
+_SCORER: dict[str, Any] = {"budget": 1024, "interval": 256, "features": "paper6"}
 RECIPES: dict[str, Entry] = {
     "lookaheadkv": Entry(
         place="kvbench.train.lookaheadkv:LookaheadRecipe",
@@ -48,5 +86,82 @@ RECIPES: dict[str, Entry] = {
         batch=8,
         options={"rows": 16, "rank": 16, "alpha": 32.0, "budget": 64},
     ),
+    "trimkv": Entry(
+        place="kvbench.train.gates:TrimKVRecipe",
+        about="gates that say at an entry's birth how slowly it loses its worth, each head with its own budget",
+        options={"gate": "rg", "tie": "none"} | _GATE_OPTIONS,
+        **_GATES,
+    ),
+    "retention": Entry(
+        place="kvbench.train.gates:RetentionRecipe",
+        about="such gates, with one budget of all layers and heads",
+        options={"gate": "rg10", "tie": "layers"} | _GATE_OPTIONS,
+        **_GATES,
+    ),
+    "duo": Entry(
+        place="kvbench.train.duo:DuoRecipe",
+        about="how much every KV head needs more than the first and the newest tokens",
+        tasks=(),
+        traces=512,
+        held_out=32,
+        steps=2000,
+        lr=0.02,
+        batch=8,
+        given="examples",
+        options={"sinks": 128, "recent": 256, "reg": 0.05, "tokens": 4096},
+        tiny={"sinks": 4, "recent": 32},
+    ),
+    "foresightkv": Entry(
+        place="kvbench.train.foresightkv:ForesightRecipe",
+        about="scorer that ranks entries as the oracle of golden eviction does",
+        tasks=("walk", "chain"),
+        traces=800,
+        held_out=32,
+        steps=1000,
+        lr=1e-2,
+        batch=8,
+        options=_SCORER | {"hidden": 16, "within": "mean", "margin": 0.01},
+        tiny=_EVICTION | {"hidden": 32, "within": "max", "margin": 5.0},
+    ),
+    "foresightkv-grpo": Entry(
+        place="kvbench.train.foresightkv_grpo:PolicyRecipe",
+        about="foresightkv's second stage: draws of its own, rewarded by how little they make the model lose",
+        tasks=("walk", "chain"),
+        traces=400,
+        held_out=32,
+        steps=200,
+        lr=3e-4,
+        batch=8,
+        options=_SCORER | {"init": "auto", "group": 8, "reward": "squared", "clip": 0.2, "kl": 0.01},
+        tiny=_EVICTION,
+    ),
+    "gkv-distill": Entry(
+        place="kvbench.train.gkv_distill:DistillRecipe",
+        about="the model itself: with an evicted cache it learns to predict as it did with a full one",
+        traces=1000,
+        held_out=128,
+        steps=500,
+        lr=1e-6,
+        batch=16,
+        tested="questions",
+        options=_OWN_CACHE,
+        tiny=_OWN_CACHE_TINY,
+        tiny_lr=3e-4,
+        tasks=("chain",),
+    ),
+    "gkv-rl": Entry(
+        place="kvbench.train.gkv_rl:RLRecipe",
+        about="the model itself: rewards of answers that it writes with an evicted cache",
+        traces=1000,
+        held_out=128,
+        steps=150,
+        lr=1e-6,
+        batch=16,
+        given="questions",
+        options=_OWN_CACHE | {"group": 8},
+        tiny=_OWN_CACHE_TINY | {"budget": 112, "temperature": 1.5},
+        tiny_lr=2e-4,
+        tasks=("chain",),
+    ),
 }
-TABLES = {"headkv": "importance of every query head", "duo": "how far every KV head looks"}
+TABLES = {"headkv": "importance of every query head"}

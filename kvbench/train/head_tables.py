@@ -1,10 +1,9 @@
-"""Tables of heads for `headkv` and `duo`, estimated from a model's attention: no weight is trained, a CPU will do.
+"""The table of heads for `headkv`, estimated from a model's attention: no weight is trained, a CPU will do.
 
-    importance(model, examples)               # [L, Hq] for headkv
-    alpha(model, examples, sinks, recent)     # [L, Hk] for duo
-    make("headkv", "tiny", folder)            # loads the model, makes its table, and writes it with its card
+    importance(model, examples)       # [L, Hq]
+    make("tiny", folder)              # loads the model, makes its table, and writes it with its card
 
-Both read the attention of the queries that write the right answers of retrieval problems (`head_data`), the answers
+It reads the attention of the queries that write the right answers of retrieval problems (`head_data`), the answers
 being given. Memory is that of one layer's attention of a block of queries.
 """
 
@@ -23,9 +22,9 @@ from kvbench.engine.weights import save_weights
 from kvbench.errors import SetupError
 from kvbench.eviction.attend import window_attention
 from kvbench.models import describe
-from kvbench.tiny import path as tiny_path
-from kvbench.train.head_data import Example, text_examples, tiny_examples
+from kvbench.train.head_data import Example, encoder, first_ids, is_tiny, source, text_examples, tiny_examples
 
+KIND = "headkv"
 BLOCK = 512  # queries of a layer that attend at once
 LONGEST = 4096  # tokens of an example, whatever the model could read
 Tick = Callable[[int, int], None]  # (examples done, tokens read)
@@ -40,40 +39,26 @@ class Made:
     card: dict[str, Any]
 
 
-def make(kind: str, model: str, out: Path, *, samples: int, seed: int, device: str, tick: Tick | None = None) -> Made:
-    """kind: "headkv" or "duo"; model: as everywhere, "tiny", a folder or a hub name. Raises SetupError, UserError."""
-    folder = describe(model).folder
-    tiny = folder is not None and folder.resolve() == tiny_path().resolve()
-    loaded = load(str(folder or model), device=device)
-    examples = tiny_examples(samples, seed) if tiny else _texts(loaded, samples, seed)
-    how: dict[str, Any] = {
+def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: Tick | None = None) -> Made:
+    """model: as everywhere, "tiny", a folder or a hub name. Raises SetupError, UserError."""
+    loaded = load(str(describe(model).folder or model), device=device)
+    if is_tiny(loaded):
+        examples = tiny_examples(samples, seed)
+    else:
+        examples = text_examples(encoder(loaded), samples, seed, first_ids(loaded), min(loaded.context, LONGEST))
+    made: dict[str, Any] = {
         "how": "estimated from attention, not trained",
-        "data": "problems of lookup-8" if tiny else "codes among unrelated sentences, English",
-        "command": f"kvbench train {kind} --model {model} --samples {samples} --seed {seed} --out DIR",
+        "data": source(loaded),
+        "command": f"kvbench train {KIND} --model {model} --samples {samples} --seed {seed} --out DIR",
         "samples": samples,
         "seed": seed,
         "tokens": sum(len(example.ids) for example in examples),
         "dtype": str(loaded.dtype).removeprefix("torch."),
     }
-    if kind == "headkv":
-        name, table = "importance", importance(loaded, examples, tick)
-    else:
-        # What a streaming head keeps; the built-in model's prompts are a tenth as long as texts.
-        sinks, recent = (4, 32) if tiny else (64, 256)
-        name, table = "alpha", alpha(loaded, examples, sinks, recent, tick)
-        how |= {"sinks": sinks, "recent": recent}
-    path = out / f"{kind}.safetensors"
-    return Made(path, table, save_weights(path, kind, {name: table}, loaded.model.config, base_model=model, made=how))
-
-
-def _texts(loaded: LoadedModel, samples: int, seed: int) -> list[Example]:
-    tokenizer = loaded.tokenizer
-    first = [] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]
-
-    def encode(text: str) -> list[int]:
-        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    return text_examples(encode, samples, seed, first, min(loaded.context, LONGEST))
+    table = importance(loaded, examples, tick)
+    path = out / f"{KIND}.safetensors"
+    card = save_weights(path, KIND, {"importance": table}, loaded.model.config, base_model=model, made=made)
+    return Made(path, table, card)
 
 
 def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
@@ -90,25 +75,6 @@ def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | Non
     if total <= 0:
         raise SetupError("no head of the model attends to the answers; the table would be empty.")
     return (shares / total).float()
-
-
-def alpha(
-    model: LoadedModel, examples: Sequence[Example], sinks: int, recent: int, tick: Tick | None = None
-) -> torch.Tensor:
-    """[L, Hk] share of attention that falls on neither the first `sinks` nor the newest `recent` tokens, mean over a
-    group of query heads. 0 is a head that a streaming cache serves as well.
-    """
-
-    def far(example: Example, device: torch.device) -> torch.Tensor:
-        keys = torch.arange(len(example.ids), device=device)
-        rows = torch.tensor(example.rows, device=device)[:, None]
-        return (keys >= sinks) & (keys <= rows - recent)
-
-    shares = attention_shares(model, examples, far, tick)
-    heads = {g.kv_heads for g in model.geometry}
-    if len(heads) > 1:
-        raise SetupError("layers of this model differ in KV heads; one table cannot hold them.")
-    return shares.view(len(model.geometry), heads.pop(), -1).mean(dim=-1).float()
 
 
 @torch.inference_mode()

@@ -35,6 +35,7 @@ class LookaheadRecipe(Recipe):
     """
 
     name, kind, figure = "lookaheadkv", "lookaheadkv", "loss"
+    at_once = 1
 
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]

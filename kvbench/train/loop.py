@@ -4,17 +4,16 @@
     done.path                     # what was made: OUT/KIND.safetensors with its card, or a folder with a model
 
 After a kill the same call goes on from the last checkpoint and comes to the same losses. `OUT/log.jsonl` has one row a
-step, `OUT/held_out.jsonl` the held-out figures. With several processes (accelerate, torchrun) each takes its share of
-a batch and gradients are averaged; the first process writes.
+step, `OUT/held_out.jsonl` the held-out figures. Of several processes (`kvbench.train.processes`) each takes its share
+of a batch and gradients are averaged; the first process writes.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ import torch
 
 from kvbench.errors import SetupError, UserError, show
 from kvbench.train import checkpoint
+from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
 CHECKPOINT, LOG, HELD_OUT = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl"
@@ -65,57 +65,83 @@ def train(
         SetupError: a loss is not finite, or a file cannot be written or read.
     """
     settings = recipe.settings
-    processes = _Processes()
-    parameters = recipe.parameters()
-    optimiser = torch.optim.AdamW(
-        list(parameters.values()), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
-    )
-    state = _begin(recipe, out, parameters, optimiser, processes, base_model, revision)
-    step, seconds = int(state["step"]), float(state["seconds"])
-    if "before" not in state:
-        state["before"] = recipe.held_out()
-        _note(out / HELD_OUT, {"step": 0, **state["before"]}, processes)
-    saved = time.monotonic()
-    while step < settings.steps:
-        started = time.monotonic()
-        for group in optimiser.param_groups:
-            group["lr"] = rate(settings, step)
-        loss, figures = recipe.loss(step, processes.share(settings.batch))
-        if not math.isfinite(value := processes.mean(loss.item())):
-            raise SetupError(f"the loss is {value} at step {step}; try a smaller --lr.")
-        loss.backward()
-        processes.average(parameters.values())
-        norm = torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
-        step += 1
-        seconds += time.monotonic() - started
-        row = {"step": step, "loss": value, "grad_norm": float(norm), "lr": rate(settings, step - 1), **figures}
-        _note(out / LOG, row, processes)
-        if tick:
-            tick(step, {"loss": value, **figures})
-        if step == settings.steps or time.monotonic() - saved >= checkpoint_seconds:
-            state |= {"step": step, "seconds": seconds}
-            if processes.first:
-                checkpoint.save(out / CHECKPOINT, parameters, optimiser, state)
-            saved = time.monotonic()
-    after = recipe.held_out()
-    _note(out / HELD_OUT, {"step": step, **after}, processes)
-    made = {
-        "recipe": recipe.name,
-        "command": command,
-        "settings": asdict(settings) | {"more": dict(settings.more)},
-        "base_revision": revision,
-        "held_out_before": state["before"],
-        "held_out_after": after,
-        "seconds": round(seconds, 1),
-        **recipe.card(),
-    }
-    path: Path = out
-    card: dict[str, Any] = {}
-    if processes.first:
-        path, card = recipe.write(out, config=config, base_model=base_model, made=made)
-    return Trained(path=path, card=card, before=state["before"], after=after)
+    with joined() as processes:
+        share = processes.share(settings.batch)
+        parameters = recipe.parameters()
+        optimiser = torch.optim.AdamW(
+            list(parameters.values()), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
+        )
+        state = _begin(recipe, out, parameters, optimiser, processes, base_model, revision)
+        processes.copy_first(parameters.values())
+        step, seconds = int(state["step"]), float(state["seconds"])
+        if "before" not in state:
+            state["before"] = recipe.held_out()
+            _note(out / HELD_OUT, {"step": 0, **state["before"]}, processes)
+        saved = time.monotonic()
+        while step < settings.steps:
+            started = time.monotonic()
+            for group in optimiser.param_groups:
+                group["lr"] = rate(settings, step)
+            loss, figures = _gradients(recipe, parameters.values(), step, share, processes)
+            norm = torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
+            optimiser.step()
+            optimiser.zero_grad(set_to_none=True)
+            recipe.after_step()
+            step += 1
+            seconds += time.monotonic() - started
+            row = {"step": step, "loss": loss, "grad_norm": float(norm), "lr": rate(settings, step - 1), **figures}
+            _note(out / LOG, row, processes)
+            if tick:
+                tick(step, {"loss": loss, **figures})
+            if step == settings.steps or time.monotonic() - saved >= checkpoint_seconds:
+                state |= {"step": step, "seconds": seconds}
+                if processes.first:
+                    checkpoint.save(out / CHECKPOINT, parameters, optimiser, state)
+                saved = time.monotonic()
+        after = recipe.held_out()
+        _note(out / HELD_OUT, {"step": step, **after}, processes)
+        made = {
+            "recipe": recipe.name,
+            "command": command,
+            "settings": asdict(settings) | {"more": dict(settings.more)},
+            "base_revision": revision,
+            "held_out_before": state["before"],
+            "held_out_after": after,
+            "seconds": round(seconds, 1),
+            **recipe.card(),
+        }
+        path: Path = out
+        card: dict[str, Any] = {}
+        if processes.first:
+            path, card = recipe.write(out, config=config, base_model=base_model, made=made)
+        return Trained(path=path, card=card, before=state["before"], after=after)
+
+
+def _gradients(
+    recipe: Recipe, parameters: Iterable[torch.Tensor], step: int, share: slice, processes: Processes
+) -> tuple[float, dict[str, float]]:
+    """Leave the gradient of the whole batch in every parameter. Returns its loss, and the figures of this share.
+
+    Raises SetupError when the loss is not finite.
+    """
+    size = share.stop - share.start
+    once = recipe.at_once or size
+    loss, figures = 0.0, dict[str, float]()
+    for start in range(share.start, share.stop, once):
+        part = slice(start, min(start + once, share.stop))
+        weight = (part.stop - part.start) / size
+        value, shown = recipe.loss(step, part)
+        (value * weight).backward()
+        loss += weight * value.item()
+        figures = {name: figures.get(name, 0.0) + weight * figure for name, figure in shown.items()}
+    if not math.isfinite(loss := processes.mean(loss)):
+        raise SetupError(f"the loss is {loss} at step {step}; try a smaller --lr.")
+    gradients = []
+    for p in parameters:
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad  # every process sends one of each
+        gradients.append(p.grad)
+    processes.average(gradients)
+    return loss, figures
 
 
 def rate(settings: Settings, step: int) -> float:
@@ -126,45 +152,12 @@ def rate(settings: Settings, step: int) -> float:
     return settings.lr * (settings.floor + (1 - settings.floor) * (1 + math.cos(math.pi * done)) / 2)
 
 
-class _Processes:
-    """This process among those of a training; alone unless torchrun or accelerate started several."""
-
-    def __init__(self) -> None:
-        self.count, self.rank, self._accelerator = 1, 0, None
-        if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            from accelerate import Accelerator
-
-            self._accelerator = Accelerator()
-            self.count, self.rank = self._accelerator.num_processes, self._accelerator.process_index
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
-
-    def share(self, batch: int) -> slice:
-        """This process's samples of a batch."""
-        if batch % self.count:
-            raise UserError(f"a batch of {batch} cannot be shared equally by {self.count} processes.")
-        size = batch // self.count
-        return slice(self.rank * size, (self.rank + 1) * size)
-
-    def average(self, parameters: Any) -> None:
-        if self._accelerator is not None:
-            for p in parameters:
-                p.grad = self._accelerator.reduce(torch.zeros_like(p) if p.grad is None else p.grad, "mean")
-
-    def mean(self, value: float) -> float:
-        if self._accelerator is None:
-            return value
-        return float(self._accelerator.reduce(torch.tensor(value, device=self._accelerator.device), "mean"))
-
-
 def _begin(
     recipe: Recipe,
     out: Path,
     parameters: dict[str, torch.Tensor],
     optimiser: torch.optim.AdamW,
-    processes: _Processes,
+    processes: Processes,
     base_model: str,
     revision: str | None,
 ) -> dict[str, Any]:
@@ -184,7 +177,7 @@ def _begin(
         )
     if processes.first:
         forget_after(int(state["step"]), out / LOG)
-        forget_after(int(state["step"]), out / HELD_OUT)
+        forget_after(int(state["step"]) - 1, out / HELD_OUT)  # a finished training writes its last figures again
     return state
 
 
@@ -194,7 +187,7 @@ def forget_after(step: int, log: Path) -> None:
     log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
 
 
-def _note(log: Path, row: dict[str, Any], processes: _Processes) -> None:
+def _note(log: Path, row: dict[str, Any], processes: Processes) -> None:
     if processes.first:
         with log.open("a") as file:
             file.write(json.dumps(row) + "\n")

@@ -51,12 +51,15 @@ class Recipe(ABC):
         name: of the recipe, as ``kvbench train NAME``.
         kind: of the weights that come out (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; `higher` says in which direction.
+        at_once: samples that one call of `loss` gets, where the graph of a whole batch would take too much memory;
+            gradients add up. None: all that this process has of a batch.
     """
 
     name: ClassVar[str] = ""
     kind: ClassVar[str] = ""
     figure: ClassVar[str] = "loss"
     higher: ClassVar[bool] = False
+    at_once: ClassVar[int | None] = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -67,7 +70,7 @@ class Recipe(ABC):
 
     @abstractmethod
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        """Loss of the samples `share` of a step's batch, and what the log shows beside it.
+        """Mean loss of the samples `share` of a step's batch, and what the log shows beside it (the first process's).
 
         A function of (settings, parameters, step) alone: a resumed training must come to the same losses.
         """
@@ -75,6 +78,10 @@ class Recipe(ABC):
     @abstractmethod
     def held_out(self) -> dict[str, float]:
         """Figures on data that training never sees, `figure` among them."""
+
+    def after_step(self) -> None:
+        """Called when the optimiser has moved the parameters: the place to put them back into their range."""
+        return None
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """What is written as weights."""

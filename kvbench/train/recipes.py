@@ -10,16 +10,19 @@ import hashlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kvbench import models
 from kvbench.engine.model import LoadedModel, load
 from kvbench.errors import UserError
-from kvbench.train.catalogue import RECIPES
+from kvbench.train.catalogue import RECIPES, Entry
+from kvbench.train.head_data import Example, examples, source
+from kvbench.train.processes import own_device
 from kvbench.train.recipe import Recipe, Settings
 from kvbench.train.traces import Question, Trace, built_in, collect, prompts_of
 
-LONGEST_ANSWER = 512  # tokens, to questions of a file
+LONGEST_ANSWER = 512  # tokens, to questions of a file, unless a recipe has an option `longest`
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,26 +52,41 @@ def prepare(
 
     Args:
         data: a file with questions; None takes problems of the built-in tasks.
-        samples: answers or questions to train on; the entry's `held_out` more are held out.
+        samples: answers, questions or examples to train on; the entry's `held_out` more are held out.
     """
     entry = RECIPES[name]
     info = models.describe(model)
-    loaded = load(str(info.folder or model), device=device)
-    if data is None:
-        asked = built_in(entry.tasks, samples, seed, loaded)
-        kept_out = built_in(entry.tasks, entry.held_out, seed, loaded, held_out=True)
+    loaded = load(str(info.folder or model), device=own_device(device))
+    given: Sequence[Question | Trace | Example]
+    test: Sequence[Question | Trace | Example]
+    if entry.given == "examples":
+        if data is not None:
+            raise UserError(f"{name} is trained on texts of its own; it takes no --data.")
+        made = examples(loaded, samples + entry.held_out, seed, int(options["tokens"]))
+        given, test = made[:samples], made[samples:]
     else:
-        questions = prompts_of(data, loaded, LONGEST_ANSWER)
-        if len(questions) <= entry.held_out:
-            raise UserError(f"--data has {len(questions)} questions that fit; more than {entry.held_out} are needed.")
-        asked, kept_out = questions[entry.held_out :][:samples], questions[: entry.held_out]
-    given: Sequence[Question] | Sequence[Trace] = asked
-    test: Sequence[Question] | Sequence[Trace] = kept_out
-    if entry.given == "answers":
-        given, test = collect(loaded, asked, tick=tick), collect(loaded, kept_out)
+        asked, kept_out = _questions(entry, loaded, data, samples, seed, int(options.get("longest", LONGEST_ANSWER)))
+        given, test = asked, kept_out
+        if entry.given == "answers":
+            given = collect(loaded, asked, tick=tick)
+            test = kept_out if entry.tested == "questions" else collect(loaded, kept_out)
     read = hashlib.sha256(repr([item.ids for item in (*given, *test)]).encode()).hexdigest()
-    more = dict(options) | {"data": data or ", ".join(entry.tasks), "samples": samples, "data_sha256": read}
+    about = Path(data).name if data else ", ".join(entry.tasks) or source(loaded)
+    more = dict(options) | {"data": about, "samples": samples, "data_sha256": read}
     settings = Settings(steps=steps, lr=lr, batch=batch, seed=seed, more=more)
     module, _, cls = entry.place.partition(":")
-    made: Recipe = getattr(importlib.import_module(module), cls)(loaded, settings, given, test)
-    return Ready(made, loaded, models.revision(info))
+    recipe: Recipe = getattr(importlib.import_module(module), cls)(loaded, settings, given, test)
+    return Ready(recipe, loaded, models.revision(info))
+
+
+def _questions(
+    entry: Entry, loaded: LoadedModel, data: str | None, samples: int, seed: int, longest: int
+) -> tuple[list[Question], list[Question]]:
+    """Those to train on, and those held out."""
+    if data is None:
+        asked = built_in(entry.tasks, samples, seed, loaded)
+        return asked, built_in(entry.tasks, entry.held_out, seed, loaded, held_out=True)
+    questions = prompts_of(data, loaded, longest)
+    if len(questions) <= entry.held_out:
+        raise UserError(f"--data has {len(questions)} questions that fit; more than {entry.held_out} are needed.")
+    return questions[entry.held_out :][:samples], questions[: entry.held_out]

@@ -23,6 +23,7 @@ from kvbench.synthetic.cells import CELLS
 from kvbench.synthetic.problem import HELD_OUT
 from kvbench.task import Doc, Turn
 from kvbench.task_names import get_task
+from kvbench.train.maths import judge
 
 SEED_BITS = 29  # below HELD_OUT = 10^9
 SLOTS = 32
@@ -80,7 +81,10 @@ def _exact(cell: object, number: int) -> Judge:
 
 
 def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> list[Question]:
-    """Questions of a JSON-lines file with the field ``question`` or ``prompt``, through the chat template if any."""
+    """Questions of a JSON-lines file with the field ``question`` or ``prompt``, through the chat template if any.
+
+    A field ``answer``, LaTeX or a number, says what is right.
+    """
     from kvbench.prompts import template_text
     from kvbench.reader import ModelReader
 
@@ -97,7 +101,9 @@ def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> li
         ids = tuple(reader.ids(reader.text(doc, thinking=None)))
         room = loaded.context - len(ids)
         if room > 0:
-            questions.append(Question(name=f"line-{line}", ids=ids, max_new_tokens=min(max_new_tokens, room)))
+            right = judge(str(row["answer"])) if "answer" in row else None
+            longest = min(max_new_tokens, room)
+            questions.append(Question(name=f"line-{line}", ids=ids, max_new_tokens=longest, right=right))
     return questions
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+
 import pytest
 import torch
 
+from kvbench import tiny
 from kvbench.cli import main
 from kvbench.engine.weights import load_weights, save_weights
 from kvbench.errors import SetupError, UserError
@@ -45,19 +48,20 @@ def test_missing_weights_name_the_option(name, what, option, tmp_path):
     with pytest.raises(UserError) as error:
         load(name, tmp_path, _name_or_path="org/x")
     assert str(error.value) == (
-        f"method '{name}' needs trained {what} weights; give --method-opt {name}.{option}=PATH. "
-        "None is bundled for 'org/x'."
+        f"method '{name}' needs trained {what} weights; give --method-opt {name}.{option}=PATH, "
+        f"which 'kvbench train {name} --model org/x --out DIR' makes. None is bundled for 'org/x'."
     )
     with pytest.raises(SetupError, match=r"nowhere.* does not exist"):
         load(name, None, {option: str(tmp_path / "nowhere")})
 
 
 def test_a_run_without_weights_ends_before_any_work(capsys, tmp_path):
-    arguments = ["run", "--method", "retention", "--budget", "48", "--task", "walk", "--limit", "1"]
-    assert main([*arguments, "--out", str(tmp_path), "--quiet"]) == 2
+    copy = shutil.copytree(tiny.path(), tmp_path / "copy", ignore=shutil.ignore_patterns("*.py", "retention.*"))
+    arguments = ["run", "--model", str(copy), "--method", "retention", "--budget", "48", "--task", "walk"]
+    assert main([*arguments, "--limit", "1", "--out", str(tmp_path), "--quiet"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
     assert error.startswith("error: method 'retention' needs trained gate weights; give --method-opt retention.gates=")
-    assert error.endswith("None is bundled for 'tiny'.")
+    assert error.endswith(f"None is bundled for '{copy}'.")
 
 
 @pytest.mark.parametrize(("name", "what"), [("trimkv", "gate"), ("foresightkv", "scorer")])

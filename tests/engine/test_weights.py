@@ -127,8 +127,18 @@ def test_a_table_must_be_one_of_this_model_s_heads(tmp_path, tensors, match):
 
 
 def test_damaged_files_are_refused(folder):
-    (folder / "headkv.safetensors").write_bytes(b"\0" * 30)
-    refused("cannot be read", HEADKV, folder, config())
+    path = folder / "headkv.safetensors"
+    whole = path.read_bytes()
+    for data, why in (
+        (b"", "0 bytes (header too small)"),
+        (b"\0" * 30, "30 bytes (invalid JSON in header)"),
+        (whole[:-4], f"{len(whole) - 4} bytes (incomplete metadata, file not fully covered)"),
+    ):
+        path.write_bytes(data)
+        text = f"weights '{path}' are no safetensors file, or a damaged one of {why}. Make or copy them again."
+        assert refused("safetensors", HEADKV, folder, config()) == text
+    torch.save({"importance": torch.ones(3, 4)}, path)
+    refused("are a pickle, which kvbench does not open", HEADKV, folder, config())
     (folder / "headkv.json").write_text("{")
     refused("card .* cannot be read", HEADKV, folder, config())
     (folder / "headkv.json").unlink()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -51,6 +52,18 @@ def test_occupancy_is_the_same_in_any_blocks(block):
     torch.testing.assert_close(occupancy(log_beta, block=block), decay(log_beta).sum(dim=-1))
 
 
+def test_occupancy_has_one_gradient_in_any_blocks():
+    weight = torch.rand(3, 40, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    found = []
+    for block in (1000, 16, 7):
+        log_beta = -torch.rand(3, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+        log_beta.requires_grad_(True)
+        (occupancy(log_beta, block=block) * weight).sum().backward()
+        found.append(log_beta.grad)
+    torch.testing.assert_close(found[1], found[0])
+    torch.testing.assert_close(found[2], found[0])
+
+
 @pytest.fixture
 def stream():
     g = torch.Generator().manual_seed(3)
@@ -75,6 +88,42 @@ def test_only_the_weighted_form_ends_in_an_eviction(stream):
     torch.testing.assert_close(gated_attention(q, k, v, nothing, scaling=0.5), own, rtol=1e-5, atol=1e-6)
     scaled = gated_attention(q, k, v, nothing, scaling=0.5, form="scale")
     assert not torch.allclose(scaled[:, :, 1:], own[:, :, 1:], atol=1e-2)
+
+
+def test_entries_that_fade_at_once_are_evicted(stream):
+    """beta is 0 or 1: every query attends to its own entry and to those that stay, as if the others were not there."""
+    q, k, v = stream
+    stays = torch.rand(2, 2, 9, generator=torch.Generator().manual_seed(7)) < 0.5
+    got = gated_attention(q, k, v, torch.where(stays, 0.0, -1e9), scaling=0.5)
+    for b, head, t in itertools.product(range(2), range(4), range(9)):
+        held = [j for j in range(t + 1) if stays[b, head // 2, j] or j == t]
+        weights = (k[b, head // 2, held] @ q[b, head, t] * 0.5).softmax(dim=0)
+        torch.testing.assert_close(got[b, head, t], weights @ v[b, head // 2, held], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("form", ["weight", "scale"])
+def test_a_part_of_the_queries(stream, form):
+    q, k, v = stream
+    log_beta = -torch.rand(2, 2, 9, generator=torch.Generator().manual_seed(5))
+    whole = gated_attention(q, k, v, log_beta, scaling=0.5, form=form, softcap=3.0)
+    part = gated_attention(
+        q[:, :, 4:7], k[:, :, :7], v[:, :, :7], log_beta[..., :7], scaling=0.5, form=form, first=4, softcap=3.0
+    )
+    torch.testing.assert_close(part, whole[:, :, 4:7])
+
+
+def test_bounded_logits_and_a_key_without_a_value(stream):
+    """By hand: the bound comes before the fading, as the model's own does before its mask."""
+    q, k, v = stream
+    log_beta = -torch.rand(2, 2, 9, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
+    sinks = torch.tensor([0.3, -1.0, 2.0, 0.0], dtype=torch.float64)
+    got = gated_attention(q, k, v, log_beta, scaling=0.5, softcap=2.0, sinks=sinks)
+    for b, head, t in itertools.product(range(2), range(4), range(9)):
+        kv = head // 2
+        logits = 2 * torch.tanh(k[b, kv, : t + 1] @ q[b, head, t] * 0.5 / 2)
+        logits = logits + log_beta[b, kv, : t + 1] * torch.arange(t, -1, -1)
+        weights = torch.cat([logits, sinks[head, None]]).softmax(dim=0)[:-1]
+        torch.testing.assert_close(got[b, head, t], weights @ v[b, kv, : t + 1], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("form", "logits"), [("weight", [math.log(0.25) + 3, 2.0]), ("scale", [0.25 * 3, 2.0])])

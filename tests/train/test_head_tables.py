@@ -1,4 +1,4 @@
-"""Head tables: the problems they are estimated on, the attention they count, and the command that writes them."""
+"""The head table: the problems it is estimated on, the attention it counts, and the command that writes it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from kvbench.errors import SetupError
 from kvbench.eviction.api import Weights
 from kvbench.synthetic.problem import HELD_OUT
 from kvbench.train import head_data
+from kvbench.train.catalogue import RECIPES, TABLES
 from kvbench.train.head_data import Example, text_examples, tiny_examples
-from kvbench.train.head_tables import alpha, attention_shares, importance
+from kvbench.train.head_tables import attention_shares, importance
 
 
 @pytest.fixture(scope="module")
@@ -151,19 +152,6 @@ def test_importance_sums_to_one_and_follows_the_evidence():
     torch.testing.assert_close(table.double(), shares / shares.sum(), rtol=1e-5, atol=1e-8)
 
 
-def test_alpha_is_what_a_streaming_head_would_lose():
-    model, examples = build("llama"), examples_of()
-
-    def far(example, device):
-        keys = torch.arange(40)
-        return torch.stack([(keys >= 2) & (keys <= row - 5) for row in example.rows])
-
-    want = eager_shares(build("llama"), examples, far).view(3, 2, 2).mean(-1)
-    torch.testing.assert_close(alpha(model, examples, 2, 5).double(), want, rtol=1e-4, atol=1e-6)
-    assert not alpha(model, examples, 2, 39).any()  # nothing is so far away
-    assert alpha(model, examples, 0, 0).min() > 0.999
-
-
 def test_ticks_count_examples_and_tokens():
     seen = []
     importance(build("llama"), examples_of(), lambda done, tokens: seen.append((done, tokens)))
@@ -173,18 +161,17 @@ def test_ticks_count_examples_and_tokens():
 # the built-in model
 
 
-def test_the_shipped_tables_can_be_made_again(model, tmp_path, capsys):
-    for kind, name in (("headkv", "importance"), ("duo", "alpha")):
-        shipped = json.loads((tiny.path() / f"{kind}.json").read_text())
-        samples, seed = str(shipped["made"]["samples"]), str(shipped["made"]["seed"])
-        arguments = ["train", kind, "--out", str(tmp_path), "--samples", samples, "--seed", seed, "--json", "--quiet"]
-        assert main(arguments) == 0
-        card = json.loads(capsys.readouterr().out.splitlines()[-1])
-        assert card["made"] | {"command": ""} == shipped["made"] | {"command": ""}
-        ours, theirs = (load_file(folder / f"{kind}.safetensors")[name] for folder in (tmp_path, tiny.path()))
-        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
-        again = load_weights(Weights(kind=kind, path=str(tmp_path)), None, model.model.config, "cpu")
-        assert torch.equal(again[name], ours)
+def test_the_shipped_table_can_be_made_again(model, tmp_path, capsys):
+    shipped = json.loads((tiny.path() / "headkv.json").read_text())
+    samples, seed = str(shipped["made"]["samples"]), str(shipped["made"]["seed"])
+    arguments = ["train", "headkv", "--out", str(tmp_path), "--samples", samples, "--seed", seed, "--json", "--quiet"]
+    assert main(arguments) == 0
+    card = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert card["made"] | {"command": ""} == shipped["made"] | {"command": ""}
+    ours, theirs = (load_file(folder / "headkv.safetensors")["importance"] for folder in (tmp_path, tiny.path()))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5)
+    again = load_weights(Weights(kind="headkv", path=str(tmp_path)), None, model.model.config, "cpu")
+    assert torch.equal(again["importance"], ours)
 
 
 def test_the_heads_found_on_some_problems_are_those_of_others(model):
@@ -201,14 +188,13 @@ def test_the_heads_found_on_some_problems_are_those_of_others(model):
 def test_a_folder_model_is_read_in_english(tmp_path, capsys):
     """A copy of the built-in model is not the built-in model; its byte tokens can spell anything."""
     copy = shutil.copytree(tiny.path(), tmp_path / "copy", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
-    main(["train", "duo", "--model", str(copy), "--out", str(tmp_path), "--samples", "1"])
+    main(["train", "headkv", "--model", str(copy), "--out", str(tmp_path), "--samples", "1"])
     out = capsys.readouterr().out
-    card = json.loads((tmp_path / "duo.json").read_text())
+    card = json.loads((tmp_path / "headkv.json").read_text())
     assert "English" in card["made"]["data"]
-    assert (card["made"]["sinks"], card["made"]["recent"]) == (64, 256)
     assert card["base_model"] == str(copy)
-    assert "KV head" in out
-    assert "duo.safetensors" in out
+    assert "query head" in out
+    assert "headkv.safetensors" in out
 
 
 def test_usage_errors_and_help_need_no_torch(calls, tmp_path):
@@ -223,8 +209,9 @@ def test_usage_errors_and_help_need_no_torch(calls, tmp_path):
     assert [result.torch for result in results] == [False] * len(lines)
     assert [result.code for result in results] == [0, 2, 2, 2, 2]
     assert "kvbench train headkv --model tiny" in results[0].out
-    assert "cannot train 'headvk'. Did you mean 'headkv'? There are lookaheadkv, headkv, duo." in results[1].err
-    assert "cannot train 'gates'. There are lookaheadkv, headkv, duo." in results[2].err
+    known = ", ".join((*RECIPES, *TABLES))
+    assert f"cannot train 'headvk'. Did you mean 'headkv'? There are {known}." in results[1].err
+    assert f"cannot train 'gates'. There are {known}." in results[2].err
     assert "--samples must be 1 or more; got 0." in results[3].err
     assert "--seed must be" in results[3].err
     assert "model folder './no' does not exist." in results[3].err
@@ -245,7 +232,7 @@ def test_progress_speaks_of_samples():
     progress = _Counter("samples", stream=Stream(), clock=lambda: next(clock))
     progress._silent = False
     progress.begin(4, 0)
-    progress.cell("duo tiny")
+    progress.cell("headkv tiny")
     progress.update(1, 100, 0, 0)
-    assert "1/4 samples  duo tiny" in "".join(lines)
+    assert "1/4 samples  headkv tiny" in "".join(lines)
     assert "KV" not in "".join(lines)

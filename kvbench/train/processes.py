@@ -1,0 +1,104 @@
+"""The processes of one training: alone, or as many as torchrun or `accelerate launch` started.
+
+    torchrun --nproc-per-node 2 -m kvbench train lookaheadkv --model MODEL --out DIR
+
+    with joined() as processes:
+        share = processes.share(8)          # this one's samples of a batch of 8
+        processes.average(gradients)        # in place, the same bits in every process
+
+Both launchers say in the environment who is who; the collectives are torch's own (gloo between processors, NCCL
+between GPUs). Every process loads the model, collects the same answers and computes the held-out figures itself; the
+first one writes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+from torch import distributed
+
+from kvbench.errors import SetupError, UserError
+
+# Longer than answers may take that one process has finished and another has not. When a process dies the launcher
+# ends the others, so that nobody waits that long for the dead.
+PATIENCE = timedelta(hours=12)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """This process (number `rank`) among `count`."""
+
+    count: int = 1
+    rank: int = 0
+
+    @property
+    def first(self) -> bool:
+        return self.rank == 0
+
+    def share(self, batch: int) -> slice:
+        """This process's samples of a batch."""
+        if batch % self.count:
+            raise UserError(f"a batch of {batch} cannot be shared equally by {self.count} processes.")
+        size = batch // self.count
+        return slice(self.rank * size, (self.rank + 1) * size)
+
+    def average(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Replace each tensor by its mean over the processes."""
+        if self.count > 1:
+            for tensor in tensors:
+                distributed.all_reduce(tensor)
+                tensor /= self.count
+
+    def mean(self, value: float) -> float:
+        number = torch.tensor(value, dtype=torch.float64)
+        self.average([number])
+        return float(number)
+
+    def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Fill the tensors with the first process's."""
+        if self.count > 1:
+            with torch.no_grad():
+                for tensor in tensors:
+                    distributed.broadcast(tensor, src=0)
+
+
+def alone() -> bool:
+    return int(os.environ.get("WORLD_SIZE", "1")) == 1
+
+
+def is_first() -> bool:
+    """Whether this process writes and speaks."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+@contextmanager
+def joined() -> Iterator[Processes]:
+    """Meet the other processes, if there are any. Raises SetupError when the environment does not say where."""
+    if alone():
+        yield Processes()
+        return
+    try:
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        distributed.init_process_group(backend, timeout=PATIENCE)
+    except (ValueError, RuntimeError) as error:
+        reason = str(error).splitlines()[0]
+        raise SetupError(f"the processes cannot find each other: {reason}. Start them with torchrun.") from error
+    try:
+        yield Processes(distributed.get_world_size(), distributed.get_rank())
+    finally:
+        distributed.destroy_process_group()
+
+
+def own_device(name: str) -> str:
+    """A CUDA device for each process of a machine, by its number there, where no certain one is asked for."""
+    if alone() or name not in ("auto", "cuda") or not torch.cuda.is_available():
+        return name
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if local < torch.cuda.device_count():  # otherwise loading says that there are too few
+        torch.cuda.set_device(local)
+    return f"cuda:{local}"

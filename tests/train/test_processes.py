@@ -1,0 +1,151 @@
+"""Two processes under torchrun come to what one comes to, also after a kill; only the first writes and speaks."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from kvbench.cli import main
+from kvbench.errors import SetupError, UserError
+from kvbench.train.catalogue import RECIPES
+from kvbench.train.loop import HELD_OUT, LOG
+from kvbench.train.processes import Processes, joined, own_device
+
+STEPS = 8
+COMMAND = ["train", "lookaheadkv", "--samples", "4", "--steps", str(STEPS), "--batch", "4", "--opt", "rows=3"]
+COMMAND += ["--opt", "rank=2", "--json"]
+
+# The command, with less held out and a checkpoint at every step. The first process kills itself after the checkpoint
+# that KILL names; any other process that writes, renames or deletes in the folder ends with code 3.
+CHILD = """
+import os, signal, sys
+from dataclasses import replace
+import kvbench.train.loop as loop
+from kvbench.cli import main
+from kvbench.train.catalogue import RECIPES
+
+folder, kill = sys.argv[sys.argv.index("--out") + 1], int(os.environ.get("KILL", "0"))
+
+def watch(event, args):
+    changes = event in ("os.rename", "os.remove", "os.mkdir")
+    changes = changes or (event == "open" and args[2] & (os.O_WRONLY | os.O_RDWR))
+    if changes and training and str(args[0]).startswith(folder):
+        print(event, args, file=sys.stderr, flush=True)
+        os._exit(3)
+
+def save(*args):
+    kept(*args)
+    if args[3]["step"] == kill:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def begin(*args):
+    global training
+    training = True
+    return began(*args)
+
+training, kept, began = False, loop.checkpoint.save, loop._begin
+loop.checkpoint.save, loop._begin = save, begin
+loop.train.__kwdefaults__["checkpoint_seconds"] = 0
+RECIPES["lookaheadkv"] = replace(RECIPES["lookaheadkv"], held_out=2)
+if os.environ["RANK"] != "0":
+    sys.addaudithook(watch)
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def torchrun(folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+    child = folder.parent / "child.py"
+    child.write_text(CHILD)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(child)]
+    quiet = {"OMP_NUM_THREADS": "1", "KVBENCH_NO_PROGRESS": "1", "NO_COLOR": "1"}
+    return subprocess.run(
+        [*command, *COMMAND, "--out", str(folder)],
+        capture_output=True,
+        text=True,
+        env=dict(os.environ) | quiet | env,
+        timeout=300,
+    )
+
+
+def rows(folder: Path, name: str) -> list[dict[str, float]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(RECIPES, "lookaheadkv", replace(RECIPES["lookaheadkv"], held_out=2))
+        assert main([*COMMAND, "-q", "--out", str(folder)]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """Killed after its fourth step, and started again."""
+    folder = tmp_path_factory.mktemp("two") / "out"
+    folder.mkdir()
+    killed = torchrun(folder, KILL="4")
+    assert killed.returncode != 0
+    assert len(rows(folder, LOG)) == 4, killed.stderr
+    assert not (folder / "lookaheadkv.safetensors").exists()
+    again = torchrun(folder)
+    assert again.returncode == 0, again.stderr
+    return folder, again
+
+
+def test_losses_and_weights_are_those_of_one_process(one, two):
+    ours, theirs = rows(two[0], LOG), rows(one, LOG)
+    assert [row["step"] for row in ours] == list(range(1, STEPS + 1))
+    for name in ("loss", "grad_norm", "lr"):
+        assert [row[name] for row in ours] == pytest.approx([row[name] for row in theirs], rel=1e-4)
+    ours, theirs = (load_file(folder / "lookaheadkv.safetensors") for folder in (two[0], one))
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        # AdamW moves a parameter by the learning rate however small its gradient is, so rounding shows most there.
+        torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
+
+
+def test_the_first_process_alone_writes_and_speaks(one, two):
+    folder, done = two
+    [document] = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert document["made"]["settings"]["batch"] == 4
+    assert done.stdout.count("wrote ") == 1
+    assert [row["step"] for row in rows(folder, HELD_OUT)] == [0, STEPS]
+    assert sorted(p.name for p in folder.iterdir()) == sorted(p.name for p in one.iterdir())
+
+
+def test_a_batch_is_shared_equally():
+    shares = [Processes(4, rank).share(8) for rank in range(4)]
+    assert [i for share in shares for i in range(8)[share]] == list(range(8))
+    with pytest.raises(UserError, match="a batch of 6 cannot be shared equally by 4 processes"):
+        Processes(4, 0).share(6)
+
+
+def test_processes_that_do_not_find_each_other(monkeypatch):
+    for name in ("RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(SetupError, match=r"cannot find each other: .*RANK.* Start them with torchrun."), joined():
+        pass
+
+
+def test_every_process_of_a_machine_has_its_own_gpu(monkeypatch):
+    assert own_device("auto") == "auto"
+    taken = []
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert own_device("auto") == "auto"  # no GPU here
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    assert [own_device(name) for name in ("auto", "cuda", "cuda:0", "cpu")] == ["cuda:1", "cuda:1", "cuda:0", "cpu"]
+    assert taken == [1, 1]
