@@ -1,0 +1,32 @@
+"""Whether answers to mathematics questions are right, asked while a model is trained.
+
+    right = judge("\\frac{1}{2}")
+    right("... so it is \\boxed{0.5}.")        # True
+
+math-verify decides, as in the mathematics tasks, in one process that lasts as long as the training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+
+from kvbench.math_task import MathTask
+from kvbench.scoring.pool import ScorePool
+from kvbench.task import Doc, Output
+
+
+def judge(answer: str) -> Callable[[str], bool]:
+    """Compares texts with a reference given as LaTeX or a number; what cannot be scored in time is not right."""
+    doc = Doc(doc_id="", turns=(), reference=answer)
+
+    def right(text: str) -> bool:
+        output = Output(text=text, stop_reason="", prompt_tokens=0, output_tokens=0)
+        return bool(_pool().submit(MathTask(), doc, output).result().value)
+
+    return right
+
+
+@cache
+def _pool() -> ScorePool:
+    return ScorePool()

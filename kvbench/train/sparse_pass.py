@@ -1,0 +1,116 @@
+"""Forward passes of a model that is trained under masks, and gradients that add up part by part.
+
+    loss = add_up(model, sequences, lifetimes, objective, micro=8, again=True)
+
+A batch of long answers does not fit into one graph. `objective(logits, part)` is therefore called for a few sequences
+at a time and followed by its backward pass at once; memory holds one part. What comes back is the sum as a number.
+
+Letters: b sequences, S tokens of the longest, n newest rows of which some sequence has answer tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from kvbench.engine.attention import route
+from kvbench.errors import UserError, show
+from kvbench.train.forward import forward
+from kvbench.train.sparse_masks import Lifetimes, SparseAttention
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """A prompt and an answer that was written or read under eviction.
+
+    Attributes:
+        keys: noise keys under which its evictions were logged, its prompt's and its own.
+        weight: of its tokens in the loss.
+    """
+
+    prompt: tuple[int, ...]
+    answer: tuple[int, ...]
+    keys: tuple[int, int]
+    weight: float = 1.0
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        return self.prompt + self.answer
+
+
+class Part:
+    """Sequences side by side, padded on the right, where nothing that counts can see it.
+
+    Attributes:
+        ids: [b, S].
+        targets: [b, n] tokens that the logits of the newest rows predict.
+        weights: [b, n] of these tokens in the loss; 0 for what belongs to no answer.
+    """
+
+    def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:
+        self.sequences = sequences
+        first = min(len(s.prompt) for s in sequences)
+        longest = max(len(s.ids) for s in sequences)
+        self.ids = torch.zeros(len(sequences), longest, dtype=torch.int64, device=device)
+        weights = torch.zeros(len(sequences), longest, device=device)
+        for row, s in enumerate(sequences):
+            self.ids[row, : len(s.ids)] = torch.tensor(s.ids, device=device)
+            weights[row, len(s.prompt) : len(s.ids)] = s.weight
+        self.targets, self.weights = self.ids[:, first:], weights[:, first:]
+
+    def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
+        """[b, n, V] in float32, of the tokens before the targets. until: as of `Lifetimes.tables`."""
+        handler = SparseAttention(until)
+        return forward(model, handler, input_ids=self.ids[:, :-1], logits=self.targets.shape[1]).float()
+
+    def tables(self, lifetimes: Lifetimes) -> dict[int, torch.Tensor]:
+        return lifetimes.tables([s.keys for s in self.sequences], self.ids.shape[1] - 1)
+
+
+Objective = Callable[[torch.Tensor, Part], torch.Tensor]
+
+
+def add_up(
+    model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
+) -> torch.Tensor:
+    """The sum of an objective over all sequences; its gradient is already added to that of every parameter.
+
+    objective: of the model's logits [b, n, V] under the masks, for the sequences of a part.
+    micro: sequences of a part.
+    again: compute a layer's activations again for its gradient instead of holding them.
+    """
+    device = next(model.parameters()).device
+    total = torch.zeros((), device=device)
+    for start in range(0, len(sequences), micro):
+        part = Part(sequences[start : start + micro], device)
+        until = part.tables(lifetimes)
+        # The backward pass runs layers again, whose attention must come here then too.
+        with recomputed(model, again), route(model, SparseAttention(until)):
+            loss = objective(part.logits(model, until), part)
+            loss.backward()
+        total += loss.detach()
+    return total.requires_grad_()
+
+
+@contextlib.contextmanager
+def recomputed(model: Any, on: bool) -> Iterator[None]:
+    """Gradient checkpointing of every decoder layer inside the block. Raises UserError when the model has none."""
+    layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if on else []
+    if on and not layers:
+        raise UserError(f"{show(type(model).__name__)} has no layers that can be recomputed; use --opt recompute=off.")
+    try:
+        for layer in layers:
+            layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+            # Layers look at `training`. Only their own is set: what lies in them, dropout too, stays in evaluation.
+            layer.gradient_checkpointing = layer.training = True
+        yield
+    finally:
+        for layer in layers:
+            layer.gradient_checkpointing = layer.training = False

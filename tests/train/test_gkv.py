@@ -1,0 +1,344 @@
+"""Training of the model itself under eviction: what is learnt from, the gradient, and the model that is left."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from support.models import ARCHITECTURES, build
+
+from kvbench import tiny
+from kvbench.cli import main
+from kvbench.engine import loop
+from kvbench.engine.model import load
+from kvbench.errors import UserError
+from kvbench.train import gkv_rl, sparse_pass
+from kvbench.train.catalogue import RECIPES
+from kvbench.train.gkv_distill import DistillRecipe
+from kvbench.train.gkv_rl import RLRecipe, advantages, log_probs
+from kvbench.train.loop import LOG, train
+from kvbench.train.recipe import Settings
+from kvbench.train.sparse_masks import Lifetimes, SparseAttention
+from kvbench.train.sparse_pass import Part, add_up
+from kvbench.train.traces import Question, Trace, built_in, collect, prompts_of
+
+MORE = {"method": "gkv", "budget": 112, "interval": 32, "temperature": 0.6, "slots": 32, "micro": 8, "recompute": "off"}
+ROLL = MORE | {"temperature": 1.5, "group": 6}
+RANDOM = {**MORE, "method": "gkv(window=4)", "budget": 16, "interval": 8, "temperature": 1.0}
+
+
+def settings(more=MORE, **numbers):
+    return Settings(**{"steps": 6, "lr": 3e-4, "warmup": 1, "batch": 4, "more": more} | numbers)
+
+
+@pytest.fixture
+def loaded():
+    return load(str(tiny.path()), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def asked():
+    loaded = load(str(tiny.path()), device="cpu")
+    return built_in(("chain",), 6, 0, loaded), built_in(("chain",), 3, 0, loaded, held_out=True)
+
+
+@pytest.fixture(scope="module")
+def answers(asked):
+    return collect(load(str(tiny.path()), device="cpu"), asked[0])
+
+
+def gradients(recipe):
+    return {name: p.grad.clone() for name, p in recipe.parameters().items() if p.grad is not None}
+
+
+def forget(recipe):
+    for p in recipe.parameters().values():
+        p.grad = None
+
+
+def assert_close(found, wanted):
+    assert found.keys() == wanted.keys()
+    largest = max(float(g.abs().max()) for g in wanted.values())
+    assert largest > 0
+    for name, gradient in wanted.items():
+        assert float((found[name] - gradient).abs().max()) < 1e-4 * largest, name
+
+
+def random_recipe(architecture, kind, **more):
+    """A recipe for a random model that knows end tokens; a text is right when most of its tokens are even."""
+    loaded = build(architecture)
+    loaded = dataclasses.replace(loaded, stop_ids=frozenset(range(12)))
+    generator = torch.Generator().manual_seed(1)
+    ids = [tuple(torch.randint(0, 160, (n,), generator=generator).tolist()) for n in (21, 30, 13, 40)]
+
+    def right(text):
+        numbers = [int(word) for word in text.split()]
+        return sum(n % 2 == 0 for n in numbers) > len(numbers) / 2
+
+    questions = [Question(name=str(i), ids=x, max_new_tokens=40, right=right) for i, x in enumerate(ids)]
+    if kind is RLRecipe:
+        return RLRecipe(loaded, settings(RANDOM | {"group": 8} | more), questions, questions)
+    answers = [Trace(name=q.name, prompt=q.ids, answer=q.ids[::-1]) for q in questions]
+    return DistillRecipe(loaded, settings(RANDOM | more), answers, questions)
+
+
+def test_advantages():
+    rewards = torch.tensor([[1.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
+    cut = torch.zeros(3, 4, dtype=torch.bool)
+    cut[2, :2] = True
+    third = 0.25 / 0.1875**0.5
+    wanted = [[1.0, -1.0, -1.0, 1.0], [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, -third, 3 * third]]
+    torch.testing.assert_close(advantages(rewards, cut), torch.tensor(wanted))
+
+
+def test_batches_are_a_function_of_the_step_and_meet_every_item(loaded, asked):
+    recipe = RLRecipe(loaded, settings(ROLL), *asked)
+    drawn = [recipe.drawn(step, 6) for step in range(3)]
+    assert drawn == [recipe.drawn(step, 6) for step in range(3)]
+    flat = [item for batch in drawn for item in batch]
+    assert sorted(flat[:6]) == sorted(flat[6:]) == [0, 1, 2, 3, 4, 5]
+    assert flat[:6] != flat[6:]
+
+
+def test_log_probs_are_those_that_the_tokens_were_drawn_with(loaded, asked, monkeypatch):
+    drawn = {}
+
+    def draw(logits, keys, steps, sampling):
+        tokens = original(logits, keys, steps, sampling)
+        scaled = (logits.float() / sampling.temperature).log_softmax(dim=-1)
+        for row, (key, step, token) in enumerate(zip(keys.tolist(), steps.tolist(), tokens.tolist())):
+            drawn[key, step] = float(scaled[row, token])
+        return tokens
+
+    original = loop.draw
+    monkeypatch.setattr(loop, "draw", draw)
+    recipe = RLRecipe(loaded, settings(ROLL), *asked)
+    sequences = [r.answered for group in recipe.sample(0, slice(0, 4)) for r in group]
+    part = Part(sequences, loaded.device)
+    with torch.no_grad():
+        said = log_probs(part.logits(loaded.model, part.tables(recipe.lifetimes)), part.targets, 1.5)
+        blind = log_probs(part.logits(loaded.model, {}), part.targets, 1.5)
+    counted = part.weights > 0
+    wanted = torch.tensor([drawn[s.keys[1], step] for s in sequences for step in range(len(s.answer))])
+    assert len({len(s.answer) for s in sequences}) > 1
+    assert float((said[counted] - wanted).abs().max()) < 1e-3
+    assert float((blind[counted] - wanted).abs().max()) > 0.1
+
+
+def test_the_gradient_is_that_of_the_policy(loaded, asked, monkeypatch):
+    recipe = RLRecipe(loaded, settings(ROLL), *asked)
+    rollouts = recipe.sample(0, slice(0, 4))
+    rewards = torch.tensor([[float(len(r.answered.answer) % 2) for r in group] for group in rollouts])  # all kinds
+    told = [
+        [dataclasses.replace(r, reward=float(reward), cut=False) for r, reward in zip(group, row)]
+        for group, row in zip(rollouts, rewards)
+    ]
+    recipe.sample = lambda step, share: told
+    loss, figures = recipe.loss(0, slice(0, 4))
+    loss.backward()
+    assert figures["reward"] == pytest.approx(float(rewards.mean()))
+    found = gradients(recipe)
+    forget(recipe)
+    worth = advantages(rewards, torch.zeros(4, 6, dtype=torch.bool))
+    total = torch.zeros(())
+    for group, row in zip(told, worth):
+        for rollout, advantage in zip(group, row):
+            part = Part([rollout.answered], loaded.device)
+            said = log_probs(part.logits(loaded.model, part.tables(recipe.lifetimes)), part.targets, 1.5)
+            total = total - advantage * said.mean() / 6 / 4
+    total.backward()
+    assert_close(found, gradients(recipe))
+
+
+def test_cut_answers_and_equal_rewards_teach_nothing(loaded, asked):
+    recipe = RLRecipe(loaded, settings(ROLL), *asked)
+    rollouts = recipe.sample(0, slice(0, 2))
+    recipe.sample = lambda step, share: [[dataclasses.replace(r, reward=1.0) for r in g] for g in rollouts]
+    loss, figures = recipe.loss(0, slice(0, 2))
+    loss.backward()
+    assert (figures["reward"], figures["mixed"], loss.item()) == (1.0, 0.0, 0.0)
+    assert gradients(recipe) == {}
+
+
+def test_answers_that_reach_their_longest_length_are_cut(loaded, asked):
+    short = [dataclasses.replace(q, max_new_tokens=5) for q in asked[0]]
+    recipe = RLRecipe(loaded, settings(ROLL), short, asked[1])
+    assert all(r.cut and not r.reward for group in recipe.sample(0, slice(0, 2)) for r in group)
+
+
+def test_rollouts_depend_on_step_and_share_of_the_batch_alone(loaded, asked):
+    recipe = RLRecipe(loaded, settings(ROLL), *asked)
+    whole = recipe.sample(3, slice(0, 4))
+    assert recipe.sample(3, slice(2, 4)) == whole[2:]
+    assert recipe.sample(4, slice(0, 4)) != whole
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama-mha"])
+@pytest.mark.parametrize("kind", [DistillRecipe, RLRecipe])
+def test_parts_and_recomputed_layers_give_the_same_gradient(architecture, kind, monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "llama-mha", ("LlamaConfig", {"num_key_value_heads": 4}))
+    found = []
+    for rows, more in (
+        (1024, {"micro": 64}),
+        (1024, {"micro": 3}),
+        (1024, {"recompute": "on"}),
+        (9, {"recompute": "on"}),
+    ):
+        monkeypatch.setattr(sparse_pass, "SparseAttention", partial(SparseAttention, rows=rows))
+        recipe = random_recipe(architecture, kind, **{"micro": 64} | more)
+        loss, _ = recipe.loss(0, slice(0, 4))
+        loss.backward()
+        found.append((loss.item(), gradients(recipe)))
+        assert not any(m.training for m in recipe.loaded.model.modules())
+    for other in found[1:]:
+        assert other[0] == pytest.approx(found[0][0], abs=1e-6)
+        assert_close(other[1], found[0][1])
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama", "llama-mha"])
+def test_distillation_of_random_models(architecture, monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "llama-mha", ("LlamaConfig", {"num_key_value_heads": 4}))
+    recipe = random_recipe(architecture, DistillRecipe)
+    losses = []
+    optimiser = torch.optim.AdamW(recipe.parameters().values(), lr=1e-3)
+    for _ in range(8):
+        loss, _ = recipe.loss(0, slice(0, 4))
+        optimiser.step()
+        optimiser.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.7 * losses[0]
+
+
+@pytest.mark.parametrize("architecture", ["qwen3", "llama-mha"])
+def test_rewards_of_random_models_rise(architecture, monkeypatch):
+    monkeypatch.setitem(ARCHITECTURES, "llama-mha", ("LlamaConfig", {"num_key_value_heads": 4}))
+    recipe = random_recipe(architecture, RLRecipe)
+    optimiser = torch.optim.AdamW(recipe.parameters().values(), lr=2e-3)
+    rewards = []
+    for step in range(16):
+        _, figures = recipe.loss(step, slice(0, 4))
+        optimiser.step()
+        optimiser.zero_grad()
+        rewards.append(figures["reward"])
+    assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
+
+
+def test_the_loss_of_distillation_is_that_of_its_definition(loaded, asked, answers):
+    """T^2 KL, a mean over the tokens of the batch; shares of it add up to the whole."""
+    more = MORE | {"temperature": 2.0}
+    recipe = DistillRecipe(loaded, settings(more), answers, asked[1])
+    whole, _ = recipe.loss(0, slice(0, 4))
+    halves = [recipe.loss(0, slice(0, 2))[0].item(), recipe.loss(0, slice(2, 4))[0].item()]
+    assert sum(halves) / 2 == pytest.approx(whole.item(), rel=1e-4)
+    batch = [answers[i] for i in recipe.drawn(0, len(answers))]
+    divergences = []
+    for answered in recipe.simulate(batch):
+        part = Part([answered], loaded.device)
+        with torch.no_grad():
+            full = (part.logits(loaded.model, {}) / 2).log_softmax(-1)
+            sparse = (part.logits(loaded.model, part.tables(recipe.lifetimes)) / 2).log_softmax(-1)
+        divergences.append(torch.nn.functional.kl_div(sparse, full, log_target=True, reduction="none").sum(-1)[0])
+    assert whole.item() == pytest.approx(4 * float(torch.cat(divergences).mean()), rel=1e-4)
+    roomy = DistillRecipe(copy.deepcopy(loaded), settings(MORE | {"budget": 400}), answers, asked[1])
+    assert abs(roomy.loss(0, slice(0, 4))[0].item()) < 1e-6  # nothing is evicted: the teacher's own predictions
+
+
+def test_the_teacher_stays_as_it_was(loaded, asked, answers, tmp_path):
+    recipe = DistillRecipe(loaded, settings(steps=2), answers, asked[1])
+    before = copy.deepcopy(recipe.teacher.state_dict())
+    train(recipe, tmp_path, base_model="tiny", config=loaded.model.config)
+    assert all(torch.equal(before[name], value) for name, value in recipe.teacher.state_dict().items())
+    trained = loaded.model.state_dict()
+    assert any(not torch.equal(before[name], value) for name, value in trained.items())
+
+
+@pytest.mark.parametrize("kind", [DistillRecipe, RLRecipe])
+def test_a_training_that_was_stopped_goes_on_to_the_same_losses(kind, asked, answers, tmp_path):
+    def run(folder, stop_after=None):
+        loaded = load(str(tiny.path()), device="cpu")
+        given = answers if kind is DistillRecipe else asked[0]
+        recipe = kind(loaded, settings(ROLL, steps=4, batch=2), given, asked[1])
+
+        def tick(step, figures):
+            if step == stop_after:
+                raise KeyboardInterrupt
+
+        train(recipe, folder, base_model="tiny", config=loaded.model.config, checkpoint_seconds=0, tick=tick)
+        return [json.loads(line)["grad_norm"] for line in (folder / LOG).read_text().splitlines()]
+
+    for name in ("whole", "stopped"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "stopped", stop_after=3)
+    assert run(tmp_path / "stopped") == pytest.approx(run(tmp_path / "whole"), rel=1e-3)
+
+
+def test_the_commands_leave_a_model(tmp_path: Path, capsys, monkeypatch):
+    for kind in ("gkv-distill", "gkv-rl"):
+        monkeypatch.setitem(RECIPES, kind, dataclasses.replace(RECIPES[kind], held_out=2))
+        out = tmp_path / kind
+        command = ["train", kind, "--out", str(out), "--samples", "4", "--steps", "2", "--batch", "2", "-q", "--json"]
+        assert main(command) == 0
+        card = json.loads(capsys.readouterr().out.splitlines()[-1])
+        assert Path(card["path"]) == out / "model"
+        assert card["base_model"] == "tiny"
+        assert set(card["made"]["held_out_after"]) == {"accuracy", "full_accuracy"}
+        assert str(tmp_path) not in json.dumps({**card, "path": ""})
+        assert str(tmp_path) not in "".join(p.read_text() for p in (out / "model").glob("*.json"))
+        model = transformers.AutoModelForCausalLM.from_pretrained(out / "model")
+        assert model.config.model_type == "qwen3"
+        assert model.generation_config.eos_token_id is not None
+    run = ["run", "--model", str(out / "model"), "--method", "gkv", "--budget", "64", "--task", "chain", "--limit", "1"]
+    assert main([*run, "--interval", "32", "--out", str(tmp_path / "r"), "-q"]) == 0
+
+
+def test_the_written_model_is_the_trained_one(loaded, asked, answers, tmp_path):
+    recipe = DistillRecipe(loaded, settings(steps=2), answers, asked[1])
+    done = train(recipe, tmp_path, base_model="tiny", config=loaded.model.config)
+    written = load(str(done.path), device="cpu")
+    wanted = loaded.model.state_dict()
+    assert all(torch.equal(wanted[name], value) for name, value in written.model.state_dict().items())
+    assert written.stop_ids == loaded.stop_ids
+    assert not (tmp_path / ".model.part").exists()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"method": "full"}, "method 'full' does not evict to a budget"),
+        ({"method": "golden"}, "method 'golden' does not evict to a budget"),
+        ({"budget": 4}, "--budget must be at least"),
+        ({"recompute": "maybe"}, "--opt recompute must be auto, on or off; got 'maybe'."),
+        ({"temperature": 0.0}, "--opt temperature must be above 0; got 0."),
+        ({"group": 0}, "--opt group must be 1 or more; got 0."),
+    ],
+)
+def test_mistakes(loaded, asked, more, message):
+    with pytest.raises(UserError, match=message.replace("(", "\\(")):
+        RLRecipe(loaded, settings(ROLL | more), *asked)
+
+
+def test_questions_without_answers_are_refused_and_answers_are_compared_as_mathematics(loaded, tmp_path):
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"question": "one"}\n')
+    questions = prompts_of(path, loaded, 7)
+    for kind in (DistillRecipe, RLRecipe):
+        with pytest.raises(UserError, match=f"{kind.name} needs to know what is right.*'answer'"):
+            kind(loaded, settings(ROLL), [questions[0]], questions)
+    path.write_text('{"question": "half", "answer": "\\\\frac{1}{2}"}\n')
+    right = prompts_of(path, loaded, 7)[0].right
+    assert right("It is \\boxed{0.5}.")
+    assert not right("It is \\boxed{5}.")
+
+
+def test_a_model_whose_layers_cannot_be_recomputed_is_refused(loaded):
+    bare = torch.nn.Linear(2, 2)
+    part = gkv_rl.Answered(prompt=(1,), answer=(2,), keys=(0, 1))
+    with pytest.raises(UserError, match="use --opt recompute=off"):
+        add_up(bare, [part], Lifetimes(), lambda logits, part: logits.sum(), micro=1, again=True)
