@@ -1,4 +1,5 @@
-"""``kvbench replay``: methods read finished answers again, and what they predict is compared with the full cache.
+"""``kvbench replay``: methods read finished answers again, and what they predict is compared with the full cache, or
+what they hold and what is attended to is looked at in other ways (``--analysis``).
 
 Checks come first; `kvbench.replay` does the work and imports torch.
 """
@@ -15,7 +16,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvbench import registry, terminal
-from kvbench.budget import label
 from kvbench.commands import options
 from kvbench.commands.checks import check
 from kvbench.commands.request import build, resumed
@@ -28,18 +28,27 @@ from kvbench.models import revision as revision_of
 from kvbench.plugins import load_plugins
 from kvbench.problems import Problems
 from kvbench.progress import Progress
+from kvbench.replay.analyses import plots
+from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, Row, analyses
+from kvbench.replay.analyses.api import choose as choose_analyses
 from kvbench.settings import Gathered, gather
 from kvbench.values import parse, split
 
 if TYPE_CHECKING:
     from kvbench.replay.plan import LeftOut
     from kvbench.replay.replay import Result
+    from kvbench.work import TaskWork
 
-EPILOG = """Examples:
+EPILOG = f"""Examples:
   kvbench replay --method all --budget 32,64 --task chain,walk
   kvbench replay --method gkv,rkv --budget 48 --interval 32 --task walk --limit 16 --json
-  kvbench replay --method golden --method-opt golden.within=max --budget 32 --task chain
+  kvbench replay --method golden --method-opt golden.within=mean --budget 32 --task chain
   kvbench replay --method h2o,snapkv --budget 25% --run results/first --out replayed
+  kvbench replay --analysis overlap,sparsity --task walk --out looked
+  kvbench replay --analysis tokens --method gkv,rkv --budget 64 --task walk --limit 1 --out looked
+
+Analyses:
+{chr(10).join(f"  {name}: {kind.about}" for name, kind in analyses().items())}
 """
 ALL = "all"
 LIMIT = "64"  # answers of each task
@@ -78,8 +87,35 @@ Run = Annotated[
 Limit = Annotated[str | None, typer.Option("--limit", metavar="N", help=f"Answers of each task. Default: {LIMIT}.")]
 Folder = Annotated[
     str | None,
-    typer.Option("--out", metavar="DIR", help="Write tables (CSV, Parquet) and JSON there.", show_default=False),
+    typer.Option("--out", metavar="DIR", help="Write tables (CSV, Parquet), plots and JSON there.", show_default=False),
 ]
+Analyses = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--analysis",
+        metavar="NAME",
+        help="Instead of the comparison: analyses (below), repeatable or with commas.",
+        show_default=False,
+    ),
+]
+Sample = Annotated[
+    str | None,
+    typer.Option(
+        "--sample", metavar="ID", help="With --analysis: only the answer to this question.", show_default=False
+    ),
+]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Asked:
+    """What there is to do beside the configuration. most: answers of a run's task that are taken."""
+
+    named: list[MethodChoice]
+    every: list[MethodChoice]
+    run: str | None
+    most: int | None
+    kinds: list[type[Analysis]]
+    sample: str | None
 
 
 def replay(
@@ -99,6 +135,8 @@ def replay(
     data: options.Data = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    analysis: Analyses = None,
+    sample: Sample = None,
     out: Folder = None,
     json: options.Json = False,
     quiet: options.Quiet = False,
@@ -108,11 +146,18 @@ def replay(
     The model answers each question once with the full cache. Every method then reads the same answers with its own
     cache, evicting when a run would, and its predictions are compared with the full cache's. The oracle 'golden' and
     'random' are always among them: how much of the way from one to the other does a method come?
+    With --analysis, what the papers look at instead: where attention goes, and what methods keep of it.
     """
     load_plugins(plugin or [])
     problems = Problems()
     flags = dict(context.params) | {"limit": limit or LIMIT}
-    names = _names(method, problems)
+    kinds = _kinds(analysis, flags, problems)
+    if out is not None and any(kind.plotted for kind in kinds):
+        with problems.collect():
+            plots.check()
+    problems.stop()
+    alone = bool(kinds) and all(issubclass(kind, AttentionAnalysis) for kind in kinds)
+    names = ["full"] if alone else _names(method, problems)
     problems.stop()
     typed = [name for name in names if name != ALL]
     config = _config(flags, [*typed, *(registry.methods.names() if ALL in names else [])], run, problems)
@@ -121,27 +166,59 @@ def replay(
     problems.stop()
     assert config is not None
     most = parse("--limit", PARSERS["limit"], limit) if limit is not None else None
-    named = [m for m in config.methods if m.name in typed]
-    every = [m for m in config.methods if m.name not in typed]
+    asked = _Asked(
+        named=[m for m in config.methods if m.name in typed],
+        every=[m for m in config.methods if m.name not in typed],
+        run=run,
+        most=most,
+        kinds=kinds,
+        sample=sample,
+    )
     _check(config, problems)
     if model is None and run is None and not quiet:
         terminal.note(f"no --model given: using the built-in model {show(config.model)}.")
 
-    from kvbench.replay.output import write
+    from kvbench.replay.output import show_analysis, show_result, write, write_analyses
 
-    results, left_out = _work(config, named, every, run, most, _Readings(quiet=quiet))
-    document = _document(config, results, left_out, run, most)
+    results, found, left_out = _work(config, asked, _Readings(quiet=quiet))
+    document = _document(config, asked, left_out)
+    if kinds:
+        document = {"analyses": {kind.name: rows for kind, rows in found.items()}} | document
+    else:
+        document = {"rows": [row for result in results for row in result.rows]} | document
     if out is not None:
-        folder = write(out, results, document)
+        folder = write_analyses(out, found, document) if kinds else write(out, results, document)
         terminal.note(f"tables are in {folder}.")
     if not quiet:
         for result in results:
-            _print(result)
+            show_result(result)
+        for kind, rows in found.items():
+            show_analysis(kind, rows)
         for left in left_out:
             at = "" if left.budget is None else f" at {left.budget}"
             terminal.note(f"left out: {left.method}{at}: {left.reason}")
     if json:
         terminal.data(document)
+
+
+def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems) -> list[type[Analysis]]:
+    """The analyses that were asked for. Options that they would not look at are refused."""
+    with problems.collect():
+        if not given:
+            if flags["sample"] is not None:
+                raise UserError("--sample is given without --analysis. Example: --analysis tokens.")
+            return []
+        kinds = choose_analyses([str(name) for name in split("--analysis", given, "Example: --analysis overlap.")])
+        if all(issubclass(kind, AttentionAnalysis) for kind in kinds):
+            for key in ("method", "budget", "method_opt", "interval"):
+                if flags[key]:
+                    names = ",".join(kind.name for kind in kinds)
+                    option = f"--{key.replace('_', '-')}"
+                    raise UserError(
+                        f"{option} cannot be given with --analysis {names}: only the full cache is looked at."
+                    )
+        return kinds
+    return []
 
 
 def _names(given: list[str] | None, problems: Problems) -> list[str]:
@@ -200,46 +277,76 @@ def _unscored(config: RunConfig) -> RunConfig:
 
 
 def _work(
-    config: RunConfig,
-    named: list[MethodChoice],
-    every: list[MethodChoice],
-    run: str | None,
-    most: int | None,
-    progress: _Readings,
-) -> tuple[list[Result], list[LeftOut]]:
-    """most: answers of a run's task that are taken."""
+    config: RunConfig, asked: _Asked, progress: _Readings
+) -> tuple[list[Result], dict[type[Analysis], list[Row]], list[LeftOut]]:
+    """What the comparison found, or the analyses, and who was left out."""
     from kvbench.engine.model import load, pick_device
     from kvbench.engine.plan import read_shape, use_threads
     from kvbench.prepare import prepare
+    from kvbench.replay.analyses.api import Study
     from kvbench.replay.plan import Target, plan
     from kvbench.replay.replay import replay as compare
+    from kvbench.replay.right import check_scorable, scored, stored_scores
+    from kvbench.replay.study import read
     from kvbench.replay.traces import own, stored
 
     ready = prepare(_unscored(config), terminal.warning)
+    works = _only(ready.works, asked.sample)
+    scoring = any(kind.scored for kind in asked.kinds)
+    folder = one_run(asked.run, Path("results")) if asked.run is not None else None
+    for work in works.values() if scoring and folder is None else ():
+        check_scorable(work)
     shape = read_shape(ready.config)
-    longest = {name: max(p.max_tokens for p in work.prompts) for name, work in ready.works.items()}
+    longest = {name: max(p.max_tokens for p in work.prompts) for name, work in works.items()}
     target = Target(shape.geometry, ready.config, ready.info.folder, max(longest.values()))
-    chosen, left_out = plan(named, every, config.budgets, target)
+    chosen, left_out = plan(asked.named, asked.every, config.budgets, target)
     use_threads(shape, pick_device(config.device))
     loaded = load(ready.where, revision=config.revision, device=config.device, dtype=config.dtype)
-    results = []
+    results: list[Result] = []
+    found: dict[type[Analysis], list[Row]] = {kind: [] for kind in asked.kinds}
+    attention = any(issubclass(kind, AttentionAnalysis) for kind in asked.kinds)
+    watched = not asked.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in asked.kinds)
     try:
-        for name, work in ready.works.items():
-            if run is None:
-                progress.task(f"{name}, answering", len(work.prompts), "answers")
+        for name, work in works.items():
+            if folder is None:
+                wanted = [p for p in work.prompts if asked.sample in (None, p.doc.doc_id)]
+                work = dataclasses.replace(work, prompts=wanted)
+                progress.task(f"{name}, answering", len(wanted), "answers")
                 traces = own(work, loaded, config.seed, terminal.warning, progress.next)
             else:
-                folder = one_run(run, Path("results"))
                 traces = stored(folder, work, loaded.tokenizer, ready.context, config.seed, terminal.warning)
-                traces = traces[:most]
+                traces = [t for t in traces if asked.sample in (None, t.request.doc_id)][: asked.most]
             progress.end()
-            progress.task(name, len(traces) * len(chosen), "readings")
-            settings = {"interval": config.interval, "max_tokens": longest[name]}
-            results.append(compare(loaded, name, traces, chosen, **settings, tick=progress.next))
+            if asked.kinds and not traces:
+                raise UserError(f"task {show(name)} has no answer to look at.")
+            progress.task(name, len(traces) * (len(chosen) * watched + attention), "readings")
+            if asked.kinds:
+                right = {} if not scoring else stored_scores(folder, name) if folder else scored(work, traces, loaded)
+                decode = loaded.tokenizer.decode
+                study = Study(task=name, traces=traces, interval=config.interval, text=decode, right=right)
+                looking = [kind(study) for kind in asked.kinds]
+                read(loaded, study, looking, chosen, max_tokens=longest[name], tick=progress.next)
+                for kind, analysis in zip(asked.kinds, looking):
+                    found[kind] += (rows := analysis.rows())
+                    if not rows:
+                        terminal.warning(f"analysis {kind.name} finds nothing in {show(name)}: answers are too short.")
+            else:
+                settings = {"interval": config.interval, "max_tokens": longest[name]}
+                results.append(compare(loaded, name, traces, chosen, **settings, tick=progress.next))
             progress.end()
     finally:
         progress.end()
-    return results, left_out
+    return results, found, left_out
+
+
+def _only(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:
+    """The tasks that have a question of this name. Raises UserError when none has."""
+    if sample is None:
+        return works
+    found = {name: work for name, work in works.items() if any(p.doc.doc_id == sample for p in work.prompts)}
+    if not found:
+        raise UserError(f"--sample {show(sample)}: none of the tasks' first questions has this name (--limit).")
+    return found
 
 
 class _Readings(Progress):
@@ -261,20 +368,17 @@ class _Readings(Progress):
         return "  ".join(part for part in parts if part)
 
 
-def _document(
-    config: RunConfig, results: list[Result], left_out: list[LeftOut], run: str | None, most: int | None
-) -> dict[str, Any]:
+def _document(config: RunConfig, asked: _Asked, left_out: list[LeftOut]) -> dict[str, Any]:
     from kvbench import env
 
     return {
-        "rows": [row for result in results for row in result.rows],
         "left_out": [dataclasses.asdict(left) for left in left_out],
         "model": config.model,
         "model_revision": revision_of(describe(config.model, config.revision)),
-        "run": run,
+        "run": asked.run,
         "settings": {
             "interval": config.interval,
-            "limit": config.limit if run is None else most,
+            "limit": config.limit if asked.run is None else asked.most,
             "seed": config.seed,
             "device": config.device,
             "dtype": config.dtype,
@@ -284,49 +388,3 @@ def _document(
         "git": env.git_commit(),
         "command": sys.argv[1:],
     }
-
-
-def _print(result: Result) -> None:
-    """One table a task: without a budget first, then budget by budget, the smallest loss ratio first."""
-    plus_minus = "+-" if terminal.ascii_only() else "±"
-    first = result.rows[0]
-    count = f"{first['traces']} answers, {first['tokens']} tokens, interval {first['interval']}"
-    print(f"{terminal.clean(first['task'])}: {count}; loss of the full cache {first['loss_full']:.3g} nats a token\n")
-    numbers = (
-        "budget",
-        "loss ratio",
-        "loss +",
-        "low",
-        "high",
-        "KL",
-        "top-1",
-        "cosine",
-        "mass lost",
-        "overlap",
-        "gap closed",
-    )
-    table = terminal.grid("method", *numbers, "entries", right=(*numbers, "entries"))
-    for row in result.rows:
-        size = row["budget"] or (label(row["budget_share"]) if row["budget_share"] else "-")
-        mark = "" if row["decode_bounded"] or size == "-" else " *"
-        ratio = f"{_short(row['loss_ratio'])} {plus_minus} {_short(row['loss_ratio_se'])}"
-        gap = _fixed(row["gap_closed"], 2)
-        table.add_row(
-            row["method"] + mark,
-            str(size),
-            ratio,
-            *(_short(row[name]) for name in ("loss_increase", "loss_increase_low", "loss_increase_high", "kl")),
-            *(_fixed(row[name], 3) for name in ("top1", "cosine", "mass_lost", "overlap")),
-            gap,
-            _fixed(row["entries_mean"], 1),
-        )
-    terminal.console().print(table)
-    print()
-
-
-def _short(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}"
-
-
-def _fixed(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no minus before zeros

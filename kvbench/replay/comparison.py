@@ -78,8 +78,7 @@ class Comparison:
     def block(self, index: int) -> None:
         reference, seen = self.reference, self._cache.seen
         total = reference.prompt + reference.length - 1
-        layers = [self._cache.layers[layer] for layer in reference.attention]
-        held = torch.stack([_held(layer, total, reference.attention[layer.geometry.index]) for layer in layers])
+        held = held_tokens(self._cache, reference, total)
         self.held.append(held)
         paid = torch.stack([a[:, :, index, :seen] for a in reference.attention.values()])  # [L, b, Hk, seen]
         lost = (paid * (1 - held[..., :seen])).sum(dim=-1).mean(dim=(0, 2)) * reference.interval
@@ -143,10 +142,14 @@ class Comparison:
         ]
 
 
-def _held(layer: PromptLayer, total: int, like: torch.Tensor) -> torch.Tensor:
-    """[b, Hk, T] 1 where a token is held; of heads that stand for one KV head the share that holds it."""
+def held_tokens(cache: PromptCache, reference: Reference, total: int) -> torch.Tensor:
+    """[L, b, Hk, total] 1 where a token is held; of heads that stand for one KV head the share that holds it."""
+    return torch.stack([_held(cache.layers[i], paid.shape[1], total) for i, paid in reference.attention.items()])
+
+
+def _held(layer: PromptLayer, kv_heads: int, total: int) -> torch.Tensor:
     positions = layer.positions[:, :, : layer.rows]
     b, heads, _ = positions.shape
-    valid = torch.ones_like(positions, dtype=like.dtype) if layer.valid is None else layer.valid.to(like.dtype)
-    held = like.new_zeros(b, heads, total).scatter_(-1, positions, valid)
-    return held.view(b, like.shape[1], -1, total).mean(dim=2)
+    valid = torch.ones_like(positions) if layer.valid is None else layer.valid
+    held = torch.zeros(b, heads, total, device=positions.device).scatter_(-1, positions, valid.float())
+    return held.view(b, kv_heads, -1, total).mean(dim=2)

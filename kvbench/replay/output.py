@@ -1,9 +1,16 @@
-"""What a replay leaves in a folder: tidy tables and one JSON document with everything needed to repeat it.
+"""What a replay prints, and what it leaves in a folder: tidy tables and one JSON document with everything needed to
+repeat it.
 
 replay.csv        a row for each task, method and budget
 traces.parquet    a row for each of their traces
 heads.parquet     a row for each of their attention heads
 replay.json       settings, versions, the rows, and which methods were left out
+
+and of analyses
+
+overlap.csv, ...  the rows of each; tokens.parquet, as it holds text of a model
+overlap.svg, ...  its plot; tokens.html
+analyses.json     settings, versions, and which methods were left out
 """
 
 from __future__ import annotations
@@ -14,6 +21,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvbench import terminal
+from kvbench.budget import label
+from kvbench.replay.analyses.api import Analysis, Row
 from kvbench.replay.replay import Result
 from kvbench.store import check_out
 from kvbench.store.files import replacing
@@ -35,6 +45,85 @@ def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> P
     return folder
 
 
+def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], document: Mapping[str, Any]) -> Path:
+    """The rows and pictures of every analysis; earlier files of these names are replaced. Raises as `write`."""
+    import pandas as pd
+
+    folder = check_out(out)
+    for kind, rows in found.items():
+        table = pd.DataFrame(list(rows))
+        whole = {name: "Int64" for name in ("budget", "layer", "head") if name in table}
+        table = table.astype(whole | ({"budget_share": "Float64"} if "budget_share" in table else {}))
+        buffer = io.BytesIO()
+        if kind.file == "csv":
+            table.to_csv(buffer, index=False)
+        else:
+            table.to_parquet(buffer, index=False)
+        _put(folder / f"{kind.name}.{kind.file}", buffer.getvalue())
+        for name, picture in kind.pictures(rows).items():
+            _put(folder / name, picture.encode())
+    rest = {key: value for key, value in document.items() if key != "analyses"}
+    _put(folder / "analyses.json", (json.dumps(rest, indent=1, allow_nan=False) + "\n").encode())
+    return folder
+
+
 def _put(path: Path, content: bytes) -> None:
     with replacing(path) as file:
         file.write(content)
+
+
+def show_result(result: Result) -> None:
+    """One table a task: without a budget first, then budget by budget, the smallest loss ratio first."""
+    plus_minus = "+-" if terminal.ascii_only() else "±"
+    first = result.rows[0]
+    count = f"{first['traces']} answers, {first['tokens']} tokens, interval {first['interval']}"
+    print(f"{terminal.clean(first['task'])}: {count}; loss of the full cache {first['loss_full']:.3g} nats a token\n")
+    numbers = (
+        "budget",
+        "loss ratio",
+        "loss +",
+        "low",
+        "high",
+        "KL",
+        "top-1",
+        "cosine",
+        "mass lost",
+        "overlap",
+        "gap closed",
+    )
+    table = terminal.grid("method", *numbers, "entries", right=(*numbers, "entries"))
+    for row in result.rows:
+        size = row["budget"] or (label(row["budget_share"]) if row["budget_share"] else "-")
+        mark = "" if row["decode_bounded"] or size == "-" else " *"
+        ratio = f"{_short(row['loss_ratio'])} {plus_minus} {_short(row['loss_ratio_se'])}"
+        gap = _fixed(row["gap_closed"], 2)
+        table.add_row(
+            row["method"] + mark,
+            str(size),
+            ratio,
+            *(_short(row[name]) for name in ("loss_increase", "loss_increase_low", "loss_increase_high", "kl")),
+            *(_fixed(row[name], 3) for name in ("top1", "cosine", "mass_lost", "overlap")),
+            gap,
+            _fixed(row["entries_mean"], 1),
+        )
+    terminal.console().print(table)
+    print()
+
+
+def _short(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _fixed(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no minus before zeros
+
+
+def show_analysis(kind: type[Analysis], rows: Sequence[Row]) -> None:
+    """The short table of an analysis."""
+    head, lines = kind.table(rows)
+    print(f"{kind.name}: {kind.about}\n")
+    table = terminal.grid(*head, right=tuple(head[1:]))
+    for line in lines:
+        table.add_row(*map(terminal.clean, line))
+    terminal.console().print(table)
+    print()

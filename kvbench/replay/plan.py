@@ -36,6 +36,9 @@ class Chosen:
     budget: Budget | None
 
 
+FULL = Chosen(method=MethodChoice(name="full"), budget=None)
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The model as far as it decides who can run."""

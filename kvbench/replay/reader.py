@@ -10,7 +10,7 @@ Letters: b sequences, t tokens of a block, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -24,10 +24,13 @@ from kvbench.engine.model import LoadedModel, load_draft
 from kvbench.engine.prefill import PromptReader
 from kvbench.engine.probes import Drafts
 from kvbench.engine.prompt import KeptLog, PromptCache
+from kvbench.eviction import choose
 from kvbench.eviction.api import Method
+from kvbench.replay.plan import Chosen
 from kvbench.replay.traces import Trace
 
 CHUNK = 512  # tokens a forward pass
+Tick = Callable[[str, int, int], None]  # (by whom, traces that were read, tokens of their answers)
 
 
 class Listener(Protocol):
@@ -69,7 +72,7 @@ class TraceReader:
     ) -> None:
         self.loaded, self.method, self.budget, self.interval, self.chunk = loaded, method, budget, interval, chunk
         self.trigger = method.during("decode").trigger(interval)
-        self.rules = rules_for(method, loaded)
+        self.rules = rules_for(method, loaded, interval)
         self._group = max((g.group for g in loaded.geometry), default=1)
         self.reader = PromptReader(
             loaded.model,
@@ -84,6 +87,17 @@ class TraceReader:
         )
         self._listener: Listener | None = None
         self._first: int | None = None  # token of the answer with which the block under way begins
+
+    @classmethod
+    def of(cls, loaded: LoadedModel, chosen: Chosen, *, interval: int, max_tokens: int) -> TraceReader:
+        method = choose.make(chosen.method.name, dict(chosen.method.options))
+        return cls(loaded, method, budget=chosen.budget, interval=interval, max_tokens=max_tokens)
+
+    @property
+    def within(self) -> str | None:
+        """The `within` of an oracle, alone or as one of two methods; None of all others."""
+        parts = (self.method.during("prefill"), self.method.during("decode"))
+        return next((str(part.options()["within"]) for part in parts if part.oracle), None)
 
     @property
     def together(self) -> bool:

@@ -3,7 +3,7 @@
     kept for every trace          numbers
     logits of its answer          n V
     outputs of attention heads    n Hq D a layer
-    attention of coming blocks    blocks T Hk a layer, twice (and twice again for the most a single query pays)
+    attention of coming blocks    blocks T Hk a layer, four times: means and mosts, of blocks and of all that come
 
 for n tokens of the answer and T of the whole sequence; so long traces are read one by one (`batches`).
 """
@@ -145,6 +145,6 @@ def _layer_bytes(g: LayerGeometry, prompt: int, answer: int, interval: int, elem
     blocks, total = -(-answer // interval), prompt + answer
     return (
         element * answer * g.query_heads * g.value_dim
-        + 8 * g.kv_heads * blocks * total
+        + 16 * g.kv_heads * blocks * total
         + total * g.entry_bytes(element)
     )

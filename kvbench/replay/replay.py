@@ -6,7 +6,7 @@ result.rows          # one for each method and budget: figures with standard err
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,16 +14,12 @@ import torch
 
 from kvbench.budget import label
 from kvbench.engine.model import LoadedModel
-from kvbench.eviction import choose
-from kvbench.eviction.api import Method
 from kvbench.replay.comparison import Comparison, Held, TraceFigures
 from kvbench.replay.figures import figures
-from kvbench.replay.plan import FLOOR, ORACLE, Chosen
-from kvbench.replay.reader import TraceReader
+from kvbench.replay.plan import FLOOR, FULL, ORACLE, Chosen
+from kvbench.replay.reader import Tick, TraceReader
 from kvbench.replay.reference import Reference, batches, read_full
 from kvbench.replay.traces import Trace
-
-Tick = Callable[[str, int, int], None]  # (by whom, traces that were read, tokens of their answers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +42,10 @@ def replay(
     tick: Tick = lambda text, traces, tokens: None,
 ) -> Result:
     """Read every trace with every chosen method. chosen: as of `plan`, with the yardsticks of each budget first."""
-    readers = {c: _reader(loaded, c, interval, max_tokens) for c in chosen}
-    full = _reader(loaded, None, interval, max_tokens)
+    readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
+    full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     found: dict[Chosen, list[TraceFigures]] = {c: [] for c in chosen}
-    extreme = any(_within(reader.method) == "max" for reader in readers.values())
+    extreme = any(reader.within == "max" for reader in readers.values())
     with torch.inference_mode():
         for batch in batches(traces, loaded, interval):
             reference = read_full(full, batch, extreme=extreme)
@@ -60,21 +56,9 @@ def replay(
                 if c.method == ORACLE:
                     oracle[size] = []
                 held = oracle[size] if c.method == ORACLE else None
-                found[c] += _read(reader, reference, future if _within(reader.method) else {}, oracle.get(size), held)
+                found[c] += _read(reader, reference, future if reader.within else {}, oracle.get(size), held)
                 tick(f"{c.method.label} {size}".strip(), len(batch), sum(len(t.answer) for t in batch))
-    return _result(task, found, {c: r.method for c, r in readers.items()}, interval)
-
-
-def _reader(loaded: LoadedModel, c: Chosen | None, interval: int, max_tokens: int) -> TraceReader:
-    method = choose.make(c.method.name, dict(c.method.options)) if c else choose.make("full", {})
-    budget = c.budget if c else None
-    return TraceReader(loaded, method, budget=budget, interval=interval, max_tokens=max_tokens)
-
-
-def _within(method: Method) -> str | None:
-    """The `within` of an oracle, alone or as one of two methods; None of all others."""
-    parts = (method.during("prefill"), method.during("decode"))
-    return next((str(part.options()["within"]) for part in parts if part.oracle), None)
+    return _result(task, found, readers, interval)
 
 
 def _read(
@@ -99,10 +83,12 @@ def _read(
     return found
 
 
-def _result(task: str, found: dict[Chosen, list[TraceFigures]], methods: dict[Chosen, Method], interval: int) -> Result:
+def _result(
+    task: str, found: dict[Chosen, list[TraceFigures]], readers: dict[Chosen, TraceReader], interval: int
+) -> Result:
     rows, traces, heads = [], [], []
     for c, cell in found.items():
-        method = methods[c]
+        reader = readers[c]
         size = {
             "budget": c.budget if isinstance(c.budget, int) else None,
             "budget_share": c.budget if isinstance(c.budget, float) else None,
@@ -110,7 +96,11 @@ def _result(task: str, found: dict[Chosen, list[TraceFigures]], methods: dict[Ch
         name = {"task": task, "method": c.method.label, **size}
         floor, oracle = (found.get(Chosen(method=m, budget=c.budget)) for m in (FLOOR, ORACLE))
         yardsticks = (floor, oracle) if floor and oracle else None
-        kind = {"interval": interval, "decode_bounded": method.decode_bounded, "oracle": _within(method) is not None}
+        kind = {
+            "interval": interval,
+            "decode_bounded": reader.method.decode_bounded,
+            "oracle": reader.within is not None,
+        }
         rows.append(name | kind | figures(cell, yardsticks))
         traces += [name | _of_trace(t) for t in cell]
         heads += [name | head for head in _of_heads(cell)]

@@ -1,0 +1,78 @@
+"""Where in the sequence the kept tokens stand: a histogram of relative positions, by method and budget.
+
+Position p of s tokens read so far is p / s: 0 is the prompt's first token, 1 the newest. Counted are the entries of
+all layers and KV heads, as the blocks of the answer begin (right after an eviction) and at the end, from when on a
+cache of the budget cannot hold everything. Of every bin
+
+    density  share of the kept entries in it, over the share of all tokens in it: 1 is no preference
+    kept     share of its tokens that are kept, mean over layers and heads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvbench.lazy import torch
+from kvbench.replay.analyses import plots
+from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Study, Table, fixed, panel, register, size
+from kvbench.replay.analyses.tally import Tally
+
+BINS = 20
+
+
+@register("density")
+class Density(MethodAnalysis):
+    about = "where kept tokens stand, from the oldest to the newest, by method"
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(study)
+        self._tally = Tally(study)
+
+    def moment(self, moment: Moment) -> None:
+        if not moment.due:
+            return
+        layers, b, heads, seen = moment.held.shape
+        bins = torch.arange(seen, device=moment.held.device) * BINS // seen
+        held = moment.held.sum(dim=(0, 2)).double()  # [b, seen]
+        kept = held.new_zeros(b, BINS).index_add_(1, bins, held)
+        tokens = bins.bincount(minlength=BINS).tolist()
+        when = "end" if moment.index is None else "evictions"
+        for i in range(BINS):
+            share, uniform = kept[:, i] / held.sum(dim=1), tokens[i] / seen
+            every = float(tokens[i] * layers * heads)
+            sums = {"share": share, "uniform": uniform, "kept": kept[:, i], "entries": every}
+            self._tally.add((moment.cell, when, i), moment.traces, **sums)
+
+    def rows(self) -> list[Row]:
+        """when: "evictions" or "end"; low, high: the bin."""
+        ratios = {"density": ("share", "uniform"), "kept": ("kept", "entries")}
+        return [
+            {"task": self.study.task, **cell.columns, "when": when, "low": i / BINS, "high": (i + 1) / BINS, **figures}
+            for (cell, when, i), figures in self._tally.figures(**ratios)
+        ]
+
+    @staticmethod
+    def pictures(rows: Sequence[Row]) -> dict[str, str]:
+        panels: plots.Lines = {}
+        for row in rows:
+            if row["when"] == "evictions":
+                line = panels.setdefault(panel(row), {}).setdefault(row["method"], [])
+                line.append(((row["low"] + row["high"]) / 2, row["kept"]))
+        title = "Where kept tokens stand as blocks begin"
+        x, y = "position / tokens read (0: oldest, 1: newest)", "share of tokens kept"
+        return {"density.svg": plots.lines(panels, title=title, x=x, y=y)}
+
+    @staticmethod
+    def table(rows: Sequence[Row]) -> Table:
+        """Mean share kept in each fifth of the sequence."""
+        fifths: dict[tuple[str, ...], dict[int, list[float]]] = {}
+        for row in rows:
+            if row["kept"] is None:  # so few tokens that none falls into the bin
+                continue
+            key = (row["task"], row["method"], size(row), row["when"])
+            fifths.setdefault(key, {}).setdefault(int(row["low"] * 5 + 1e-9), []).append(row["kept"])
+        head = ["task", "method", "budget", "when", "0-0.2", "0.2-0.4", "0.4-0.6", "0.6-0.8", "0.8-1"]
+        return head, [
+            [*key, *(fixed(sum(found[i]) / len(found[i]) if found.get(i) else None) for i in range(5))]
+            for key, found in fifths.items()
+        ]

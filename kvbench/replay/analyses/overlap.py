@@ -1,0 +1,103 @@
+"""How long attention stays where it is: tokens that one window of queries attends to, and a later window still does.
+
+Attended are, for each KV head, the fewest tokens older than a window that carry 90% of what the window's 16 queries pay
+to older tokens (mean over queries and the heads of a group; `api.MASS`, `api.WINDOW`). Of an earlier window a and a
+later one b:
+
+    overlap = |S_a and S_b| / |S_a|
+    chance  = share of the tokens older than a that are in S_b: the overlap of a set drawn at random
+    mass    = what b pays to S_a, over what b pays to all tokens older than a: kept by a cache that keeps S_a alone
+
+Method-independent (full cache). At most `ANCHORS` earlier windows are compared with the later ones, so memory stays
+ANCHORS x Hk x T flags a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from kvbench.replay.analyses import plots
+from kvbench.replay.analyses.api import (
+    WINDOW,
+    AttentionAnalysis,
+    Row,
+    Study,
+    Table,
+    Window,
+    fixed,
+    register,
+    top_mass,
+)
+from kvbench.replay.analyses.tally import Tally
+
+if TYPE_CHECKING:
+    import torch
+
+ANCHORS = 32
+
+
+@register("overlap")
+class Overlap(AttentionAnalysis):
+    about = "attended tokens of a window that a later window attends to"
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(study)
+        self._anchors: dict[int, list[tuple[int, int, torch.Tensor]]] = {}  # by layer: (index, first, S [b, Hk, first])
+        self._tally = Tally(study)
+
+    def window(self, window: Window) -> None:
+        if window.index == 0:
+            self._anchors[window.layer] = []
+        weights, first = window.weights, window.first
+        b, heads, queries, _ = weights.shape
+        if queries < WINDOW:
+            return
+        paid = weights.view(b, window.kv_heads, heads // window.kv_heads * queries, -1).mean(dim=2)[..., :first]
+        attended = top_mass(paid)
+        for index, older, before in self._anchors[window.layer]:
+            distance = WINDOW << (window.index - index - 1).bit_length()
+            now, later = attended[..., :older], paid[..., :older]
+            there = before.any(dim=-1) & (later.sum(dim=-1) > 0)  # [b, Hk]; else one of the windows pays nothing there
+            shares = {
+                "overlap": (before & now).sum(dim=-1) / before.sum(dim=-1),
+                "chance": now.float().mean(dim=-1),
+                "mass": (later * before).sum(dim=-1) / later.sum(dim=-1),
+            }
+            sums = {name: share.where(there, 0.0).sum(dim=-1) for name, share in shares.items()}
+            self._tally.add((window.layer, distance), window.traces, windows=1.0, pairs=there.sum(dim=-1), **sums)
+        if window.index % -(-window.count // ANCHORS) == 0:
+            self._anchors[window.layer].append((window.index, first, attended))
+
+    def rows(self) -> list[Row]:
+        """distance: of two windows in tokens, up to this (16, 32, 64, ...); pairs: of windows, in all answers."""
+        ratios = {name: (name, "pairs") for name in ("overlap", "chance", "mass")}
+        return [
+            {
+                "task": self.study.task,
+                "layer": key[0],
+                "distance": key[1],
+                "pairs": int(self._tally.total(key, "windows")),
+                **figures,
+            }
+            for key, figures in sorted(self._tally.figures(**ratios), key=lambda found: found[0])
+        ]
+
+    @staticmethod
+    def pictures(rows: Sequence[Row]) -> dict[str, str]:
+        panels: plots.Lines = {}
+        for row in rows:
+            panels.setdefault(row["task"], {}).setdefault(f"layer {row['layer']}", []).append(
+                (row["distance"], row["overlap"])
+            )
+        title = "Attended tokens that a later window attends to, full cache"
+        x, y = "distance of windows (tokens, up to)", "share of attended tokens"
+        return {"overlap.svg": plots.lines(panels, title=title, x=x, y=y, log=True)}
+
+    @staticmethod
+    def table(rows: Sequence[Row]) -> Table:
+        head = ["task", "layer", "distance", "overlap", "chance", "mass"]
+        return head, [
+            [r["task"], str(r["layer"]), str(r["distance"]), *(fixed(r[n]) for n in ("overlap", "chance", "mass"))]
+            for r in rows
+        ]

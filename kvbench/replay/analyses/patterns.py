@@ -1,0 +1,110 @@
+"""What kind of pattern each query head has, by where its attention goes under the full cache.
+
+The attention of every query of the answer is split into five shares, which add up to one:
+
+    sink        the first 4 tokens (StreamingLLM's)
+    local       the newest 16 tokens, the query's own included
+    stripe      of all other (far) tokens the 4 that the whole answer pays most: heavy hitters, vertical stripes
+    retrieval   what each query's own 4 largest far tokens carry beyond that: tokens that change from query to query
+    dispersed   the rest
+
+A head's kind is its largest share. A query's own 4 carry at least as much as 4 that are equal for all queries, so no
+share is below zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvbench.lazy import torch
+from kvbench.replay.analyses import plots
+from kvbench.replay.analyses.api import AttentionAnalysis, Row, Study, Table, Window, fixed, register
+from kvbench.replay.analyses.tally import Tally
+
+SINKS, LOCAL, LARGEST = 4, 16, 4
+KINDS = ("sink", "local", "stripe", "retrieval", "dispersed")
+
+
+@register("patterns")
+class Patterns(AttentionAnalysis):
+    about = "kinds of heads: sink, local, stripe, retrieval, dispersed"
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(study)
+        self._sums: dict[int, dict[str, torch.Tensor]] = {}  # by layer, over the windows of an answer: [b, Hq]
+        self._far: dict[int, torch.Tensor] = {}  # by layer: what far tokens were paid, [b, Hq, N]
+        self._tally = Tally(study)
+
+    def window(self, window: Window) -> None:
+        weights = window.weights
+        n = weights.shape[-1]
+        query = torch.arange(window.first, n, device=weights.device)[:, None]
+        token = torch.arange(n, device=weights.device)
+        sink, local = (token < SINKS).expand(len(query), n), (token >= SINKS) & (query - token < LOCAL)
+        far = weights.masked_fill(sink | local, 0.0)
+        found = {
+            "sink": (weights * sink).sum(dim=(-1, -2)),
+            "local": (weights * local).sum(dim=(-1, -2)),
+            "own": far.topk(min(LARGEST, n), dim=-1).values.sum(dim=(-1, -2)),
+            "far": far.sum(dim=(-1, -2)),
+        }
+        before = self._sums.get(window.layer) if window.index else None
+        self._sums[window.layer] = {k: v + before[k] if before else v for k, v in found.items()}
+        columns = far.sum(dim=-2)
+        if window.index:
+            known = self._far[window.layer]
+            columns[..., : known.shape[-1]] += known
+        self._far[window.layer] = columns
+        if window.index == window.count - 1:
+            self._finish(window)
+
+    def _finish(self, window: Window) -> None:
+        sums, columns = self._sums.pop(window.layer), self._far.pop(window.layer)
+        stripe = columns.topk(min(LARGEST, columns.shape[-1]), dim=-1).values.sum(dim=-1)
+        parts = (sums["sink"], sums["local"], stripe, sums["own"] - stripe, sums["far"] - sums["own"])
+        shares = torch.stack(parts).clamp_min(0.0)  # [5, b, Hq]
+        shares /= shares.sum(dim=0)
+        kind = shares.argmax(dim=0)
+        for head in range(shares.shape[-1]):
+            self._tally.add(
+                (window.layer, head),
+                window.traces,
+                answers=1.0,
+                **{name: shares[i, :, head] for i, name in enumerate(KINDS)},
+                **{f"is_{name}": (kind[:, head] == i).float() for i, name in enumerate(KINDS)},
+            )
+
+    def rows(self) -> list[Row]:
+        """kind: of the mean shares; answers: share of answers in which the head is of this kind."""
+        ratios = {name: (name, "answers") for name in (*KINDS, *(f"is_{kind}" for kind in KINDS))}
+        found = []
+        for (layer, head), figures in sorted(self._tally.figures(**ratios), key=lambda found: found[0]):
+            shares = {part: figures[part] for name in KINDS for part in (name, f"{name}_se")}
+            kind = max(KINDS, key=lambda name, f=figures: f[name])  # type: ignore[misc]
+            place = {"task": self.study.task, "layer": layer, "head": head}
+            found.append(place | {"kind": kind, "answers": figures[f"is_{kind}"]} | shares)
+        return found
+
+    @staticmethod
+    def pictures(rows: Sequence[Row]) -> dict[str, str]:
+        panels: plots.Bars = {}
+        for row in rows:
+            shares = {name: row[name] for name in KINDS}
+            panels.setdefault(row["task"], {})[f"layer {row['layer']} head {row['head']}"] = shares
+        title = "Where the attention of each query head goes, full cache"
+        return {"patterns.svg": plots.bars(panels, title=title, x="share of the attention")}
+
+    @staticmethod
+    def table(rows: Sequence[Row]) -> Table:
+        head = ["task", "layer", "head", "kind", "answers", *KINDS]
+        return head, [
+            [
+                r["task"],
+                str(r["layer"]),
+                str(r["head"]),
+                r["kind"],
+                fixed(r["answers"], 2),
+                *(fixed(r[k]) for k in KINDS),
+            ]
+            for r in rows
+        ]

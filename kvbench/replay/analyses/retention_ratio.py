@@ -1,0 +1,79 @@
+"""Token Retention Ratio (G-KV, arXiv 2512.00504): cache length over sequence length, over right answers only.
+
+    ratio   entries held for a layer and KV head once the answer was read, over tokens of prompt and answer
+    script  what the released script prints instead: min(1, C / (P + O)), of the budget and not of the cache
+
+Means over the answers whose score is 1. The answers are the full cache's, the same for every method; over a method's
+own right answers the script's ratio is a line of pandas on a run's rows (docs/analyses.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvbench.budget import entries
+from kvbench.replay.analyses import plots
+from kvbench.replay.analyses.api import Cell, MethodAnalysis, Moment, Row, Study, Table, fixed, panel, register, size
+from kvbench.replay.analyses.tally import Tally
+
+
+@register("retention-ratio")
+class RetentionRatio(MethodAnalysis):
+    about = "cache length / sequence length of right answers, by method"
+    scored = True
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(study)
+        self._tally = Tally(study)
+        self._seen: dict[Cell, int] = {}
+
+    def moment(self, moment: Moment) -> None:
+        if moment.index is not None:
+            return
+        held = moment.held.sum(dim=-1).mean(dim=(0, 2)) * moment.copies  # [b]
+        for i, place in enumerate(moment.traces):
+            trace = self.study.traces[place]
+            right = self.study.right.get((trace.request.doc_id, trace.sample), False)
+            self._seen[moment.cell] = self._seen.get(moment.cell, 0) + 1
+            total = len(trace.prompt) + len(trace.answer)
+            budget = moment.cell.budget
+            script = 1.0 if budget is None else min(1.0, entries(budget, len(trace.prompt)) / total)
+            of = {"right": 1.0, "ratio": float(held[i]) / moment.seen, "script": script} if right else {"right": 0.0}
+            self._tally.add((moment.cell,), [place], **{"ratio": 0.0, "script": 0.0} | of)
+
+    def rows(self) -> list[Row]:
+        """answers, right: how many were read, and how many of them count."""
+        return [
+            {
+                "task": self.study.task,
+                **cell.columns,
+                "decode_bounded": cell.bounded,
+                "answers": self._seen[cell],
+                "right": int(self._tally.total((cell,), "right")),
+                **figures,
+            }
+            for (cell,), figures in self._tally.figures(ratio=("ratio", "right"), script=("script", "right"))
+        ]
+
+    @staticmethod
+    def pictures(rows: Sequence[Row]) -> dict[str, str]:
+        panels: plots.Bars = {}
+        for row in rows:
+            if row["ratio"] is not None:
+                panels.setdefault(panel(row), {})[row["method"]] = {"cache length / sequence length": row["ratio"]}
+        title = "Token retention ratio of right answers"
+        return {"retention-ratio.svg": plots.bars(panels, title=title, x="cache length / sequence length")}
+
+    @staticmethod
+    def table(rows: Sequence[Row]) -> Table:
+        head = ["task", "method", "budget", "right", "ratio", "se", "script"]
+        return head, [
+            [
+                r["task"],
+                r["method"] + ("" if r["decode_bounded"] or size(r) == "-" else " *"),
+                size(r),
+                f"{r['right']}/{r['answers']}",
+                *(fixed(r[name]) for name in ("ratio", "ratio_se", "script")),
+            ]
+            for r in rows
+        ]

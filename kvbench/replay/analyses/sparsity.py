@@ -1,0 +1,92 @@
+"""How few entries hold most of the attention, by layer and query head, under the full cache.
+
+Of every query of the answer: the fewest entries that carry 90, 95 and 99% of its attention, and the share of visible
+entries whose weight is at least 1% of the query's largest (the threshold of H2O, arXiv 2306.14048, section 3.1). Means
+over queries, with standard errors over questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvbench.lazy import torch
+from kvbench.replay.analyses import plots
+from kvbench.replay.analyses.api import AttentionAnalysis, Row, Study, Table, Window, fixed, register
+from kvbench.replay.analyses.tally import Tally
+
+SHARES = (90, 95, 99)
+NAMES = (*(f"entries_{share}" for share in SHARES), "above")
+THRESHOLD = 0.01
+
+
+@register("sparsity")
+class Sparsity(AttentionAnalysis):
+    about = "entries that hold 90, 95 and 99% of the attention, by layer"
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(study)
+        self._tally = Tally(study)
+
+    def window(self, window: Window) -> None:
+        weights = window.weights
+        heads, queries = weights.shape[1:3]
+        visible = torch.arange(window.first + 1, window.first + queries + 1, device=weights.device)  # [w]
+        ordered = weights.sort(dim=-1, descending=True).values
+        so_far = ordered.cumsum(dim=-1)
+        sums = {
+            f"entries_{share}": (so_far < share / 100 * so_far[..., -1:]).sum(dim=-1).add(1).sum(dim=-1)
+            for share in SHARES
+        }
+        sums["above"] = ((weights >= THRESHOLD * ordered[..., :1]).sum(dim=-1) / visible).sum(dim=-1)
+        for head in range(heads):
+            self._tally.add(
+                (window.layer, head),
+                window.traces,
+                queries=float(queries),
+                tokens=float(visible.sum()),
+                **{name: value[:, head] for name, value in sums.items()},
+            )
+
+    def rows(self) -> list[Row]:
+        """entries_90, ...: entries; above: a share; tokens: visible to a query."""
+        ratios = {name: (name, "queries") for name in (*NAMES, "tokens")}
+        return [
+            {"task": self.study.task, "layer": layer, "head": head, **figures}
+            for (layer, head), figures in sorted(self._tally.figures(**ratios), key=lambda found: found[0])
+        ]
+
+    @staticmethod
+    def pictures(rows: Sequence[Row]) -> dict[str, str]:
+        panels: plots.Lines = {}
+        for layer in _by_layer(rows):
+            for share in SHARES:
+                line = panels.setdefault(layer["task"], {}).setdefault(f"{share}% of the attention", [])
+                line.append((layer["layer"], layer[f"entries_{share}"]))
+        title = "Fewest entries that hold most of a query's attention, full cache"
+        y = "entries (mean over queries and heads)"
+        return {"sparsity.svg": plots.lines(panels, title=title, x="layer", y=y)}
+
+    @staticmethod
+    def table(rows: Sequence[Row]) -> Table:
+        head = ["task", "layer", "tokens", *(f"{share}%" for share in SHARES), "above 1% of max"]
+        return head, [
+            [
+                r["task"],
+                str(r["layer"]),
+                fixed(r["tokens"], 1),
+                *(fixed(r[n], 1) for n in NAMES[:-1]),
+                fixed(r["above"]),
+            ]
+            for r in _by_layer(rows)
+        ]
+
+
+def _by_layer(rows: Sequence[Row]) -> list[Row]:
+    """Means over the heads of a layer."""
+    heads: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        heads.setdefault((row["task"], row["layer"]), []).append(row)
+    return [
+        {"task": task, "layer": layer} | {n: sum(r[n] for r in of) / len(of) for n in (*NAMES, "tokens")}
+        for (task, layer), of in heads.items()
+    ]

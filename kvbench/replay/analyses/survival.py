@@ -1,0 +1,126 @@
+"""Of the tokens that coming queries do attend to, how many are still held, by age and KV head.
+
+As a block of the answer begins, its attended tokens are, for each layer and KV head, the fewest earlier tokens that
+carry 90% of what the block's queries pay to earlier tokens under the full cache (`api.MASS`). Their age is in tokens,
+1 the newest. Counted from when on a cache of the budget cannot hold everything, so for all methods alike:
+
+    share  of the attended tokens of this age that are held
+    mass   attention paid to held tokens of this age, over attention paid to all of this age
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from kvbench.replay.analyses import plots
+from kvbench.replay.analyses.api import (
+    MethodAnalysis,
+    Moment,
+    Row,
+    Study,
+    Table,
+    fixed,
+    panel,
+    register,
+    size,
+    top_mass,
+)
+from kvbench.replay.analyses.tally import Tally
+
+YOUNGEST = 16  # ages up to this are one bin; then every doubling is one
+
+
+@register("survival")
+class Survival(MethodAnalysis):
+    about = "attended tokens that are still held, by age, head and method"
+
+    def __init__(self, study: Study) -> None:
+        super().__init__(study)
+        self._tally = Tally(study)
+
+    def moment(self, moment: Moment) -> None:
+        if moment.paid is None or not moment.due:
+            return
+        layers, _, heads, seen = moment.held.shape
+        attended = top_mass(moment.paid).to(moment.held.dtype)
+        parts = {
+            "attended": attended,
+            "survived": attended * moment.held,
+            "paid": moment.paid,
+            "found": moment.paid * moment.held,
+        }
+        oldest = YOUNGEST
+        while oldest < 2 * seen:
+            ages = slice(max(0, seen - oldest), seen - oldest // 2 if oldest > YOUNGEST else seen)
+            sums = {name: part[..., ages].sum(dim=-1) for name, part in parts.items()}  # [L, b, Hk]
+            self._tally.add(
+                (moment.cell, oldest, None, None),
+                moment.traces,
+                **{name: s.sum(dim=(0, 2)) for name, s in sums.items()},
+            )
+            for layer in range(layers):
+                for head in range(heads):
+                    key = (moment.cell, oldest, moment.layers[layer], head)
+                    self._tally.add(key, moment.traces, **{name: s[layer, :, head] for name, s in sums.items()})
+            oldest *= 2
+
+    def rows(self) -> list[Row]:
+        """age: up to this (16, 32, 64, ...). Rows without layer and head are over all of them."""
+        ratios = {"share": ("survived", "attended"), "mass": ("found", "paid")}
+        figures = dict(self._tally.figures(**ratios))
+        cells = list(dict.fromkeys(key[0] for key in figures))
+        every = (None, None)
+        heads = sorted({key[2:] for key in figures} - {every})
+        ages = sorted({key[1] for key in figures})
+        return [
+            {
+                "task": self.study.task,
+                **key[0].columns,
+                "age": key[1],
+                "layer": key[2],
+                "head": key[3],
+                "attended": int(self._tally.total(key, "attended")),
+                **figures[key],
+            }
+            for place, cell, age in itertools.product((every, *heads), cells, ages)
+            if (key := (cell, age, *place)) in figures
+        ]
+
+    @staticmethod
+    def pictures(rows: Sequence[Row]) -> dict[str, str]:
+        ages: plots.Lines = {}
+        heads: dict[str, dict[str, dict[str, list[Row]]]] = {}
+        for row in rows:
+            if row["layer"] is None:
+                ages.setdefault(panel(row), {}).setdefault(row["method"], []).append((row["age"], row["share"]))
+            else:
+                head = f"{row['layer']}.{row['head']}"
+                heads.setdefault(panel(row), {}).setdefault(row["method"], {}).setdefault(head, []).append(row)
+        cells = {
+            title: {m: {h: _over_ages(of) for h, of in found.items()} for m, found in methods.items()}
+            for title, methods in heads.items()
+        }
+        title, value = "Attended tokens still held as blocks begin", "share of attended tokens"
+        return {
+            "survival.svg": plots.lines(ages, title=f"{title}, by age", x="age (tokens, up to)", y=value, log=True),
+            "survival-heads.svg": plots.heat(cells, title=f"{title}, by KV head", x="layer.head", value=value),
+        }
+
+    @staticmethod
+    def table(rows: Sequence[Row]) -> Table:
+        found: dict[tuple[str, ...], dict[int, Row]] = {}
+        for row in rows:
+            if row["layer"] is None:
+                found.setdefault((row["task"], row["method"], size(row)), {})[row["age"]] = row
+        ages = sorted({age for of in found.values() for age in of})
+        head = ["task", "method", "budget", *(f"age {age}" for age in ages), "all"]
+        return head, [
+            [*key, *(fixed(of[age]["share"] if age in of else None) for age in ages), fixed(_over_ages([*of.values()]))]
+            for key, of in found.items()
+        ]
+
+
+def _over_ages(rows: Sequence[Row]) -> float | None:
+    attended = sum(row["attended"] for row in rows)
+    return sum(row["share"] * row["attended"] for row in rows if row["attended"]) / attended if attended else None

@@ -1,0 +1,64 @@
+"""Sums of every trace under keys, and from them means over traces with standard errors by a jackknife over questions.
+
+tally = Tally(study)
+tally.add((layer, head), traces, held=..., tokens=...)           # [b] each, one number a trace
+for key, figures in tally.figures(share=("held", "tokens")):     # held / tokens, and share_se
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvbench.replay.analyses.api import Study
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+Key = tuple[Any, ...]
+
+
+class Tally:
+    """Sums by key, name and trace."""
+
+    def __init__(self, study: Study) -> None:
+        places: dict[str, int] = {}
+        self._clusters = [places.setdefault(t.cluster, len(places)) for t in study.traces]
+        self._sums: dict[Key, dict[str, Floats]] = {}
+
+    def add(self, key: Key, traces: Sequence[int], **sums: torch.Tensor | float) -> None:
+        """Add to the sums of these traces: a number for each, or one for all."""
+        import numpy as np
+
+        known = self._sums.setdefault(key, {})
+        for name, value in sums.items():
+            of = known.setdefault(name, np.zeros(len(self._clusters)))
+            of[traces] += value if isinstance(value, (int, float)) else value.double().cpu().numpy()
+
+    def figures(self, **ratios: tuple[str, str]) -> Iterator[tuple[Key, dict[str, float | None]]]:
+        """Of every key, in the order of their first mention, ``name`` and ``name_se`` of each ratio of two sums.
+
+        A figure that cannot be had is None: a ratio to nothing, a standard error of one question.
+        """
+        from kvbench.replay.figures import jackknife
+
+        for key, sums in self._sums.items():
+            found: dict[str, float | None] = {}
+            for name, (above, below) in ratios.items():
+                there = sums[below].nonzero()[0]
+                if not len(there):
+                    found |= {name: None, f"{name}_se": None}
+                    continue
+                chosen = {part: sums[part][there] for part in (above, below)}
+                places: dict[int, int] = {}
+                clusters = [places.setdefault(self._clusters[i], len(places)) for i in there]
+                value, error = jackknife(chosen, clusters, lambda s, a=above, b=below: s[a] / s[b])  # type: ignore[misc]
+                found |= {name: value, f"{name}_se": error}
+            yield key, found
+
+    def total(self, key: Key, name: str) -> float:
+        return float(self._sums[key][name].sum())
