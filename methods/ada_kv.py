@@ -44,7 +44,7 @@ from kvbench.eviction.api import (
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.select import keep_mask, order_key, protected
+from kvbench.eviction.select import keep_mask, kept_always, order_key, protected
 from kvbench.eviction.shares import split_exactly
 from kvbench.eviction.slots import RANK
 from kvbench.eviction.view import LayerView
@@ -140,7 +140,7 @@ class AdaKV(Method):
 
     def _capacities(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
         """[b, Hk] int64: entries that each head keeps, protected ones included."""
-        must = protected(self.protect(view.budget), view.positions, view.seen, view.prompt_len, view.valid)
+        must = protected(kept_always(self, view), view.positions, view.seen, view.prompt_len, view.valid)
         among = view.valid if must is None else view.valid & ~must
         held, free = view.held(), among.sum(dim=-1)
         fixed = held - free

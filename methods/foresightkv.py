@@ -10,14 +10,16 @@ To drop n of the entries that are not among the newest, the 2 n with the largest
 them are drawn without replacement with probabilities softmax(phi): in the paper better than the largest phi alone
 (`sampling=false`) or a draw over all. The draw is a hash of sample, eviction, layer, head and position.
 
-The newest entries always stay: in the paper L, the tokens between evictions (256; 128 in its evaluation code), a
-quarter of the budget in its training. Here `recent`, by default 128, or a quarter of the budget where that is less.
+The newest L entries always stay: the tokens since the eviction before, in the paper 256 of a budget of 1024 or more
+(128 in its evaluation code). Where a run evicts so rarely that L is more than a quarter of the budget, as it never is
+there, the newest quarter stays. `recent` gives another number.
 
 In the released evaluation the decayed sum of attention is overwritten by the plain one, which `compat=reference`
 reproduces. The code has a layer norm that it never applies. It fails where 2 n is more than there are entries to drop;
 here the pool is cut to these.
 
-The published scorers are imported by `kvbench weights import`.
+Scorers are trained by `kvbench train foresightkv` and its second stage `foresightkv-grpo`; published ones are imported
+by `kvbench weights import`.
 """
 
 from __future__ import annotations
@@ -37,12 +39,10 @@ from kvbench.eviction.foresight import (
     scorer_shapes,
 )
 from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes, misfit
-from kvbench.eviction.select import order_key
+from kvbench.eviction.select import kept_always, order_key
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
-
-RECENT = 128  # tokens between evictions in the released evaluation
 
 
 @methods.register("foresightkv", aliases=("foresight",))
@@ -54,7 +54,9 @@ class ForesightKV(Method):
 
     scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors of the model")
     features: Literal["paper6", "released8"] = option("paper6", "what the scorer reads of attention")
-    recent: int | None = option(None, "newest tokens that always stay; none: 128, or a quarter of the budget", low=1)
+    recent: int | None = option(
+        None, "newest tokens that always stay; none: the interval, or a quarter of the budget", low=1
+    )
     pool: float = option(2.0, "candidates for each entry to be dropped", low=1)
     sampling: bool = option(True, "draw among the candidates; otherwise the worst go")
     compat: Literal["none", "reference"] = option("none", "reproduce the released evaluation's decayed sum")
@@ -75,7 +77,9 @@ class ForesightKV(Method):
         return (State(name="chunk"),)  # evictions before the newest chunk, plus 1; 0 before the first chunk
 
     def protect(self, budget: int) -> Protect:
-        return Protect(recent=max(1, min(RECENT, budget // 4)) if self.recent is None else self.recent)
+        if self.recent is not None:
+            return Protect(recent=self.recent)
+        return Protect(recent=max(1, budget // 4), by_interval=True)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         """Add a block of queries to the chunk it belongs to, and a finished chunk to the decayed sum."""
@@ -103,7 +107,7 @@ class ForesightKV(Method):
         phi = drop_scores(view.weights, view.layer, self.inputs(view))
         if not self.sampling:
             return -phi
-        competing = view.older(self.protect(view.budget).recent)
+        competing = self.competing(view)
         key = order_key(torch.where(competing, -phi, 0.0), view.positions)
         key = key.masked_fill(~competing, torch.iinfo(torch.int64).max)
         rank = key.argsort(dim=-1).argsort(dim=-1)  # the first to go is 0
@@ -111,6 +115,10 @@ class ForesightKV(Method):
         # The largest of phi + Gumbel noise are a draw without replacement from softmax(phi).
         noise = view.noise().clamp(1e-20, 1 - 2**-24)
         return torch.where(candidate, (-noise.log()).log() - phi, float("inf"))
+
+    def competing(self, view: LayerView) -> torch.Tensor:
+        """[b, Hk, N] bool: entries that may go, all but the newest."""
+        return view.older(kept_always(self, view).recent)
 
     def inputs(self, view: LayerView) -> torch.Tensor:
         """[b, Hk, N, D]: what the scorer reads at an eviction."""

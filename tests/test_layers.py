@@ -63,6 +63,12 @@ LAYERS = {
     "kvbench.engine": 4,
     "kvbench.train": 5,
     "kvbench.train.catalogue": 0,
+    "kvbench.train.foresight_scorer": 6,  # what its states replay
+    "kvbench.train.foresight_states": 6,
+    "kvbench.train.foresightkv": 6,
+    "kvbench.train.foresightkv_grpo": 6,
+    "kvbench.train.gates": 6,  # held-out answers are replayed
+    "kvbench.train.gkv_distill": 6,  # its answers are replayed
     "kvbench.work": 4,
     "kvbench.prepare": 5,
     "kvbench.progress": 4,

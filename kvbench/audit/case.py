@@ -56,7 +56,7 @@ class Case:
             )
         try:
             geometry = fit(self.loaded.geometry, self.method, self.max_tokens)
-            rules_for(self.method, self.loaded)  # its weights, if it needs any, belong to this model
+            rules_for(self.method, self.loaded, INTERVAL)  # its weights, if it needs any, belong to this model
         except (UserError, SetupError) as error:
             raise NotApplicable(str(error)) from None
         self.evicting = [g for g in geometry if g.evicts]

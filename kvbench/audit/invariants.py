@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from kvbench.audit.case import CHUNK, TAIL, AuditLayout, Case, Way
+from kvbench.audit.case import CHUNK, INTERVAL, TAIL, AuditLayout, Case, Way
 from kvbench.audit.events import evictions, held_at
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Broken, NotApplicable
 from kvbench.audit.trial import Trial
@@ -99,7 +99,7 @@ def protect(case: Case, way: Way) -> None:
     _drops(case, way)
     protects = False
     for e in evictions(case, case.main(way)):
-        p = e.acting.protect(e.allowed)
+        p = e.acting.protect(e.allowed).at(INTERVAL)
         protects = protects or bool(p.sinks or p.recent or p.prompt)
         ends = max(p.sinks, len(e.request.prompt_ids) if p.prompt else 0)
         for head, (before, kept) in enumerate(zip(e.before, e.kept)):

@@ -11,7 +11,7 @@ from kvbench.audit.invariants import evicts, invariant
 from kvbench.audit.outcome import Broken, NotApplicable
 from kvbench.audit.scramble import by_position, largest_change, scrambled, some_of
 from kvbench.eviction.api import Method, ScoreOut
-from kvbench.eviction.select import decide, protected
+from kvbench.eviction.select import decide, kept_always, protected
 from kvbench.eviction.view import LayerView
 
 CLOSE = 1e-4  # relative; sums in another order differ in their last bits
@@ -44,7 +44,7 @@ def storage(case: Case, layout: AuditLayout) -> None:
 def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[LayerView], how: str) -> None:
     """Raises Broken where scores, columns or decisions differ beyond the last bits."""
     for a, b in zip(plain, other):
-        must = protected(method.protect(a.budget), a.positions, a.seen, a.prompt_len, a.valid)
+        must = protected(kept_always(method, a), a.positions, a.seen, a.prompt_len, a.valid)
         counts = a.valid if must is None else a.valid & ~must
         free = by_position(counts, a) > 0
         mine, theirs = _scored(method, a), _scored(method, b)

@@ -35,14 +35,13 @@ class Evictor:
 
     Args:
         rules: the method, its weights; the budget is that of each sequence, see `start`.
-        interval: generated tokens between evictions.
         log: called with what every eviction kept (the dense oracle of the tests replays it); None costs nothing.
     """
 
-    def __init__(self, rules: Rules, interval: int, cache: SlotCache, log: KeptLog | None = None) -> None:
+    def __init__(self, rules: Rules, cache: SlotCache, log: KeptLog | None = None) -> None:
         self.rules, self.cache, self.log = rules, cache, log
         self.method = rules.method.during("decode")
-        self.trigger = self.method.trigger(interval)
+        self.trigger = self.method.trigger(rules.interval)
         self.needs = self.method.needs()
         self._fresh = min(self.trigger.growth or 0, cache.shape.queries)  # queries since the tick before
         slots = cache.slots
@@ -158,6 +157,7 @@ class Evictor:
             eviction_index=batch.evictions,
             noise_key=batch.noise_key,
             budget=batch.allowed,
+            interval=self.rules.interval,
             scaling=g.scaling,
             softcap=g.softcap,
             rope=self.rules.rope,

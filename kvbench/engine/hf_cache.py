@@ -85,7 +85,7 @@ class EvictionCache(Cache):
         self._loaded, self._group = loaded, max((g.group for g in loaded.geometry), default=1)
         self._copies = self._group if self.method.per_query_head else 1
         self.budget = check_budget(self.method, budget, self._copies)
-        self._rules = rules_for(self.method, loaded)
+        self._rules = rules_for(self.method, loaded, interval)
         self._drafts = Drafts(load_draft(loaded), loaded)
         self.slots: SlotCache | None = None
         self._prompt: PromptCache | None = None
@@ -260,7 +260,7 @@ class EvictionCache(Cache):
             packed = {index: layer.pack(row) for index, layer in prompt.layers.items()}
             self.slots.install(packed, [row], self._seen)
         if method.evicts:
-            self._evictor = Evictor(self._rules, self.interval, self.slots)
+            self._evictor = Evictor(self._rules, self.slots)
             for row in rows:
                 self._evictor.start(
                     row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions

@@ -94,8 +94,8 @@ class Engine:
         # Entries are counted per KV head, also where every query head has its own.
         self._group = max((g.group for g in loaded.geometry), default=1)
         self._copies = self._group if method.per_query_head else 1
-        self.rules = rules = rules_for(method, loaded)
-        self.evictor = Evictor(rules, interval, self.cache, log) if method.evicts else None
+        self.rules = rules = rules_for(method, loaded, interval)
+        self.evictor = Evictor(rules, self.cache, log) if method.evicts else None
         self.reader = PromptReader(
             loaded.model,
             geometry,
@@ -334,7 +334,7 @@ class Engine:
         return time.perf_counter()
 
 
-def rules_for(method: Method, loaded: LoadedModel) -> Rules:
+def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:
     """The method with all that it needs of a model. Raises SetupError when its weights are missing or another's."""
     weights = {}
     if (needed := method.weights()) is not None:
@@ -344,6 +344,7 @@ def rules_for(method: Method, loaded: LoadedModel) -> Rules:
     return Rules(
         method=method,
         budget=None,
+        interval=interval,
         weights=weights,
         rope=read_rope(loaded.model) if method.needs().rope else None,
     )

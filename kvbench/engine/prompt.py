@@ -51,6 +51,7 @@ class Rules:
 
     method: Method
     budget: int | None  # entries; None: the method takes none
+    interval: int  # generated tokens between evictions
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
     rope: Rope | None = None
 
@@ -280,6 +281,7 @@ class PromptCache:
             eviction_index=same(self.evictions),
             noise_key=torch.tensor(self.noise_keys, device=self.device),
             budget=self.allowed() if probe is None else self.rules.budget or 0,
+            interval=self.rules.interval,
             scaling=g.scaling,
             softcap=g.softcap,
             probe=probe,
@@ -341,7 +343,7 @@ class PromptCache:
 
     def evicted_by(self, method: Method) -> PromptCache:
         """A copy that another method evicted to the same budget, for probes."""
-        rules = Rules(method=method, budget=self.rules.budget, rope=self.rules.rope)
+        rules = replace(self.rules, method=method, weights={})
         other = PromptCache(
             self.geometry,
             rules,

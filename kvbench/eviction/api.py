@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 from kvbench.errors import BudgetViolation
@@ -94,11 +94,19 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protect:
-    """Entries that no score can evict: the first `sinks` tokens, the newest `recent`, the whole prompt."""
+    """Entries that no score can evict: the first `sinks` tokens, the newest `recent`, the whole prompt.
+
+    by_interval: `recent` is only the most; of the newest no more are protected than come between two evictions.
+    """
 
     sinks: int = 0
     recent: int = 0
     prompt: bool = False
+    by_interval: bool = False
+
+    def at(self, interval: int) -> Protect:
+        """What that means where evictions are `interval` tokens apart."""
+        return replace(self, recent=min(self.recent, interval)) if self.by_interval else self
 
 
 @dataclass(frozen=True, slots=True)

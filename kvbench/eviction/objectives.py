@@ -6,20 +6,52 @@ from kvbench.lazy import torch
 
 MARGIN = 0.01
 MOST = 10.0  # log ratios beyond this are cut, so that no ratio overflows
+PAIRS = 1 << 24  # looked at together
+
+
+def ranking_losses(
+    scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pairwise hinge of every row: how far its scores are from ranking entries as the oracle does (supervised stage).
+
+    The mean over all ordered pairs with wanted_i > wanted_j of max(0, margin - (score_i - score_j)). scores, wanted:
+    [rows, n]. Returns [rows], 0 where a row has no such pair, and bool [rows] of those that have.
+    """
+    losses, slopes, counts = [], [], []
+    size = max(1, PAIRS // max(1, scores.shape[1] ** 2))
+    with torch.no_grad():
+        for some, oracle in zip(scores.split(size), wanted.split(size)):
+            ordered = oracle[:, :, None] > oracle[:, None]  # [r, n, n]
+            short = (margin - (some[:, :, None] - some[:, None])).clamp_min(0).masked_fill(~ordered, 0.0)
+            pairs = ordered.sum(dim=(1, 2))
+            losses.append(short.sum(dim=(1, 2)) / pairs.clamp_min(1))
+            # A pair that falls short pulls its first entry up and its second one down, one as much as the other.
+            falls = (short > 0).to(some.dtype)
+            slopes.append((falls.sum(dim=1) - falls.sum(dim=2)) / pairs.clamp_min(1)[:, None])
+            counts.append(pairs > 0)
+    # The gradient is known, so the pairs need not be kept for it.
+    pull = ((scores - scores.detach()) * torch.cat(slopes)).sum(dim=-1)
+    return torch.cat(losses) + pull, torch.cat(counts)
 
 
 def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN) -> torch.Tensor:
-    """Pairwise hinge: how far scores are from ranking entries as the oracle does (supervised stage).
+    """The mean of `ranking_losses` over the rows that have an order; 0 where none has."""
+    losses, counts = ranking_losses(scores, wanted, margin)
+    return losses.sum() / counts.sum().clamp_min(1)
 
-    The mean over all ordered pairs with wanted_i > wanted_j of max(0, margin - (score_i - score_j)), and over rows;
-    rows without such a pair do not count. scores, wanted: [rows, n]. A scalar, 0 where no row counts.
+
+def advantages(rewards: torch.Tensor) -> torch.Tensor:
+    """How much better each of a group's rewards is than their mean, in standard deviations of the group; [G]."""
+    return (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)
+
+
+def chosen_log_probs(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
+    """Logarithm of softmax(scores) [..., n] at the entries that bool [..., n] marks, one after the other: [marked].
+
+    GRPO's policy over evictions: drop scores of all entries that compete, gathered at those that went. Not the exact
+    probability of a draw without replacement among the worst, as in the released code.
     """
-    losses = []
-    for row, oracle in zip(scores, wanted):  # one at a time: n x n pairs
-        ordered = oracle[:, None] > oracle
-        if bool(ordered.any()):
-            losses.append((margin - (row[:, None] - row)).clamp_min(0)[ordered].mean())
-    return torch.stack(losses).mean() if losses else scores.sum() * 0.0
+    return scores.log_softmax(dim=-1)[chosen]
 
 
 def policy_loss(

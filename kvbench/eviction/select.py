@@ -33,7 +33,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Verdict]:
     """
     outs = [_score(method, view) for view in views]
     musts = [
-        protected(method.protect(v.budget), v.positions, v.seen, v.prompt_len, None if v.whole else v.valid)
+        protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, None if v.whole else v.valid)
         for v in views
     ]
     shares = method.quotas(_allocation(views, outs)) if not method.uniform else None
@@ -116,6 +116,11 @@ def _jointly(
     )
     parts = keep.split([v.positions.shape[1] for v in views], dim=1)
     return [part[..., : v.positions.shape[-1]] for part, v in zip(parts, views)]
+
+
+def kept_always(method: Method, view: LayerView) -> Protect:
+    """What the method protects at the budget and interval of a view."""
+    return method.protect(view.budget).at(view.interval)
 
 
 def protected(

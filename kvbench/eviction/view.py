@@ -43,6 +43,7 @@ class LayerView:
     eviction_index: torch.Tensor  # [b] evictions this sequence had before
     noise_key: torch.Tensor  # [b] int64, one a sample
     budget: int
+    interval: int  # generated tokens between evictions
     ordinal: int = 0  # place of the layer among those that evict,
     layer_count: int = 1  # and how many those are
     scaling: float  # the model's softmax scale, usually 1 / sqrt(d)
@@ -190,6 +191,7 @@ def make_view(
         "eviction_index": torch.zeros_like(count),
         "noise_key": torch.arange(b, device=keys.device),
         "budget": budget,
+        "interval": 128,
         "scaling": d**-0.5,
     }
     return LayerView(**(fields | more))

@@ -209,8 +209,12 @@ def test_the_draw_depends_on_sample_eviction_layer_and_head_alone():
 
 
 def test_the_newest_always_stay():
-    assert [FORESIGHT().protect(budget).recent for budget in (1, 24, 100, 512, 4096)] == [1, 6, 25, 128, 128]
-    assert FORESIGHT(recent=9).protect(4096).recent == 9
+    """The paper's 256 of 1024, its evaluation's 128; a quarter where evictions are far apart; or as many as asked."""
+    cases = {(1024, 256): 256, (4096, 128): 128, (100, 128): 25, (24, 32): 6, (24, 4): 4, (1, 8): 1}
+    assert {case: FORESIGHT().protect(case[0]).at(case[1]).recent for case in cases} == cases
+    assert FORESIGHT(recent=9).protect(4096).at(4).recent == 9
+    view = make_view(torch.zeros(1, 1, 60, 4), budget=40, interval=3)
+    assert (~FORESIGHT().competing(view))[0, 0].nonzero().flatten().tolist() == [57, 58, 59]
     assert FORESIGHT().min_budget() == 2
     assert FORESIGHT(recent=9).min_budget() == 10
 

@@ -17,7 +17,7 @@ import torch
 from kvbench.engine.weights import load_weights
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction.api import Weights
-from kvbench.train.loop import CHECKPOINT, LOG, rate, train
+from kvbench.train.loop import CHECKPOINT, HELD_OUT, LOG, rate, train
 from kvbench.train.recipe import Recipe, Settings
 
 CONFIG = {"model_type": "toy", "num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 6}
@@ -46,7 +46,7 @@ class Line(Recipe):
         return error, {"error": error.item() ** 0.5}
 
     def held_out(self):
-        return {"loss": float((self.importance - self.wanted).square().mean())}
+        return {"loss": float((self.importance.detach() - self.wanted).square().mean())}
 
     def card(self):
         return {"data": "made up"}
@@ -100,6 +100,55 @@ def test_after_kill_9_the_same_call_comes_to_the_same_losses(tmp_path: Path):
     assert kills >= 2
     assert losses(killed) == losses(straight)
     assert (killed / "headkv.safetensors").read_bytes() == (straight / "headkv.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("at_once", [1, 3, 4, 9])
+def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path: Path, at_once):
+    class Parts(Line):
+        pass
+
+    Parts.at_once = at_once
+    for name, recipe in (("whole", Line(SETTINGS)), ("parts", Parts(SETTINGS))):
+        (tmp_path / name).mkdir()
+        train(recipe, tmp_path / name, base_model="toy", config=CONFIG)
+    rows = [
+        [json.loads(row) for row in (tmp_path / name / LOG).read_text().splitlines()] for name in ("whole", "parts")
+    ]
+    for whole, parts in zip(*rows):
+        assert parts["loss"] == pytest.approx(whole["loss"], rel=1e-4)
+        assert parts["grad_norm"] == pytest.approx(whole["grad_norm"], rel=1e-4)
+
+
+def test_parameters_are_put_back_after_every_step(tmp_path: Path):
+    class Bounded(Line):
+        def after_step(self):
+            with torch.no_grad():
+                self.importance.clamp_(max=0.5)
+
+    recipe = Bounded(SETTINGS)
+    train(recipe, tmp_path, base_model="toy", config=CONFIG)
+    assert float(recipe.tensors()["importance"].max()) == 0.5
+
+
+def test_a_finished_training_says_the_same_again(tmp_path: Path):
+    once, again = (train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG) for _ in range(2))
+    assert again.after == once.after
+    assert [json.loads(row)["step"] for row in (tmp_path / HELD_OUT).read_text().splitlines()] == [0, 60]
+    assert len(losses(tmp_path)) == 60
+
+
+def test_a_parameter_without_a_gradient_stays(tmp_path: Path):
+    class Idle(Line):
+        def __init__(self, settings):
+            super().__init__(settings)
+            self.idle = torch.ones(3, requires_grad=True)
+
+        def parameters(self):
+            return super().parameters() | {"idle": self.idle}
+
+    recipe = Idle(SETTINGS)
+    train(recipe, tmp_path, base_model="toy", config=CONFIG)
+    assert torch.equal(recipe.idle.detach(), torch.ones(3))
 
 
 def test_another_training_in_the_folder_is_refused(tmp_path: Path):
