@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 EPILOG = """Examples:
   kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
   kvbench train lookaheadkv --model Qwen/Qwen3-4B --data questions.jsonl --out runs/q4 --opt rows=32 --opt rank=8
+  kvbench train gkv-distill --model tiny --out runs/distilled                  # runs/distilled/model is a model
   kvbench train headkv --model tiny --out tables
   kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json
 """
@@ -70,8 +71,9 @@ def train(
 ) -> None:
     """Make what a method needs for a model: trained weights, or a table of heads estimated from its attention.
 
-    Writes DIR/METHOD.safetensors and a card of the same name, .json. After a kill the same command goes on where the
-    last checkpoint was. A method finds the file beside the model, or by its option.
+    Writes DIR/METHOD.safetensors (DIR/model where the model itself is trained) and a card of the same name, .json. After a
+    kill the same command goes on where the last checkpoint was. A method finds the file beside the model, or by its
+    option.
     """
     if kind not in NAMES:
         raise UserError(f"cannot train {show(kind)}.{did_you_mean(kind, list(NAMES))} There are {', '.join(NAMES)}.")
