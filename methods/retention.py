@@ -13,7 +13,8 @@ then competes with the score of rank r - floor, so that `floor` entries of each 
 code has it, which counts a head's entries among the best L Hk (C - floor) and adds the floor.
 
 Defaults: horizon 1 as in the code (the paper's is not stated), floor 0. The released code's first age is one more than
-here for n = 1 and two more for n > 1: `age_offset`.
+here for n = 1 and two more for n > 1: `age_offset`. Gates are trained by `kvbench train retention`, with one
+budget of all layers and heads, or imported as trimkv's.
 """
 
 from __future__ import annotations

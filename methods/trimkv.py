@@ -11,7 +11,7 @@ The released code counts ages one more than this: `age_offset=1`. That matters, 
 `knorm_alpha` is `knorm=true`, its sliding window `recent`. It evicts when C + buffer entries are held (buffer 128, 32
 in its examples); here the interval is the buffer, and the clock is that of all methods.
 
-The published gates are imported by `kvbench weights import`.
+`kvbench train trimkv` trains gates; the published ones are imported by `kvbench weights import`.
 """
 
 from __future__ import annotations

@@ -71,9 +71,9 @@ def train(
 ) -> None:
     """Make what a method needs for a model: trained weights, or a table of heads estimated from its attention.
 
-    Writes DIR/METHOD.safetensors (DIR/model where the model itself is trained) and a card of the same name, .json. After a
-    kill the same command goes on where the last checkpoint was. A method finds the file beside the model, or by its
-    option.
+    Writes DIR/METHOD.safetensors (DIR/model where the model itself is trained) and a card of the same name, .json.
+    After a kill the same command goes on where the last checkpoint was. A method finds the file beside the model, or
+    by its option.
     """
     if kind not in NAMES:
         raise UserError(f"cannot train {show(kind)}.{did_you_mean(kind, list(NAMES))} There are {', '.join(NAMES)}.")

@@ -1,4 +1,4 @@
-"""One differentiable pass of a model over tokens, its attention in the hands of the caller."""
+"""One differentiable pass of a model over tokens, its attention in the hands of the caller: `plain`, or their own."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.attention import Handler, route
+from kvbench.engine.attention import AttentionCall, Handler, causal_bias, grouped_attention, route
 
 
 def forward(
@@ -32,3 +32,12 @@ def forward(
             logits_to_keep=logits,
         )
     return out.logits
+
+
+def plain(call: AttentionCall) -> torch.Tensor:
+    """[b, T, Hq, Dv] attention as the model has it."""
+    positions = torch.arange(call.key.shape[2], device=call.key.device)
+    bias = causal_bias(positions, positions, call.window, call.query.dtype)[None, None]
+    return grouped_attention(
+        call.query, call.key, call.value, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
+    )

@@ -23,7 +23,7 @@ from torch.utils.checkpoint import checkpoint
 
 from kvbench import registry
 from kvbench.config import MethodChoice
-from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention
+from kvbench.engine.attention import AttentionCall
 from kvbench.engine.geometry import LayerGeometry, check_equal_heads, check_evicts, for_lengths
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.prompt import Rules, given
@@ -36,7 +36,7 @@ from kvbench.records import Request
 from kvbench.replay import traces as replayed
 from kvbench.replay.plan import Chosen
 from kvbench.replay.replay import replay
-from kvbench.train.forward import forward
+from kvbench.train.forward import forward, plain
 from kvbench.train.recipe import Recipe, Settings
 from kvbench.train.traces import Trace
 from kvbench.values import BadValue
@@ -65,6 +65,9 @@ class GateRecipe(Recipe):
         for option, known in CHOICES.items():
             if more[option] not in known:
                 raise UserError(BadValue(" or ".join(known), show(more[option])).sentence(f"--opt {option}"))
+        for option in ("width", "budget", "interval"):
+            if int(more[option]) < 1:
+                raise UserError(BadValue("at least 1", str(more[option])).sentence(f"--opt {option}"))
         if not traces or not held_out:
             raise UserError("there are no answers to train on: the model answered none of the questions rightly.")
         self.loaded, self.traces, self.test = loaded, traces, held_out
@@ -192,15 +195,6 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
         return rows(0).transpose(1, 2)
     parts = [checkpoint(rows, first, use_reentrant=False) for first in range(0, t, block)]
     return torch.cat(parts, dim=2).transpose(1, 2)
-
-
-def plain(call: AttentionCall) -> torch.Tensor:
-    """[b, T, Hq, Dv] attention as the model has it."""
-    positions = torch.arange(call.key.shape[2], device=call.key.device)
-    bias = causal_bias(positions, positions, call.window, call.query.dtype)[None, None]
-    return grouped_attention(
-        call.query, call.key, call.value, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
-    )
 
 
 def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:

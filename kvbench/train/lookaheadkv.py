@@ -21,7 +21,7 @@ from kvbench.engine.adapter import adapted, projections
 from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention
 from kvbench.engine.model import LoadedModel
 from kvbench.errors import UserError
-from kvbench.train.forward import forward
+from kvbench.train.forward import forward, plain
 from kvbench.train.recipe import Recipe, Settings
 from kvbench.train.traces import Trace
 
@@ -116,18 +116,13 @@ class _Past:
         self.shares: list[torch.Tensor] = []
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        n = call.key.shape[2]
         self.keys[call.layer] = call.key[:, :, : self.prompt], call.value[:, :, : self.prompt]
         if call.window is None:
-            rows = torch.arange(self.prompt, n, device=call.key.device)
+            rows = torch.arange(self.prompt, call.key.shape[2], device=call.key.device)
             self.shares.append(
                 _paid(call, call.query[:, :, self.prompt :], call.key, rows)[:, :, : self.prompt].mean(1)
             )
-        positions = torch.arange(n, device=call.key.device)
-        bias = causal_bias(positions, positions, call.window, call.query.dtype)[None, None]
-        return grouped_attention(
-            call.query, call.key, call.value, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
-        )
+        return plain(call)
 
 
 class _Look:

@@ -26,6 +26,7 @@ from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
 CHECKPOINT, LOG, HELD_OUT = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl"
+SAVING = 20  # times as long as a checkpoint takes to write passes before the next
 Tick = Callable[[int, dict[str, float]], None]  # (steps done, the step's figures)
 
 
@@ -58,7 +59,8 @@ def train(
 
     Args:
         config: the model's, for the card.
-        checkpoint_seconds: between two checkpoints; the last step always makes one.
+        checkpoint_seconds: between two checkpoints, or as long as makes writing them a twentieth of the time; the last
+            step always makes one.
 
     Raises:
         UserError: `out` holds a training with other settings.
@@ -77,7 +79,7 @@ def train(
         if "before" not in state:
             state["before"] = recipe.held_out()
             _note(out / HELD_OUT, {"step": 0, **state["before"]}, processes)
-        saved = time.monotonic()
+        saved, took = time.monotonic(), 0.0
         while step < settings.steps:
             started = time.monotonic()
             for group in optimiser.param_groups:
@@ -93,11 +95,13 @@ def train(
             _note(out / LOG, row, processes)
             if tick:
                 tick(step, {"loss": loss, **figures})
-            if step == settings.steps or time.monotonic() - saved >= checkpoint_seconds:
+            if step == settings.steps or time.monotonic() - saved >= max(checkpoint_seconds, SAVING * took):
                 state |= {"step": step, "seconds": seconds}
+                began = time.monotonic()
                 if processes.first:
                     checkpoint.save(out / CHECKPOINT, parameters, optimiser, state)
                 saved = time.monotonic()
+                took = saved - began
         after = recipe.held_out()
         _note(out / HELD_OUT, {"step": step, **after}, processes)
         made = {

@@ -27,8 +27,8 @@ from kvbench.records import Request
 from kvbench.replay.plan import Chosen
 from kvbench.replay.replay import replay
 from kvbench.train.catalogue import RECIPES
-from kvbench.train.forward import forward
-from kvbench.train.gates import RetentionRecipe, Student, TrimKVRecipe, alike, fading, plain
+from kvbench.train.forward import forward, plain
+from kvbench.train.gates import RetentionRecipe, Student, TrimKVRecipe, alike, fading
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
 from kvbench.train.traces import Trace, built_in, collect
@@ -250,6 +250,7 @@ def test_training_improves_eviction(loaded, traces, recipe, tmp_path: Path):
         ({"tie": "heads"}, "--opt tie must be none or layers or layers_and_heads; got 'heads'."),
         ({"form": "x"}, "--opt form must be weight or scale; got 'x'."),
         ({"hinge": "x"}, "--opt hinge must be released or paper; got 'x'."),
+        ({"budget": 0}, "--opt budget must be at least 1; got 0."),
     ],
 )
 def test_mistakes(random_model, option, message):
