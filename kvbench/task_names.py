@@ -81,7 +81,8 @@ def collapsed(names: Sequence[str]) -> list[str]:
     for name in names:
         base, at, length = base_name(name), *name.partition("@")[1:]
         group = f"{base}{at}{length}"
-        whole = not name.startswith(LM_EVAL) and set(expand(group)) <= set(names)
+        members = set() if name.startswith(LM_EVAL) else set(expand(group))
+        whole = name in members and members <= set(names)
         found.append(group if whole else name)
     return list(dict.fromkeys(found))
 

@@ -126,8 +126,10 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
         question = (entry["task"], entry["doc_id"])
         if question not in asked:
             asked[question] = _later_questions(manifest.read(folder), entry)
-        later: list[str | None] = [*asked[question]] or [None] * (len(answers) - 1)
-        entry["turns"] = [{"question": q, "output": a} for q, a in zip((entry["prompt"], *later), answers)]
+        later: list[str | None] = [*asked[question]]
+        if len(later) != len(answers) - 1:  # not the conversation that was held
+            later = [None] * (len(answers) - 1)
+        entry["turns"] = [{"question": q, "output": a} for q, a in zip((entry["prompt"], *later), answers, strict=True)]
     return entries
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -115,8 +117,10 @@ def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
             raise UserError(f"{kind} has no setting {show(name)}.{did_you_mean(name, list(known))} It has {listed}.")
         try:
             known[name] = type(known[name])(value)
+            if isinstance(known[name], float) and not math.isfinite(known[name]):
+                raise ValueError(value)
         except ValueError:
-            need = {int: "a whole number", float: "a number"}.get(type(known[name]), "text")
+            need = {int: "a whole number", float: "a finite number"}.get(type(known[name]), "text")
             raise UserError(BadValue(need, show(value)).sentence(f"--opt {name}")) from None
     return known
 
@@ -193,9 +197,10 @@ def _recipe(
 def _command(kind: str, model: str, data: str | None, settings: Settings) -> str:
     """What makes these weights again, without the places of one machine."""
     numbers = f"--steps {settings.steps} --lr {settings.lr:g} --batch {settings.batch} --seed {settings.seed}"
-    own = "".join(f" --opt {name}={settings.more[name]}" for name in RECIPES[kind].options)
-    file = f" --data {Path(data).name}" if data else ""
-    return f"kvbench train {kind} --model {model}{file} --samples {settings.more['samples']} {numbers}{own} --out DIR"
+    own = "".join(" --opt " + shlex.quote(f"{name}={settings.more[name]}") for name in RECIPES[kind].options)
+    file = f" --data {shlex.quote(Path(data).name)}" if data else ""
+    head = f"kvbench train {kind} --model {shlex.quote(model)}{file}"
+    return f"{head} --samples {settings.more['samples']} {numbers}{own} --out DIR"
 
 
 def _table(kind: str, model: str, folder: Path, numbers: _Numbers, device: str, *, json: bool, quiet: bool) -> None:

@@ -82,6 +82,7 @@ class Combined(Method):
         return self.first.states() + self.second.states()
 
     def protect(self, budget: int) -> Protect:
+        """The most that either protects; an eviction asks the one at work."""
         a, b = self.first.protect(budget), self.second.protect(budget)
         return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)
 

@@ -22,11 +22,13 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention, route
+from kvbench.engine.geometry import check_evicts, for_lengths
 from kvbench.engine.model import LoadedModel
-from kvbench.errors import SetupError
+from kvbench.errors import SetupError, UserError
 from kvbench.train.head_data import Example
-from kvbench.train.recipe import Recipe, Settings
+from kvbench.train.recipe import Recipe, Settings, drawing
 from kvbench.train.sparse_pass import recomputed
+from kvbench.values import BadValue
 
 LARGE = 100_000_000  # parameters of a model from which on its layers are run again for the gradient
 ROWS = 1024  # queries that attend at once
@@ -50,10 +52,16 @@ class DuoRecipe(Recipe):
             raise SetupError("layers of this model differ in KV heads; one table cannot hold them.")
         self.loaded, self.examples, self.test = loaded, examples, held_out
         self.sinks, self.recent = int(settings.more["sinks"]), int(settings.more["recent"])
+        for option, value, least in (("sinks", self.sinks, 0), ("recent", self.recent, 1)):
+            if value < least:
+                raise UserError(BadValue(f"at least {least}", str(value)).sentence(f"--opt {option}"))
         self.reg = float(settings.more["reg"])
         loaded.model.requires_grad_(False)
-        # Layers with a sliding window are no business of the method's: they have no row here and 0 in the table.
-        self.layers = [g.index for g in loaded.geometry if g.window is None]
+        longest = max(len(example.ids) for example in (*examples, *held_out))
+        geometry = for_lengths(loaded.geometry, longest)
+        check_evicts(geometry, longest)
+        # Layers with a sliding window stay as they are. Should shorter sequences make them evict, they keep all.
+        self.layers = [g.index for g in geometry if g.evicts]
         size = sum(p.numel() for p in loaded.model.parameters())
         self.again = size >= LARGE and any(isinstance(m, GradientCheckpointingLayer) for m in loaded.model.modules())
         self.alpha = torch.ones(len(self.layers), heads.pop(), device=loaded.device, requires_grad=True)
@@ -62,7 +70,7 @@ class DuoRecipe(Recipe):
         return {"alpha": self.alpha}
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        table = torch.zeros(len(self.loaded.geometry), self.alpha.shape[1])
+        table = torch.ones(len(self.loaded.geometry), self.alpha.shape[1])
         table[self.layers] = self.alpha.detach().cpu()
         return {"alpha": table}
 
@@ -71,7 +79,7 @@ class DuoRecipe(Recipe):
         self.alpha.clamp_(0, 1)
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+        generator = drawing(self.settings.seed, step)
         order = torch.randint(0, len(self.examples), (self.settings.batch,), generator=generator).tolist()[share]
         deviation = torch.stack([self._deviation(self.examples[i], self.alpha) for i in order]).mean()
         size = self.alpha.abs().mean()

@@ -28,7 +28,7 @@ from kvbench.records import Request
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import read_full
 from kvbench.replay.traces import Trace as ForcedTrace
-from kvbench.train.recipe import Settings
+from kvbench.train.recipe import Settings, drawing
 from kvbench.train.traces import Trace
 
 FEATURES, WITHIN = ("paper6", "released8"), ("mean", "max")
@@ -245,5 +245,5 @@ def evictions_of(loaded: LoadedModel, settings: Settings, traces: Sequence[Trace
 
 def batch(traces: Sequence[Trace], settings: Settings, step: int) -> list[Trace]:
     """The traces of a step."""
-    generator = torch.Generator().manual_seed(settings.seed * 1_000_003 + step)
+    generator = drawing(settings.seed, step)
     return [traces[i] for i in torch.randint(0, len(traces), (settings.batch,), generator=generator).tolist()]

@@ -24,6 +24,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -65,6 +67,9 @@ class PolicyRecipe(Recipe):
         if more["group"] < 2:
             raise UserError(f"--opt group must be 2 or more, to compare draws; got {more['group']}.")
         self.before, self.origin = _initial(loaded, more["init"], more["features"])
+        # The scorer is known by its hash; where it lay is of no interest elsewhere.
+        where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
+        self.settings = replace(settings, more={**more, **where})
         self.evictions = evictions_of(loaded, settings, [*traces, *held_out])
         self.traces, self.test = usable(self.evictions, traces), usable(self.evictions, held_out)
         measured = [self.evictions.golden(trace).choices for trace in self.traces[:MEASURED]]

@@ -6,7 +6,10 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.attention import AttentionCall, Handler, causal_bias, grouped_attention, route
+from kvbench.engine.attention import Handler, route
+from kvbench.train.sparse_masks import SparseAttention
+
+plain = SparseAttention({})  # a handler: attention as the model has it, with its windows
 
 
 def forward(
@@ -32,12 +35,3 @@ def forward(
             logits_to_keep=logits,
         )
     return out.logits
-
-
-def plain(call: AttentionCall) -> torch.Tensor:
-    """[b, T, Hq, Dv] attention as the model has it."""
-    positions = torch.arange(call.key.shape[2], device=call.key.device)
-    bias = causal_bias(positions, positions, call.window, call.query.dtype)[None, None]
-    return grouped_attention(
-        call.query, call.key, call.value, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
-    )

@@ -37,7 +37,7 @@ from kvbench.replay import traces as replayed
 from kvbench.replay.plan import Chosen
 from kvbench.replay.replay import replay
 from kvbench.train.forward import forward, plain
-from kvbench.train.recipe import Recipe, Settings
+from kvbench.train.recipe import Recipe, Settings, drawing
 from kvbench.train.traces import Trace
 from kvbench.values import BadValue
 
@@ -90,7 +90,7 @@ class GateRecipe(Recipe):
         return self.trained
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+        generator = drawing(self.settings.seed, step)
         order = torch.randint(0, len(self.traces), (self.settings.batch,), generator=generator).tolist()[share]
         kl, ce, capacity = self._means([self.traces[i] for i in order])
         figures = {"kl": float(kl.detach()), "capacity": float(capacity.detach())}
@@ -198,11 +198,13 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
 
 
 def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
-    """Traces whose prompts and answers are equally long, together."""
+    """Traces whose prompts and answers are equally long, as many together as `MOST_TOKENS` allows."""
     groups: dict[tuple[int, int], list[Trace]] = {}
     for trace in traces:
         groups.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)
-    yield from groups.values()
+    for group in groups.values():
+        size = max(1, MOST_TOKENS // len(group[0].ids))
+        yield from (group[start : start + size] for start in range(0, len(group), size))
 
 
 def _drawn(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:

@@ -25,7 +25,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 from kvbench.records import Request, Sampling
 from kvbench.train.gkv_model import save_model
-from kvbench.train.recipe import Recipe, Settings
+from kvbench.train.recipe import Recipe, Settings, drawing
 from kvbench.train.traces import Question
 
 LARGE = 100_000_000  # parameters from which on activations are computed again, unless it is said otherwise
@@ -44,10 +44,10 @@ class SparseRecipe(Recipe):
         super().__init__(settings)
         self.check_judged(test)
         more = settings.more
-        for option in ("interval", "micro", "slots", "group"):
-            if (value := more.get(option, 1)) < 1:
-                raise UserError(f"--opt {option} must be 1 or more; got {value}.")
-        if more["temperature"] <= 0:
+        for option, least in (("interval", 1), ("micro", 1), ("slots", 1), ("group", 2)):
+            if (value := more.get(option, least)) < least:
+                raise UserError(f"--opt {option} must be {least} or more; got {value}.")
+        if not more["temperature"] > 0:
             raise UserError(f"--opt temperature must be above 0; got {more['temperature']:g}.")
         self.method, self.budget = choose.from_label(str(more["method"])), int(more["budget"])
         if not self.method.evicts or not self.method.takes_budget or self.method.oracle:
@@ -55,6 +55,11 @@ class SparseRecipe(Recipe):
         check_budget(str(more["method"]), self.method, self.budget)
         self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
         self.temperature = float(more["temperature"])
+        try:
+            loaded.model.generation_config.validate(strict=True)
+        except ValueError as error:
+            why = "; ".join(line[2:] for line in str(error).splitlines() if line.startswith("- "))
+            raise UserError(f"the model's generation_config.json could not be saved with it: {why}") from None
         loaded.model.float().requires_grad_(True)
         self.loaded, self.test = replace(loaded, dtype=torch.float32), test
         self.again = _recompute(str(more["recompute"]), loaded.model)
@@ -84,7 +89,7 @@ class SparseRecipe(Recipe):
         places = range(step * batch, (step + 1) * batch)
         orders = {}
         for epoch in {place // count for place in places}:
-            generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + epoch)
+            generator = drawing(self.settings.seed, epoch)
             orders[epoch] = torch.randperm(count, generator=generator).tolist()
         return [orders[place // count][place % count] for place in places]
 

@@ -71,9 +71,9 @@ class DistillRecipe(SparseRecipe):
     def simulate(self, traces: Sequence[Trace], weight: float = 1.0) -> list[Answered]:
         """Read answers with the evicting cache and the current weights; `lifetimes` then knows what it held."""
         self.lifetimes.clear()
-        groups: dict[tuple[int, int], list[Replayed]] = defaultdict(list)
+        groups: dict[tuple[int, int], dict[str, Replayed]] = defaultdict(dict)
         answered = []
-        for trace in traces:
+        for trace in traces:  # one that a batch has twice is read once
             asked = Request(
                 task="train",
                 doc_id=trace.name,
@@ -81,10 +81,10 @@ class DistillRecipe(SparseRecipe):
                 forced=trace.answer,
                 max_new_tokens=len(trace.answer),
             )
-            groups[len(trace.prompt), len(trace.answer)].append(Replayed(request=asked, cluster=trace.name))
+            groups[len(trace.prompt), len(trace.answer)][trace.name] = Replayed(request=asked, cluster=trace.name)
             keys = noise.signed64(asked.noise_key(-1)), noise.signed64(asked.noise_key(0))
             answered.append(Answered(prompt=trace.prompt, answer=trace.answer, keys=keys, weight=weight))
-        for group in groups.values():
+        for group in (list(found.values()) for found in groups.values()):
             size = self.micro if self.reader.together else 1
             for start in range(0, len(group), size):
                 self.reader.read(group[start : start + size], _Nobody())

@@ -22,7 +22,7 @@ from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attenti
 from kvbench.engine.model import LoadedModel
 from kvbench.errors import UserError
 from kvbench.train.forward import forward, plain
-from kvbench.train.recipe import Recipe, Settings
+from kvbench.train.recipe import Recipe, Settings, drawing
 from kvbench.train.traces import Trace
 
 EPSILON = 1e-9  # against the logarithm of a key that nothing attends to
@@ -66,7 +66,7 @@ class LookaheadRecipe(Recipe):
         return {name: t.detach() for name, t in self.trained.items()} | {"scaling": self.scaling}
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        generator = torch.Generator().manual_seed(self.settings.seed * 1_000_003 + step)
+        generator = drawing(self.settings.seed, step)
         order = torch.randint(0, len(self.traces), (self.settings.batch,), generator=generator).tolist()[share]
         losses = [self._divergence(*self._shares(self.traces[i])) for i in order]
         return torch.stack(losses).mean(), {}

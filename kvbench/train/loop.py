@@ -26,7 +26,6 @@ from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
 CHECKPOINT, LOG, HELD_OUT = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl"
-SAVING = 20  # times as long as a checkpoint takes to write passes before the next
 Tick = Callable[[int, dict[str, float]], None]  # (steps done, the step's figures)
 
 
@@ -59,7 +58,7 @@ def train(
 
     Args:
         config: the model's, for the card.
-        checkpoint_seconds: between two checkpoints, or as long as makes writing them a twentieth of the time; the last
+        checkpoint_seconds: between two checkpoints, for every second that one takes to write (at least one); the last
             step always makes one.
 
     Raises:
@@ -95,7 +94,7 @@ def train(
             _note(out / LOG, row, processes)
             if tick:
                 tick(step, {"loss": loss, **figures})
-            if step == settings.steps or time.monotonic() - saved >= max(checkpoint_seconds, SAVING * took):
+            if step == settings.steps or time.monotonic() - saved >= checkpoint_seconds * max(1.0, took):
                 state |= {"step": step, "seconds": seconds}
                 began = time.monotonic()
                 if processes.first:

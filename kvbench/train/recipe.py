@@ -44,6 +44,11 @@ class Settings:
     more: Mapping[str, Any] = field(default_factory=dict)
 
 
+def drawing(seed: int, number: int) -> torch.Generator:
+    """Random numbers of a training's step or epoch `number`, on the CPU."""
+    return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
+
+
 class Recipe(ABC):
     """One thing to train.
 

@@ -100,6 +100,8 @@ def test_names_of_whole_groups_are_collapsed():
     assert collapsed(ruler) == ["ruler_offline@4096", *expand("ruler_offline@8k")[1:]]
     assert collapsed(["walk/orbit-100", "lm_eval:gsm8k"]) == ["walk/orbit-100", "lm_eval:gsm8k"]
     assert collapsed(["livecodebench/v1"]) == ["livecodebench/v1"]
+    variants = ["longproc_html_to_tsv", "longproc_html_to_tsv/2k"]
+    assert collapsed(variants) == variants
 
 
 def test_list_and_interface():

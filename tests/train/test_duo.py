@@ -17,7 +17,7 @@ from kvbench.engine.attention import AttentionCall
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import load
 from kvbench.engine.weights import load_weights
-from kvbench.errors import SetupError
+from kvbench.errors import SetupError, UserError
 from kvbench.eviction.api import Weights
 from kvbench.records import Request
 from kvbench.registry import methods
@@ -155,7 +155,30 @@ def test_layers_with_a_sliding_window_are_left_out():
     assert made.layers == [0, 2]
     with torch.no_grad():
         made.alpha.fill_(0.75)
-    assert made.tensors()["alpha"].tolist() == [[0.75, 0.75], [0.0, 0.0], [0.75, 0.75]]
+    assert made.tensors()["alpha"].tolist() == [[0.75, 0.75], [1.0, 1.0], [0.75, 0.75]]
+
+
+def test_a_window_that_no_text_outgrows_is_none():
+    settings = Settings(steps=4, lr=0.1, batch=2, more=MORE)
+    made = DuoRecipe(build("gemma2"), settings, [example(20, (18,))], [example(20, (15,))])
+    assert made.layers == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [({"sinks": -1}, "--opt sinks must be at least 0; got -1."), ({"recent": 0}, "--opt recent must be at least 1")],
+)
+def test_mistakes(more, message):
+    with pytest.raises(UserError, match=message):
+        recipe(**more)
+
+
+def test_a_model_of_windows_alone_is_refused():
+    loaded = build("gemma2")
+    geometry = tuple(replace(g, window=8) for g in loaded.geometry)
+    settings = Settings(steps=4, lr=0.1, batch=2, more=MORE)
+    with pytest.raises(UserError, match="there is nothing to evict"):
+        DuoRecipe(replace(loaded, geometry=geometry), settings, [example()], [example()])
 
 
 def test_no_weight_of_the_model_is_trained(tmp_path):

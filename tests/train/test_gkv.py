@@ -249,6 +249,19 @@ def test_the_loss_of_distillation_is_that_of_its_definition(loaded, asked, answe
     assert abs(roomy.loss(0, slice(0, 4))[0].item()) < 1e-6  # nothing is evicted: the teacher's own predictions
 
 
+def test_an_answer_that_a_batch_has_twice_counts_twice(loaded, asked, answers, monkeypatch):
+    """A batch over the end of an epoch may have one again, with others read in between."""
+    recipe = DistillRecipe(loaded, settings(MORE | {"budget": 48, "micro": 1}), answers, asked[1])
+
+    def loss(*drawn):
+        monkeypatch.setattr(recipe, "drawn", lambda step, count: list(drawn))
+        return recipe.loss(0, slice(0, len(drawn)))[0].item()
+
+    n = [len(answers[i].answer) for i in (0, 1)]
+    wanted = (2 * n[0] * loss(0) + n[1] * loss(1)) / (2 * n[0] + n[1])
+    assert loss(0, 1, 0) == pytest.approx(wanted, rel=1e-4)
+
+
 def test_the_teacher_stays_as_it_was(loaded, asked, answers, tmp_path):
     recipe = DistillRecipe(loaded, settings(steps=2), answers, asked[1])
     before = copy.deepcopy(recipe.teacher.state_dict())
@@ -316,12 +329,20 @@ def test_the_written_model_is_the_trained_one(loaded, asked, answers, tmp_path):
         ({"budget": 4}, "--budget must be at least"),
         ({"recompute": "maybe"}, "--opt recompute must be auto, on or off; got 'maybe'."),
         ({"temperature": 0.0}, "--opt temperature must be above 0; got 0."),
-        ({"group": 0}, "--opt group must be 1 or more; got 0."),
+        ({"temperature": float("nan")}, "--opt temperature must be above 0; got nan."),
+        ({"slots": 0}, "--opt slots must be 1 or more; got 0."),
+        ({"group": 1}, "--opt group must be 2 or more; got 1."),
     ],
 )
 def test_mistakes(loaded, asked, more, message):
     with pytest.raises(UserError, match=message.replace("(", "\\(")):
         RLRecipe(loaded, settings(ROLL | more), *asked)
+
+
+def test_a_model_that_could_not_be_saved_is_refused_before_it_is_trained(loaded, asked):
+    loaded.model.generation_config.do_sample, loaded.model.generation_config.temperature = False, 0.5
+    with pytest.raises(UserError, match=r"generation_config.json could not be saved with it: .*temperature"):
+        RLRecipe(loaded, settings(ROLL), *asked)
 
 
 def test_questions_without_answers_are_refused_and_answers_are_compared_as_mathematics(loaded, tmp_path):

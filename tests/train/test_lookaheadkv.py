@@ -128,6 +128,7 @@ def test_the_command(tmp_path: Path, capsys):
         (["--opt", "rwos=3"], "lookaheadkv has no setting 'rwos'. Did you mean 'rows'?"),
         (["--opt", "rows=x"], "--opt rows must be a whole number; got 'x'."),
         (["--opt", "rows"], "--opt takes NAME=VALUE; got 'rows'."),
+        (["--opt", "alpha=nan"], "--opt alpha must be a finite number; got 'nan'."),
         (["--lr", "0"], "--lr must be a finite number > 0; got 0."),
         (["--data", "/nowhere.jsonl"], "/nowhere.jsonl does not exist."),
     ],
