@@ -137,6 +137,7 @@ def _recipe(
     json: bool,
     quiet: bool,
 ) -> None:
+    from kvbench.train.loop import steps_done
     from kvbench.train.loop import train as run_loop
     from kvbench.train.processes import is_first
     from kvbench.train.recipes import prepare
@@ -164,6 +165,8 @@ def _recipe(
         )
     finally:
         progress.end()
+    if not quiet and (done_before := steps_done(folder)):
+        terminal.note(f"{folder} holds a training of {done_before} steps; it goes on from there.")
     steps = _Counter("steps", quiet=quiet)
     steps.begin(ready.recipe.settings.steps, 0)
     steps.cell(f"{kind} {model}")

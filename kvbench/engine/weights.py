@@ -172,6 +172,8 @@ def _name(config: Any, folder: Path | None) -> str:
 def _read_card(path: Path) -> dict[str, Any]:
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SetupError(f"the weights have no card: there is no {show(path)}. Copy both files.") from None
     except (OSError, ValueError) as error:
         raise SetupError(f"the card {show(path)} of the weights cannot be read: {error}") from None
     if not isinstance(card, dict) or card.get("format") != FORMAT:

@@ -1,7 +1,8 @@
 """Checkpoints of a training: tensors as safetensors, the rest as JSON in the file's header; nothing is unpickled.
 
 save(path, parameters, optimiser, {"step": 200, "settings": {...}})
-state = restore(path, parameters, optimiser)
+state = state_of(path)                  # before anything is changed
+restore(path, parameters, optimiser)
 """
 
 from __future__ import annotations
@@ -34,8 +35,17 @@ def save(
         file.write(dump(contiguous, metadata={"state": json.dumps(dict(state))}))
 
 
-def restore(path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW) -> dict[str, Any]:
-    """Fill parameters and optimiser; returns the state. Raises SetupError for a file that does not fit."""
+def state_of(path: Path) -> dict[str, Any]:
+    """The state of a checkpoint, without its tensors. Raises SetupError when it cannot be read."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(json.loads((file.metadata() or {})["state"]))
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise _unusable(path, error) from None
+
+
+def restore(path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW) -> None:
+    """Fill parameters and optimiser. Raises SetupError for a file that does not fit."""
     try:
         with safe_open(path, framework="pt") as file, torch.no_grad():
             names = set(file.keys())
@@ -44,6 +54,11 @@ def restore(path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch
                 found = {m: file.get_tensor(f"{m}/{name}") for m in _MOMENTS if f"{m}/{name}" in names}
                 if found:
                     optimiser.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in found.items()}
-            return dict(json.loads((file.metadata() or {})["state"]))
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
-        raise SetupError(f"checkpoint {show(path)} cannot be used: {error}. Choose another --out.") from None
+        raise _unusable(path, error) from None
+
+
+def _unusable(path: Path, error: Exception) -> SetupError:
+    return SetupError(
+        f"checkpoint {show(path)} cannot be used: {error}. Remove it to begin anew, or choose another --out."
+    )

@@ -68,8 +68,8 @@ class GateRecipe(Recipe):
         for option in ("width", "budget", "interval"):
             if int(more[option]) < 1:
                 raise UserError(BadValue("at least 1", str(more[option])).sentence(f"--opt {option}"))
-        if not traces or not held_out:
-            raise UserError("there are no answers to train on: the model answered none of the questions rightly.")
+        if float(more["capacity"]) < 0:
+            raise UserError(BadValue("at least 0", str(more["capacity"])).sentence("--opt capacity"))
         self.loaded, self.traces, self.test = loaded, traces, held_out
         self.longest = max(len(t.ids) for t in (*traces, *held_out))
         self.geometry = for_lengths(loaded.geometry, self.longest)

@@ -20,7 +20,6 @@ import torch
 from kvbench.engine.attention import AttentionCall
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.prompt import PromptCache
-from kvbench.errors import UserError
 from kvbench.eviction import noise
 from kvbench.records import Request
 from kvbench.replay.reader import TraceReader
@@ -40,8 +39,6 @@ class DistillRecipe(SparseRecipe):
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], test: Sequence[Question]
     ) -> None:
-        if not traces:
-            raise UserError("there are no answers to train on: the model answered none of the questions rightly.")
         self.teacher = copy.deepcopy(loaded.model).requires_grad_(False)
         super().__init__(loaded, settings, test)
         self.traces = traces

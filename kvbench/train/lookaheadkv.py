@@ -41,8 +41,9 @@ class LookaheadRecipe(Recipe):
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
     ) -> None:
         super().__init__(settings)
-        if not traces or not held_out:
-            raise UserError("there are no answers to train on: the model answered none of the questions rightly.")
+        for option in ("rows", "rank", "budget"):
+            if (value := int(settings.more[option])) < 1:
+                raise UserError(f"--opt {option} must be 1 or more; got {value}.")
         self.loaded, self.traces, self.test = loaded, traces, held_out
         self.rows, self.rank = int(settings.more["rows"]), int(settings.more["rank"])
         loaded.model.requires_grad_(False)

@@ -13,19 +13,21 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import RunInUseError, SetupError, UserError, show
+from kvbench.store.lock import RunLock
 from kvbench.train import checkpoint
 from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
-CHECKPOINT, LOG, HELD_OUT = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl"
+CHECKPOINT, LOG, HELD_OUT, LOCK = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl", "lock"
 Tick = Callable[[int, dict[str, float]], None]  # (steps done, the step's figures)
 
 
@@ -63,10 +65,11 @@ def train(
 
     Raises:
         UserError: `out` holds a training with other settings.
+        RunInUseError: another one is at work there.
         SetupError: a loss is not finite, or a file cannot be written or read.
     """
     settings = recipe.settings
-    with joined() as processes:
+    with joined() as processes, _alone(out) if processes.first else nullcontext():
         share = processes.share(settings.batch)
         parameters = recipe.parameters()
         optimiser = torch.optim.AdamW(
@@ -147,6 +150,12 @@ def _gradients(
     return loss, figures
 
 
+def steps_done(out: Path) -> int:
+    """Of the training in a folder, by its checkpoint; 0 where there is none. Raises SetupError for a damaged one."""
+    path = out / CHECKPOINT
+    return int(checkpoint.state_of(path)["step"]) if path.exists() else 0
+
+
 def rate(settings: Settings, step: int) -> float:
     """Learning rate of a step: linear warm-up, then a cosine down to `floor` of the peak."""
     if step < settings.warmup:
@@ -173,15 +182,49 @@ def _begin(
             for name in (LOG, HELD_OUT):
                 (out / name).unlink(missing_ok=True)
         return {**named, "step": 0, "seconds": 0.0}
-    state = checkpoint.restore(path, parameters, optimiser)
+    state = checkpoint.state_of(path)
     if {name: state.get(name) for name in named} != named:
         raise UserError(
-            f"{show(out)} holds a training with other settings ({state.get('recipe')}); choose another --out."
+            f"{show(out)} holds a training with other settings: {_differences(state, named)}. "
+            "Choose another --out, or remove the folder; a training cannot be made longer."
         )
+    checkpoint.restore(path, parameters, optimiser)
     if processes.first:
         forget_after(int(state["step"]), out / LOG)
         forget_after(int(state["step"]) - 1, out / HELD_OUT)  # a finished training writes its last figures again
     return state
+
+
+def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
+    """``steps 200, now 400``: the settings in which a checkpoint differs."""
+
+    def flat(named: Mapping[str, Any]) -> dict[str, Any]:
+        settings = dict(named.get("settings") or {})
+        more = settings.pop("more", {})
+        return {name: named.get(name) for name in ("recipe", "base_model", "revision")} | settings | more
+
+    before, now = flat(theirs), flat(ours)
+    if before["recipe"] != now["recipe"]:
+        return f"recipe {before['recipe']}, now {now['recipe']}"
+    other = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
+    return "; ".join(f"{name} {before.get(name)}, now {now.get(name)}" for name in sorted(other))
+
+
+@contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """Keep other trainings out of the folder."""
+    lock = RunLock(out / LOCK, out.name)
+    try:
+        lock.acquire()
+    except RunInUseError as error:
+        raise RunInUseError(
+            f"{show(out)} is in use by another training. Wait for it to end, or choose another --out; if it has ended "
+            f"on another machine, remove {show(lock.path)}."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def forget_after(step: int, log: Path) -> None:

@@ -67,9 +67,15 @@ def prepare(
     else:
         asked, kept_out = _questions(entry, loaded, data, samples, seed, int(options.get("longest", LONGEST_ANSWER)))
         given, test = asked, kept_out
+        if "questions" in (entry.given, entry.tested) and any(q.right is None for q in (*asked, *kept_out)):
+            raise UserError(f"{name} needs to know what is right: give every line of --data a field 'answer'.")
         if entry.given == "answers":
             given = collect(loaded, asked, tick=tick)
             test = kept_out if entry.tested == "questions" else collect(loaded, kept_out)
+            if not given or not test:
+                which = "questions" if not given else f"first {len(kept_out)} questions, which are held out,"
+                why = "Without the field 'answer' every answer counts as right." if data else "Give --data."
+                raise UserError(f"the model answered none of the {which} rightly; there is nothing to learn. {why}")
     read = hashlib.sha256(repr([item.ids for item in (*given, *test)]).encode()).hexdigest()
     about = Path(data).name if data else ", ".join(entry.tasks) or source(loaded)
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": read}
@@ -88,5 +94,8 @@ def _questions(
         return asked, built_in(entry.tasks, entry.held_out, seed, loaded, held_out=True)
     questions = prompts_of(data, loaded, longest)
     if len(questions) <= entry.held_out:
-        raise UserError(f"--data has {len(questions)} questions that fit; more than {entry.held_out} are needed.")
+        raise UserError(
+            f"--data has {len(questions)} questions that leave the model room to answer; more than {entry.held_out} "
+            "are needed, as that many are held out."
+        )
     return questions[entry.held_out :][:samples], questions[: entry.held_out]

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from kvbench.engine.weights import load_weights
-from kvbench.errors import SetupError, UserError
+from kvbench.errors import RunInUseError, SetupError, UserError
 from kvbench.eviction.api import Weights
-from kvbench.train.loop import CHECKPOINT, HELD_OUT, LOG, rate, train
+from kvbench.train.loop import CHECKPOINT, HELD_OUT, LOCK, LOG, rate, train
 from kvbench.train.recipe import Recipe, Settings
 
 CONFIG = {"model_type": "toy", "num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 6}
@@ -151,10 +151,24 @@ def test_a_parameter_without_a_gradient_stays(tmp_path: Path):
     assert torch.equal(recipe.idle.detach(), torch.ones(3))
 
 
+def test_two_trainings_at_once_in_a_folder_are_refused(tmp_path: Path):
+    def tick(step, figures):
+        with pytest.raises(RunInUseError, match="is in use by another training"):
+            train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
+
+    train(Line(replace(SETTINGS, steps=2)), tmp_path, base_model="toy", config=CONFIG, tick=tick)
+    assert len(losses(tmp_path)) == 2
+    assert not (tmp_path / LOCK).exists()
+
+
 def test_another_training_in_the_folder_is_refused(tmp_path: Path):
     train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
-    with pytest.raises(UserError, match="holds a training with other settings"):
-        train(Line(replace(SETTINGS, lr=0.01)), tmp_path, base_model="toy", config=CONFIG)
+    with pytest.raises(UserError, match=r"holds a training with other settings: lr 0.05, now 0.01; steps 60, now 70\."):
+        train(Line(replace(SETTINGS, lr=0.01, steps=70)), tmp_path, base_model="toy", config=CONFIG)
+    other = Line(SETTINGS)
+    other.name = "curve"
+    with pytest.raises(UserError, match=r"other settings: recipe line, now curve\."):
+        train(other, tmp_path, base_model="toy", config=CONFIG)
     (tmp_path / CHECKPOINT).write_bytes(b"x" * 40)
     with pytest.raises(SetupError, match="cannot be used"):
         train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
