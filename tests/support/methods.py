@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -47,7 +49,8 @@ def small(name: str) -> Method:
 
 def with_tables(loaded: LoadedModel) -> LoadedModel:
     """The model with random tables and weights for the methods that need some."""
-    folder, config = Path(tempfile.mkdtemp()), loaded.model.config
+    folder, config = Path(tempfile.mkdtemp(prefix="kvbench-test-")), loaded.model.config
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     for weights in (cls().weights() for _, cls in registry.methods.items()):
         if weights is not None:
             tensors, path = draw(weights, config), folder / f"{weights.kind}.safetensors"
