@@ -63,6 +63,7 @@ LAYERS = {
     "kvbench.engine": 4,
     "kvbench.train": 5,
     "kvbench.train.catalogue": 0,
+    "kvbench.train.forced": 6,  # what replay reads
     "kvbench.train.foresight_scorer": 6,  # what its states replay
     "kvbench.train.foresight_states": 6,
     "kvbench.train.foresightkv": 6,

@@ -34,19 +34,26 @@ Tick = Callable[[str, int, int], None]  # (by whom, traces that were read, token
 
 
 class Listener(Protocol):
-    """What is told while an answer is read; tokens are counted from the answer's first, which is 0."""
+    """What is told while an answer is read; tokens are counted from the answer's first, which is 0.
+
+    A subclass hears only what it has methods for.
+    """
 
     def opened(self, cache: PromptCache) -> None:
         """The prompt was read and evicted."""
+        return
 
     def block(self, index: int) -> None:
         """The tokens from `index` * interval on come next; what was due before them was evicted."""
+        return
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
         """A layer has read tokens from `first` on; its heads' outputs [b, t, Hq, Dv]."""
+        return
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
         """Logits [b, t, V] of tokens from `first` on."""
+        return
 
 
 class TraceReader:

@@ -21,7 +21,7 @@ from kvbench.eviction.attend import window_attention
 from kvbench.replay.analyses.api import WINDOW, Analysis, AttentionAnalysis, Cell, MethodAnalysis, Moment, Study, Window
 from kvbench.replay.comparison import held_tokens
 from kvbench.replay.plan import FULL, Chosen
-from kvbench.replay.reader import CHUNK, Tick, TraceReader
+from kvbench.replay.reader import CHUNK, Listener, Tick, TraceReader
 from kvbench.replay.reference import Reference, batches, read_full
 from kvbench.replay.traces import Trace
 
@@ -75,7 +75,7 @@ def _narrow(traces: Sequence[Trace], loaded: LoadedModel) -> Iterator[list[Trace
             yield batch[first : first + most]
 
 
-class _Windows:
+class _Windows(Listener):
     """Listens to the full cache, and hands attention on in windows of queries."""
 
     def __init__(self, batch: Sequence[Trace], places: list[int], analyses: Sequence[AttentionAnalysis]) -> None:
@@ -84,8 +84,6 @@ class _Windows:
 
     def opened(self, cache: PromptCache) -> None:
         self._cache = cache
-
-    def block(self, index: int) -> None: ...
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
         """first: a multiple of WINDOW, as CHUNK is one."""
@@ -119,10 +117,8 @@ class _Windows:
             for analysis in self.analyses:
                 analysis.window(window)
 
-    def predicted(self, first: int, logits: torch.Tensor) -> None: ...
 
-
-class _Holdings:
+class _Holdings(Listener):
     """Listens to a method, and tells what it holds as blocks begin; `tell(None)` once the answer was read."""
 
     def __init__(self, reference: Reference, cell: Cell, places: list[int], analyses: Sequence[MethodAnalysis]) -> None:
@@ -133,10 +129,6 @@ class _Holdings:
 
     def block(self, index: int) -> None:
         self.tell(index)
-
-    def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None: ...
-
-    def predicted(self, first: int, logits: torch.Tensor) -> None: ...
 
     def tell(self, index: int | None) -> None:
         attention, seen = self.reference.attention, self._cache.seen

@@ -17,17 +17,15 @@ from typing import Any, Literal
 import torch
 
 from kvbench import registry
-from kvbench.engine.attention import AttentionCall
 from kvbench.engine.model import LoadedModel
-from kvbench.engine.prompt import PromptCache
 from kvbench.errors import UserError, show
 from kvbench.eviction.api import Column, Method, Needs, Protect, State
 from kvbench.eviction.select import decide
 from kvbench.eviction.view import LayerView
-from kvbench.records import Request
-from kvbench.replay.reader import TraceReader
+from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.reference import read_full
 from kvbench.replay.traces import Trace as ForcedTrace
+from kvbench.train.forced import forced
 from kvbench.train.recipe import Settings, drawing
 from kvbench.train.traces import Trace
 
@@ -97,18 +95,18 @@ class Evictions:
 
     def full(self, trace: Trace) -> Reading:
         """The reading with the full cache."""
-        return self._read(self._full, [_forced(trace, 0)], {})
+        return self._read(self._full, [forced(trace)], {})
 
     def golden(self, trace: Trace) -> Reading:
         """The reading whose evictions the oracle decides."""
-        forced = [_forced(trace, 0)]
-        reference = read_full(self._full, forced, extreme=self.within == "max")
-        return self._read(self._golden, forced, reference.future())
+        traces = [forced(trace)]
+        reference = read_full(self._full, traces, extreme=self.within == "max")
+        return self._read(self._golden, traces, reference.future())
 
     def drawn(self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor]) -> Reading:
         """Readings whose evictions the method decides with this scorer, one for each seed of its draws."""
         weights = {name: tensor.detach() for name, tensor in scorer.items()}
-        return self._read(self._drawn, [_forced(trace, seed) for seed in seeds], weights)
+        return self._read(self._drawn, [forced(trace, seed) for seed in seeds], weights)
 
     def _read(self, reader: TraceReader, traces: list[ForcedTrace], weights: Mapping[str, torch.Tensor]) -> Reading:
         self._choices.clear()
@@ -175,39 +173,18 @@ class _Watched(Method):
 
 
 @dataclass(slots=True)
-class _Predictions:
+class _Predictions(Listener):
     """Listens to a reading: losses and entropy of every token of the answers [b, m]."""
 
     targets: torch.Tensor
     losses: list[torch.Tensor] = field(default_factory=list)
     entropy: list[torch.Tensor] = field(default_factory=list)
 
-    def opened(self, cache: PromptCache) -> None:
-        pass
-
-    def block(self, index: int) -> None:
-        pass
-
-    def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        pass
-
     def predicted(self, first: int, logits: torch.Tensor) -> None:
         found = logits.double().log_softmax(dim=-1)
         target = self.targets[:, first : first + logits.shape[1], None]
         self.losses.append(-found.gather(-1, target)[..., 0])
         self.entropy.append(torch.special.entr(found.exp()).sum(dim=-1))
-
-
-def _forced(trace: Trace, seed: int) -> ForcedTrace:
-    request = Request(
-        task="train",
-        doc_id=trace.name,
-        prompt_ids=trace.prompt,
-        forced=trace.answer,
-        max_new_tokens=len(trace.answer),
-        seed=seed,
-    )
-    return ForcedTrace(request=request, cluster=trace.name)
 
 
 def _copied(choice: Choice) -> Choice:

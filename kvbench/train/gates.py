@@ -32,10 +32,9 @@ from kvbench.errors import UserError, show
 from kvbench.eviction.capacity import Hinge, capacity_loss
 from kvbench.eviction.gates import Gate, GateForm, Tie
 from kvbench.eviction.retention import Form, gated_attention
-from kvbench.records import Request
-from kvbench.replay import traces as replayed
 from kvbench.replay.plan import Chosen
 from kvbench.replay.replay import replay
+from kvbench.train.forced import forced
 from kvbench.train.forward import forward, plain
 from kvbench.train.recipe import Recipe, Settings, drawing
 from kvbench.train.traces import Trace
@@ -134,7 +133,7 @@ class GateRecipe(Recipe):
             found = replay(
                 self.loaded,
                 "held out",
-                [_to_replay(t) for t in self.test],
+                [forced(t) for t in self.test],
                 [Chosen(method=method, budget=self.budget)],
                 interval=int(self.settings.more["interval"]),
                 max_tokens=self.longest,
@@ -220,14 +219,3 @@ def _drawn(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[
             tensor = torch.randn(shape, generator=generator) / shape[-1] ** 0.5
         drawn[name] = tensor.to(loaded.device).requires_grad_(True)
     return drawn
-
-
-def _to_replay(trace: Trace) -> replayed.Trace:
-    request = Request(
-        task="train",
-        doc_id=trace.name,
-        prompt_ids=trace.prompt,
-        max_new_tokens=len(trace.answer),
-        forced=trace.answer,
-    )
-    return replayed.Trace(request=request, cluster=trace.name)

@@ -17,13 +17,11 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.attention import AttentionCall
 from kvbench.engine.model import LoadedModel
-from kvbench.engine.prompt import PromptCache
 from kvbench.eviction import noise
-from kvbench.records import Request
-from kvbench.replay.reader import TraceReader
+from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.traces import Trace as Replayed
+from kvbench.train.forced import forced
 from kvbench.train.gkv import SparseRecipe
 from kvbench.train.recipe import Settings
 from kvbench.train.sparse_masks import Lifetimes
@@ -71,15 +69,9 @@ class DistillRecipe(SparseRecipe):
         groups: dict[tuple[int, int], dict[str, Replayed]] = defaultdict(dict)
         answered = []
         for trace in traces:  # one that a batch has twice is read once
-            asked = Request(
-                task="train",
-                doc_id=trace.name,
-                prompt_ids=trace.prompt,
-                forced=trace.answer,
-                max_new_tokens=len(trace.answer),
-            )
-            groups[len(trace.prompt), len(trace.answer)][trace.name] = Replayed(request=asked, cluster=trace.name)
-            keys = noise.signed64(asked.noise_key(-1)), noise.signed64(asked.noise_key(0))
+            answer = forced(trace)
+            groups[len(trace.prompt), len(trace.answer)][trace.name] = answer
+            keys = noise.signed64(answer.request.noise_key(-1)), noise.signed64(answer.request.noise_key(0))
             answered.append(Answered(prompt=trace.prompt, answer=trace.answer, keys=keys, weight=weight))
         for group in (list(found.values()) for found in groups.values()):
             size = self.micro if self.reader.together else 1
@@ -95,17 +87,5 @@ class DistillRecipe(SparseRecipe):
         return (divergence * part.weights).sum()
 
 
-class _Nobody:
+class _Nobody(Listener):
     """Listens to nothing of a reading but its evictions, which are logged."""
-
-    def opened(self, cache: PromptCache) -> None:
-        pass
-
-    def block(self, index: int) -> None:
-        pass
-
-    def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        pass
-
-    def predicted(self, first: int, logits: torch.Tensor) -> None:
-        pass
