@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from kvbench.engine.weights import model_fields, save_weights
+from kvbench.engine.weights import Base, model_fields, save_weights
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction import released
 from kvbench.eviction.foresight import COUNT, Features, scorer_shapes
@@ -77,7 +77,7 @@ def import_weights(
         **about,
     }
     path = folder / f"{kind}.safetensors"
-    return Imported(path, save_weights(path, kind, tensors, config, base_model=base_model, made=made), options)
+    return Imported(path, save_weights(path, kind, tensors, Base(name=base_model, config=config), made=made), options)
 
 
 def read(source: Path, module: str) -> Checkpoint:

@@ -17,7 +17,7 @@ import transformers
 from kvbench import tiny
 from kvbench.audit.outcome import NotApplicable
 from kvbench.engine.model import LoadedModel, load, prepare
-from kvbench.engine.weights import TABLES, find, model_fields, save_weights
+from kvbench.engine.weights import TABLES, Base, find, model_fields, save_weights
 from kvbench.errors import KVBenchError
 from kvbench.eviction.api import Method, Weights
 from kvbench.eviction.combined import Combined
@@ -71,7 +71,7 @@ class Subject:
         folder.mkdir(exist_ok=True)
         path = folder / f"{weights.kind}.safetensors"
         if not path.exists():
-            save_weights(path, weights.kind, tensors, config, base_model=self.name, made={"how": "random"})
+            save_weights(path, weights.kind, tensors, Base(name=self.name, config=config), made={"how": "random"})
         return path
 
     @cached_property

@@ -137,6 +137,7 @@ def _recipe(
     json: bool,
     quiet: bool,
 ) -> None:
+    from kvbench.engine.weights import Base
     from kvbench.train.loop import steps_done
     from kvbench.train.loop import train as run_loop
     from kvbench.train.processes import is_first
@@ -179,8 +180,7 @@ def _recipe(
         done = run_loop(
             ready.recipe,
             folder,
-            base_model=model,
-            config=ready.loaded.model.config,
+            base=Base(name=model, config=ready.loaded.model.config, fingerprint=ready.loaded.fingerprint),
             revision=ready.revision,
             command=_command(kind, model, data, ready.recipe.settings),
             tick=tick,

@@ -340,7 +340,7 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:
     if (needed := method.weights()) is not None:
         from kvbench.engine.weights import load_weights
 
-        weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device)
+        weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
     return Rules(
         method=method,
         budget=None,

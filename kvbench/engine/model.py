@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from kvbench.engine.fingerprint import fingerprint
 from kvbench.engine.geometry import LayerGeometry, read_geometry
 from kvbench.errors import SetupError, UserError, show
 from kvbench.models import describe
@@ -33,6 +34,7 @@ class LoadedModel:
     context: int
     stop_ids: frozenset[int]
     folder: Path | None = None  # where its weights lie, when that is a folder
+    fingerprint: str | None = None  # of the parameters as they were loaded
 
     def decode(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
@@ -114,6 +116,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
         int(getattr(config, "max_position_embeddings", 0) or 1 << 20),
         _stop_ids(model, tokenizer),
         folder if (folder := Path(getattr(model.config, "_name_or_path", ""))).is_dir() and folder.name else None,
+        fingerprint(model),
     )
 
 

@@ -1,10 +1,10 @@
 """Weights and tables that methods need: one safetensors file, and beside it a JSON card that says for which model.
 
     load_weights(Weights(kind="headkv"), folder, model.config, device)     # {"importance": [L, Hq]}
-    save_weights(folder / "headkv.safetensors", "headkv", tensors, config, base_model="tiny", made={...})
+    save_weights(folder / "headkv.safetensors", "headkv", tensors, Base(name="tiny", config=config), made={...})
 
-A file fits a model whose configuration has the same `FIELDS`. Weights of another checkpoint with the same shape cannot
-be told apart; the card names the one they were made for.
+A file fits a model whose configuration has the same `FIELDS` and, where card and model have one, the same fingerprint
+(`kvbench.engine.fingerprint`); imported weights have none.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,20 @@ TABLES: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The model that weights are made for.
+
+    Attributes:
+        name: as on the command line; config: as in `model_fields`.
+        fingerprint: of its parameters; None where only the configuration was at hand.
+    """
+
+    name: str
+    config: Any
+    fingerprint: str | None = None
+
+
 def model_fields(config: Any) -> dict[str, Any]:
     """`FIELDS` of a configuration (of its text part), as transformers has it or as ``config.json`` does."""
     if hasattr(config, "get_text_config"):
@@ -70,9 +85,8 @@ def save_weights(
     path: Path,
     kind: str,
     tensors: Mapping[str, torch.Tensor],
-    config: Any,
+    base: Base,
     *,
-    base_model: str,
     made: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write a file and its card, which is returned. made: how, in words and numbers. Raises SetupError."""
@@ -80,9 +94,10 @@ def save_weights(
     card = {
         "format": FORMAT,
         "kind": kind,
-        "base_model": base_model,
-        "model": model_fields(config),
-        "config_sha256": config_hash(config),
+        "base_model": base.name,
+        "model": model_fields(base.config),
+        "config_sha256": config_hash(base.config),
+        "fingerprint": base.fingerprint,
         "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
         "sha256": hashlib.sha256(data).hexdigest(),
         "kvbench": __version__,
@@ -99,9 +114,13 @@ def save_weights(
 
 
 def load_weights(
-    weights: Weights, model_folder: Path | None, config: Any, device: torch.device | str
+    weights: Weights,
+    model_folder: Path | None,
+    config: Any,
+    device: torch.device | str,
+    fingerprint: str | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The tensors in float32 on `device`. config: the model's, as in `model_fields`.
+    """The tensors in float32 on `device`. config: the model's, as in `model_fields`; fingerprint: once it is loaded.
 
     Raises:
         SetupError: the file or its card is missing, damaged or made for another model.
@@ -119,6 +138,11 @@ def load_weights(
     if hashlib.sha256(data).hexdigest() != card.get("sha256"):
         raise SetupError(f"weights {show(path)} are not those of the card {show(card_path(path).name)}.")
     _check(path, weights, card, tensors, config)
+    if fingerprint and card.get("fingerprint") not in (None, fingerprint):
+        raise SetupError(
+            f"weights {show(path)} were made for another model of the same sizes, {show(card.get('base_model'))}. "
+            f"Train some for this one, or remove 'fingerprint' from {show(card_path(path))} to use them all the same."
+        )
     return {name: tensor.float().to(device) for name, tensor in tensors.items()}
 
 

@@ -159,7 +159,7 @@ RECIPES: dict[str, Entry] = {
         batch=16,
         given="questions",
         options=_OWN_CACHE | {"group": 8},
-        tiny=_OWN_CACHE_TINY | {"budget": 112, "temperature": 1.5},
+        tiny=_OWN_CACHE_TINY | {"budget": 128, "temperature": 2.0},
         tiny_lr=2e-4,
         tasks=("chain",),
     ),

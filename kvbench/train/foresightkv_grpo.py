@@ -183,6 +183,6 @@ def _initial(loaded: LoadedModel, place: str, features: str) -> tuple[dict[str, 
             "foresightkv-grpo goes on from a trained scorer, and none is beside the model; "
             "'kvbench train foresightkv' makes one: --opt init=PATH."
         )
-    tensors = load_weights(weights, loaded.folder, loaded.model.config, loaded.device)
+    tensors = load_weights(weights, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
     card = json.loads(card_path(find(weights, loaded.folder)).read_text(encoding="utf-8"))
     return tensors, {"sha256": card["sha256"], "command": card["made"].get("command", "")}

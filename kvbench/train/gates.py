@@ -27,7 +27,7 @@ from kvbench.engine.attention import AttentionCall
 from kvbench.engine.geometry import LayerGeometry, check_equal_heads, check_evicts, for_lengths
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.prompt import Rules, given
-from kvbench.engine.weights import model_fields, save_weights
+from kvbench.engine.weights import Base, model_fields, save_weights
 from kvbench.errors import UserError, show
 from kvbench.eviction.capacity import Hinge, capacity_loss
 from kvbench.eviction.gates import Gate, GateForm, Tie
@@ -127,8 +127,7 @@ class GateRecipe(Recipe):
         """Mean over the held-out answers of KL(full || evicted) a token, with the gates as they are."""
         with TemporaryDirectory() as folder:
             path = Path(folder) / f"{self.kind}.safetensors"
-            config = self.loaded.model.config
-            save_weights(path, self.kind, self.tensors(), config, base_model="", made={})
+            save_weights(path, self.kind, self.tensors(), Base(name="", config=self.loaded.model.config), made={})
             method = MethodChoice(name=self.name, options=(("gates", str(path)),))
             found = replay(
                 self.loaded,

@@ -19,6 +19,7 @@ from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.prompt import KeptLog
+from kvbench.engine.weights import Base
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
@@ -75,8 +76,8 @@ class SparseRecipe(Recipe):
     def card(self) -> dict[str, Any]:
         return {"held_out": len(self.test)}
 
-    def write(self, out: Path, *, config: Any, base_model: str, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        return save_model(out / self.kind, self.loaded, base_model=base_model, made=made)
+    def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+        return save_model(out / self.kind, self.loaded, base_model=base.name, made=made)
 
     def check_judged(self, questions: Sequence[Question]) -> None:
         """Raises UserError where nobody knows what a right answer is."""

@@ -8,6 +8,7 @@ A step asks B questions G times each, with the current weights and evictions, an
 where r is 1 for a right answer and 0 for others, and log p is that of the sampled token under the masks that the
 evictions left, at the temperature of sampling (G-KV, arXiv 2512.00504; GRPO without a KL term, one update a step). An
 answer that was cut off at its longest length has A = 0, as in the paper; the released code only lifts it to 0 or more.
+Held out is what J raises, the reward of G sampled answers to each question, and beside it what greedy ones are worth.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 
 from kvbench.engine.model import LoadedModel
+from kvbench.engine.prompt import KeptLog
 from kvbench.eviction import noise
 from kvbench.records import Generation, Sampling
 from kvbench.train.gkv import SparseRecipe, request
@@ -45,7 +47,7 @@ class RLRecipe(SparseRecipe):
     `settings.batch` counts questions.
     """
 
-    name = "gkv-rl"
+    name, figure = "gkv-rl", "reward"
 
     def __init__(
         self, loaded: LoadedModel, settings: Settings, questions: Sequence[Question], test: Sequence[Question]
@@ -79,15 +81,27 @@ class RLRecipe(SparseRecipe):
     def card(self) -> dict[str, Any]:
         return super().card() | {"questions": len(self.questions)}
 
+    def held_out(self) -> dict[str, float]:
+        """Mean reward of answers that are sampled as in training, and what `SparseRecipe` holds out."""
+        groups = self._answers(self.test, -1)
+        rewards = [rollout.reward for group in groups for rollout in group]
+        return {"reward": sum(rewards) / len(rewards)} | super().held_out()
+
     def sample(self, step: int, share: slice) -> list[list[Rollout]]:
         """G answers to each of a step's questions; `lifetimes` then knows what the cache held."""
         self.lifetimes.clear()
-        drawn = self.drawn(step, len(self.questions))
-        asked = {str(place): self.questions[drawn[place]] for place in range(share.start, share.stop)}
+        drawn = self.drawn(step, len(self.questions))[share]
+        return self._answers([self.questions[place] for place in drawn], step, share.start, self.lifetimes)
+
+    def _answers(
+        self, questions: Sequence[Question], number: int, first: int = 0, log: KeptLog | None = None
+    ) -> list[list[Rollout]]:
+        """G sampled answers to each question. Their noise follows from `number` and the places from `first` on."""
+        asked = {str(first + place): question for place, question in enumerate(questions)}
         sampling = Sampling(temperature=self.temperature)
-        seed = self.settings.seed * 1_000_003 + step
+        seed = self.settings.seed * 1_000_003 + number
         requests = [request(q, place, self.group, sampling, seed) for place, q in asked.items()]
-        engine = self.engine(list(asked.values()), self.method, self.budget, self.group, self.lifetimes)
+        engine = self.engine(questions, self.method, self.budget, self.group, log)
         found = {(g.request.doc_id, g.sample): g for g in engine.generate(requests)}
         return [[_judged(asked[place], found[place, sample]) for sample in range(self.group)] for place in asked]
 

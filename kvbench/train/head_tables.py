@@ -18,7 +18,7 @@ import torch
 
 from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention, route
 from kvbench.engine.model import LoadedModel, load
-from kvbench.engine.weights import save_weights
+from kvbench.engine.weights import Base, save_weights
 from kvbench.errors import SetupError
 from kvbench.eviction.attend import window_attention
 from kvbench.models import describe
@@ -57,7 +57,8 @@ def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: T
     }
     table = importance(loaded, examples, tick)
     path = out / f"{KIND}.safetensors"
-    card = save_weights(path, KIND, {"importance": table}, loaded.model.config, base_model=model, made=made)
+    base = Base(name=model, config=loaded.model.config, fingerprint=loaded.fingerprint)
+    card = save_weights(path, KIND, {"importance": table}, base, made=made)
     return Made(path, table, card)
 
 

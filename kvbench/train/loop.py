@@ -1,6 +1,6 @@
 """The loop that trains every learned method.
 
-    done = train(recipe, out, base_model="tiny", config=loaded.model.config)
+    done = train(recipe, out, base=Base(name="tiny", config=loaded.model.config))
     done.path                     # what was made: OUT/KIND.safetensors with its card, or a folder with a model
 
 After a kill the same call goes on from the last checkpoint and comes to the same losses. `OUT/log.jsonl` has one row a
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from kvbench.engine.weights import Base
 from kvbench.errors import RunInUseError, SetupError, UserError, show
 from kvbench.store.lock import RunLock
 from kvbench.train import checkpoint
@@ -49,8 +50,7 @@ def train(
     recipe: Recipe,
     out: Path,
     *,
-    base_model: str,
-    config: Any,
+    base: Base,
     revision: str | None = None,
     command: str = "",
     checkpoint_seconds: float = 30.0,
@@ -59,7 +59,7 @@ def train(
     """Train to the end, from the last checkpoint where there is one.
 
     Args:
-        config: the model's, for the card.
+        base: the model that this is for; `revision`: of its files.
         checkpoint_seconds: between two checkpoints, for every second that one takes to write (at least one); the last
             step always makes one.
 
@@ -75,7 +75,7 @@ def train(
         optimiser = torch.optim.AdamW(
             list(parameters.values()), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
         )
-        state = _begin(recipe, out, parameters, optimiser, processes, base_model, revision)
+        state = _begin(recipe, out, parameters, optimiser, processes, base, revision)
         processes.copy_first(parameters.values())
         step, seconds = int(state["step"]), float(state["seconds"])
         if "before" not in state:
@@ -119,7 +119,7 @@ def train(
         path: Path = out
         card: dict[str, Any] = {}
         if processes.first:
-            path, card = recipe.write(out, config=config, base_model=base_model, made=made)
+            path, card = recipe.write(out, base=base, made=made)
         return Trained(path=path, card=card, before=state["before"], after=after)
 
 
@@ -170,12 +170,13 @@ def _begin(
     parameters: dict[str, torch.Tensor],
     optimiser: torch.optim.AdamW,
     processes: Processes,
-    base_model: str,
+    base: Base,
     revision: str | None,
 ) -> dict[str, Any]:
     """State to go on from: that of the checkpoint, or a new one."""
     settings = json.loads(json.dumps(asdict(recipe.settings)))
-    named = {"recipe": recipe.name, "settings": settings, "base_model": base_model, "revision": revision}
+    model = {"base_model": base.name, "revision": revision, "fingerprint": base.fingerprint}
+    named = {"recipe": recipe.name, "settings": settings, **model}
     path = out / CHECKPOINT
     if not path.exists():
         if processes.first:
@@ -201,7 +202,7 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
     def flat(named: Mapping[str, Any]) -> dict[str, Any]:
         settings = dict(named.get("settings") or {})
         more = settings.pop("more", {})
-        return {name: named.get(name) for name in ("recipe", "base_model", "revision")} | settings | more
+        return {name: named.get(name) for name in ("recipe", "base_model", "revision", "fingerprint")} | settings | more
 
     before, now = flat(theirs), flat(ours)
     if before["recipe"] != now["recipe"]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvbench.engine.weights import save_weights
+from kvbench.engine.weights import Base, save_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +96,7 @@ class Recipe(ABC):
         """What the weights' card says beside settings and figures: data, budget, interval, method options."""
         return {}
 
-    def write(self, out: Path, *, config: Any, base_model: str, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
+    def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         """Leave what was trained under `out`; returns the file or folder and its card. made: how, for the card."""
         path = out / f"{self.kind}.safetensors"
-        return path, save_weights(path, self.kind, self.tensors(), config, base_model=base_model, made=made)
+        return path, save_weights(path, self.kind, self.tensors(), base, made=made)

@@ -9,7 +9,7 @@ import torch
 
 from kvbench import tiny
 from kvbench.cli import main
-from kvbench.engine.weights import load_weights, save_weights
+from kvbench.engine.weights import Base, load_weights, save_weights
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction.choose import make
 
@@ -29,7 +29,7 @@ def folder(tmp_path):
     for name in ("trimkv", "retention", "foresightkv"):
         shapes = make(name, {}).weights().shapes(CONFIG)
         tensors = {key: torch.ones(shape) for key, shape in shapes.items()}
-        save_weights(tmp_path / f"{name}.safetensors", name, tensors, CONFIG, base_model="m", made={})
+        save_weights(tmp_path / f"{name}.safetensors", name, tensors, Base(name="m", config=CONFIG), made={})
     return tmp_path
 
 
@@ -82,6 +82,6 @@ def test_weights_must_fit_the_options(folder):
 
 def test_a_file_whose_tensors_are_of_another_size_is_refused(tmp_path):
     tensors = {n: torch.ones(s) for n, s in make("trimkv", {}).weights().shapes(CONFIG | {"hidden_size": 32}).items()}
-    save_weights(tmp_path / "trimkv.safetensors", "trimkv", tensors, CONFIG, base_model="m", made={})
+    save_weights(tmp_path / "trimkv.safetensors", "trimkv", tensors, Base(name="m", config=CONFIG), made={})
     with pytest.raises(SetupError, match=r"in.weight is \[3, 32, 32\], \[3, 32, 64\] for this model"):
         load("trimkv", tmp_path)

@@ -10,7 +10,7 @@ from support.models import build
 from transformers import AutoConfig, LlamaConfig
 
 from kvbench import tiny
-from kvbench.engine.weights import card_path, config_hash, load_weights, model_fields, save_weights
+from kvbench.engine.weights import Base, card_path, config_hash, load_weights, model_fields, save_weights
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Weights
 
@@ -25,7 +25,9 @@ def config(**changes):
 @pytest.fixture
 def folder(tmp_path):
     table = torch.arange(12.0).view(3, 4)
-    save_weights(tmp_path / "headkv.safetensors", "headkv", {"importance": table}, config(), base_model="m", made={})
+    save_weights(
+        tmp_path / "headkv.safetensors", "headkv", {"importance": table}, Base(name="m", config=config()), made={}
+    )
     return tmp_path
 
 
@@ -40,7 +42,11 @@ def test_what_was_written_is_read(folder):
 def test_the_card_says_what_it_is(tmp_path):
     path = tmp_path / "duo.safetensors"
     card = save_weights(
-        path, "duo", {"alpha": torch.ones(3, 2)}, config(), base_model="org/m", made={"how": "estimated", "seed": 3}
+        path,
+        "duo",
+        {"alpha": torch.ones(3, 2)},
+        Base(name="org/m", config=config()),
+        made={"how": "estimated", "seed": 3},
     )
     assert card == json.loads(card_path(path).read_text())
     assert (card["kind"], card["base_model"], card["shapes"]) == ("duo", "org/m", {"alpha": [3, 2]})
@@ -50,7 +56,7 @@ def test_the_card_says_what_it_is(tmp_path):
 
 def test_half_precision_comes_back_in_float32(tmp_path):
     path = tmp_path / "duo.safetensors"
-    save_weights(path, "duo", {"alpha": torch.ones(3, 2).bfloat16()}, config(), base_model="m", made={})
+    save_weights(path, "duo", {"alpha": torch.ones(3, 2).bfloat16()}, Base(name="m", config=config()), made={})
     assert load_weights(DUO, tmp_path, config(), "cpu")["alpha"].dtype == torch.float32
 
 
@@ -122,7 +128,7 @@ def test_a_card_that_does_not_fit_its_file_is_refused(folder):
     ],
 )
 def test_a_table_must_be_one_of_this_model_s_heads(tmp_path, tensors, match):
-    save_weights(tmp_path / "headkv.safetensors", "headkv", tensors, config(), base_model="m", made={})
+    save_weights(tmp_path / "headkv.safetensors", "headkv", tensors, Base(name="m", config=config()), made={})
     refused(match, HEADKV, tmp_path, config())
 
 
@@ -147,7 +153,7 @@ def test_damaged_files_are_refused(folder):
 
 def test_a_folder_that_cannot_be_written_to(tmp_path):
     with pytest.raises(SetupError, match="cannot be written"):
-        save_weights(tmp_path / "no" / "duo.safetensors", "duo", {}, config(), base_model="m", made={})
+        save_weights(tmp_path / "no" / "duo.safetensors", "duo", {}, Base(name="m", config=config()), made={})
 
 
 def test_the_built_in_model_brings_its_tables():

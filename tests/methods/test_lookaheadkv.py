@@ -12,7 +12,7 @@ from support.models import build, requests
 
 from kvbench.engine.adapter import PROJECTIONS, adapted, projections
 from kvbench.engine.loop import Engine
-from kvbench.engine.weights import save_weights
+from kvbench.engine.weights import Base, save_weights
 from kvbench.errors import SetupError
 from kvbench.records import Sampling
 
@@ -36,7 +36,7 @@ def loaded(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("weights")
     weights = made(loaded.model)
     save_weights(
-        folder / "lookaheadkv.safetensors", "lookaheadkv", weights, loaded.model.config, base_model="r", made={}
+        folder / "lookaheadkv.safetensors", "lookaheadkv", weights, Base(name="r", config=loaded.model.config), made={}
     )
     return dataclasses.replace(loaded, folder=folder), weights
 
@@ -147,6 +147,6 @@ def test_a_file_that_does_not_fit_is_refused(loaded, tmp_path: Path):
     model, weights = loaded
     path = tmp_path / "lookaheadkv.safetensors"
     broken = {name: t for name, t in weights.items() if name != "B.0.q_proj"}
-    save_weights(path, "lookaheadkv", broken, model.model.config, base_model="r", made={})
+    save_weights(path, "lookaheadkv", broken, Base(name="r", config=model.model.config), made={})
     with pytest.raises(SetupError, match=r"the adapter of 0.q_proj lacks a half"):
         run(model, LookaheadKV(lookahead=str(path)), BUDGET)

@@ -11,7 +11,7 @@ from pathlib import Path
 from kvbench import registry
 from kvbench.audit.subject import draw
 from kvbench.engine.model import LoadedModel
-from kvbench.engine.weights import save_weights
+from kvbench.engine.weights import Base, save_weights
 from kvbench.eviction.api import Method
 from kvbench.eviction.choose import make
 
@@ -54,5 +54,5 @@ def with_tables(loaded: LoadedModel) -> LoadedModel:
     for weights in (cls().weights() for _, cls in registry.methods.items()):
         if weights is not None:
             tensors, path = draw(weights, config), folder / f"{weights.kind}.safetensors"
-            save_weights(path, weights.kind, tensors, config, base_model="random", made={})
+            save_weights(path, weights.kind, tensors, Base(name="random", config=config), made={})
     return dataclasses.replace(loaded, folder=folder)

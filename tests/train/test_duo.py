@@ -16,7 +16,7 @@ from kvbench.cli import main
 from kvbench.engine.attention import AttentionCall
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import load
-from kvbench.engine.weights import load_weights
+from kvbench.engine.weights import Base, load_weights
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction.api import Weights
 from kvbench.records import Request
@@ -143,7 +143,7 @@ def test_alpha_stays_between_0_and_1(tmp_path, reg, steps, end):
     """Whether the penalty pulls up or down, further than the range goes."""
     settings = Settings(steps=steps, lr=0.1, batch=2, more=MORE | {"reg": reg})
     made = DuoRecipe(build("llama"), settings, [example()], [example()])
-    train(made, tmp_path, base_model="m", config=made.loaded.model.config)
+    train(made, tmp_path, base=Base(name="m", config=made.loaded.model.config))
     alpha = made.tensors()["alpha"]
     assert end in (float(alpha.min()), float(alpha.max()))
     assert float(alpha.min()) >= 0.0
@@ -184,7 +184,7 @@ def test_a_model_of_windows_alone_is_refused():
 def test_no_weight_of_the_model_is_trained(tmp_path):
     made = recipe()
     before = {name: p.clone() for name, p in made.loaded.model.named_parameters()}
-    train(made, tmp_path, base_model="m", config=made.loaded.model.config)
+    train(made, tmp_path, base=Base(name="m", config=made.loaded.model.config))
     assert all(torch.equal(before[name], p) for name, p in made.loaded.model.named_parameters())
 
 
@@ -201,7 +201,7 @@ def test_training_finds_the_heads_that_retrieve(built_in, tmp_path):
     examples = tiny_examples(20, seed=7)
     settings = Settings(steps=40, lr=0.06, warmup=2, batch=1, more={"sinks": 4, "recent": 32, "reg": 0.05})
     made = DuoRecipe(built_in, settings, examples[:16], examples[16:])
-    done = train(made, tmp_path, base_model="tiny", config=built_in.model.config)
+    done = train(made, tmp_path, base=Base(name="tiny", config=built_in.model.config))
     assert done.improved(made)
     assert done.after["half"] < 0.1 * done.before["half"]
     alpha = made.tensors()["alpha"]
@@ -227,7 +227,7 @@ def test_the_method_streams_the_heads_with_the_smallest_alpha(built_in, tmp_path
     made = DuoRecipe(built_in, SETTINGS, examples[:1], examples[1:])
     with torch.no_grad():
         made.alpha.copy_(torch.tensor([[0.1, 0.9], [0.2, 0.8], [0.7, 0.3], [0.6, 0.4]]))
-    path, _ = made.write(tmp_path, config=built_in.model.config, base_model="tiny", made={})
+    path, _ = made.write(tmp_path, base=Base(name="tiny", config=built_in.model.config), made={})
     held = {}
 
     def log(_, seen, layer, heads):

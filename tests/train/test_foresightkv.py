@@ -18,7 +18,7 @@ from kvbench.cli import main
 from kvbench.engine.attention import route
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import load
-from kvbench.engine.weights import load_weights
+from kvbench.engine.weights import Base, load_weights
 from kvbench.errors import UserError
 from kvbench.eviction import objectives
 from kvbench.eviction.choose import make
@@ -228,7 +228,7 @@ def test_other_models_train_through_the_same_code(name, heads, tmp_path: Path, m
     monkeypatch.setitem(models.BASE, "num_key_value_heads", heads)
     loaded = build(name)
     recipe = ForesightRecipe(loaded, SETTINGS, random_traces(6), random_traces(2, seed=6))
-    done = train(recipe, tmp_path, base_model=name, config=loaded.model.config)
+    done = train(recipe, tmp_path, base=Base(name=name, config=loaded.model.config))
     assert done.after["loss"] < done.before["loss"]
     tensors = load_weights(
         ForesightKV(scorer=str(done.path)).weights(), None, loaded.model.config, "cpu"
@@ -255,7 +255,7 @@ def test_training_learns_to_agree_with_the_oracle(loaded, traces, tmp_path: Path
     settings = dataclasses.replace(SETTINGS, steps=30, more=MORE | {"budget": 64, "interval": 32})
     recipe = ForesightRecipe(loaded, settings, *traces)
     weights = {name: p.clone() for name, p in loaded.model.named_parameters()}
-    done = train(recipe, tmp_path, base_model="tiny", config=loaded.model.config)
+    done = train(recipe, tmp_path, base=Base(name="tiny", config=loaded.model.config))
     assert done.improved(recipe)
     assert done.after["agreement"] > done.before["agreement"] + 0.05
     assert done.card["made"]["recent"] == 16

@@ -18,7 +18,7 @@ from kvbench.cli import main
 from kvbench.config import MethodChoice
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import load
-from kvbench.engine.weights import save_weights
+from kvbench.engine.weights import Base, save_weights
 from kvbench.errors import UserError
 from kvbench.eviction.foresight import drop_scores, scorer_shapes
 from kvbench.eviction.objectives import advantages, chosen_log_probs, policy_loss
@@ -63,7 +63,7 @@ def scorer_file(loaded, folder: Path, seed=0):
     }
     path = folder / "foresightkv.safetensors"
     save_weights(
-        path, "foresightkv", tensors, loaded.model.config, base_model="m", made={"command": "kvbench train this"}
+        path, "foresightkv", tensors, Base(name="m", config=loaded.model.config), made={"command": "kvbench train this"}
     )
     return path
 
@@ -209,7 +209,7 @@ def test_other_models_train_through_the_same_code(name, heads, tmp_path: Path, m
     loaded = build(name)
     recipe = recipe_of(loaded, tmp_path)
     (tmp_path / "out").mkdir()
-    done = train(recipe, tmp_path / "out", base_model=name, config=loaded.model.config)
+    done = train(recipe, tmp_path / "out", base=Base(name=name, config=loaded.model.config))
     assert done.path.name == "foresightkv.safetensors"
     assert done.card["made"]["recipe"] == "foresightkv-grpo"
     assert all(math.isfinite(value) for value in done.after.values())
@@ -233,7 +233,7 @@ def test_training_raises_the_reward(loaded, tmp_path: Path):
     settings = dataclasses.replace(SETTINGS, steps=25, lr=3e-2, batch=2, more=more)
     recipe = PolicyRecipe(loaded, settings, traces, traces)
     (tmp_path / "out").mkdir()
-    done = train(recipe, tmp_path / "out", base_model="tiny", config=loaded.model.config)
+    done = train(recipe, tmp_path / "out", base=Base(name="tiny", config=loaded.model.config))
     assert done.improved(recipe)
     assert done.after["loss_increase"] < 0.9 * done.before["loss_increase"]
     assert done.after["loss_ratio"] < done.before["loss_ratio"]

@@ -19,7 +19,7 @@ from kvbench.config import MethodChoice
 from kvbench.engine.attention import AttentionCall
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel, load, prepare
-from kvbench.engine.weights import save_weights
+from kvbench.engine.weights import Base, save_weights
 from kvbench.errors import UserError
 from kvbench.eviction.choose import make
 from kvbench.eviction.retention import gated_attention
@@ -196,7 +196,7 @@ def test_a_few_steps_on_other_shapes(model, recipe, tmp_path: Path):
     model = model()
     options = settings(recipe, bias=3.0, budget=6, interval=8)
     made = recipe(model, dataclasses.replace(options, steps=6), drawn(), drawn(count=1))
-    done = train(made, tmp_path, base_model="random", config=model.model.config)
+    done = train(made, tmp_path, base=Base(name="random", config=model.model.config))
     assert done.after["capacity"] < done.before["capacity"]
     method = make(recipe.name, {"gates": str(done.path)})
     engine = Engine(model, method, budget=6, interval=8, slots=2, max_tokens=60)
@@ -210,7 +210,7 @@ def test_training_and_the_engine_have_the_same_gates(loaded, traces, recipe, tmp
     trace = traces[0][0]
     made = recipe(loaded, settings(recipe, bias=2.0), *traces)
     path = tmp_path / "gates.safetensors"
-    save_weights(path, recipe.name, made.tensors(), loaded.model.config, base_model="tiny", made={})
+    save_weights(path, recipe.name, made.tensors(), Base(name="tiny", config=loaded.model.config), made={})
     method = make(recipe.name, {"gates": str(path)})
     engine = Engine(loaded, method, budget=20, interval=32, slots=1, max_tokens=400)
     monkeypatch.setattr(watch, "MOST", 4)  # every layer
@@ -237,7 +237,7 @@ def test_training_and_the_engine_have_the_same_gates(loaded, traces, recipe, tmp
 def test_training_improves_eviction(loaded, traces, recipe, tmp_path: Path):
     weights = {name: p.clone() for name, p in loaded.model.named_parameters()}
     made = recipe(loaded, settings(recipe, width=16), *traces)
-    done = train(made, tmp_path, base_model="tiny", config=loaded.model.config)
+    done = train(made, tmp_path, base=Base(name="tiny", config=loaded.model.config))
     assert done.improved(made)
     assert done.after["capacity"] < 0.9 * done.before["capacity"]
     assert all(torch.equal(weights[name], p) for name, p in loaded.model.named_parameters())

@@ -17,6 +17,7 @@ from kvbench import tiny
 from kvbench.cli import main
 from kvbench.engine import loop
 from kvbench.engine.model import load
+from kvbench.engine.weights import Base
 from kvbench.errors import UserError
 from kvbench.train import gkv_rl, sparse_pass
 from kvbench.train.catalogue import RECIPES
@@ -179,6 +180,15 @@ def test_rollouts_depend_on_step_and_share_of_the_batch_alone(loaded, asked):
     assert recipe.sample(4, slice(0, 4)) != whole
 
 
+def test_held_out_are_the_rewards_of_sampled_answers(loaded, asked):
+    texts = []
+    test = [dataclasses.replace(q, right=lambda text: texts.append(text) or len(texts) % 3 == 0) for q in asked[1]]
+    recipe = RLRecipe(loaded, settings(ROLL), asked[0], test)
+    assert recipe.held_out() == {"reward": pytest.approx(1 / 3), "accuracy": 1 / 3, "full_accuracy": 1 / 3}
+    assert len(texts) == 6 * 3 + 3 + 3
+    assert len(set(texts[:6])) > 1  # sampled
+
+
 @pytest.mark.parametrize("architecture", ["qwen3", "llama-mha"])
 @pytest.mark.parametrize("kind", [DistillRecipe, RLRecipe])
 def test_parts_and_recomputed_layers_give_the_same_gradient(architecture, kind, monkeypatch):
@@ -265,7 +275,7 @@ def test_an_answer_that_a_batch_has_twice_counts_twice(loaded, asked, answers, m
 def test_the_teacher_stays_as_it_was(loaded, asked, answers, tmp_path):
     recipe = DistillRecipe(loaded, settings(steps=2), answers, asked[1])
     before = copy.deepcopy(recipe.teacher.state_dict())
-    train(recipe, tmp_path, base_model="tiny", config=loaded.model.config)
+    train(recipe, tmp_path, base=Base(name="tiny", config=loaded.model.config))
     assert all(torch.equal(before[name], value) for name, value in recipe.teacher.state_dict().items())
     trained = loaded.model.state_dict()
     assert any(not torch.equal(before[name], value) for name, value in trained.items())
@@ -282,7 +292,7 @@ def test_a_training_that_was_stopped_goes_on_to_the_same_losses(kind, asked, ans
             if step == stop_after:
                 raise KeyboardInterrupt
 
-        train(recipe, folder, base_model="tiny", config=loaded.model.config, checkpoint_seconds=0, tick=tick)
+        train(recipe, folder, base=Base(name="tiny", config=loaded.model.config), checkpoint_seconds=0, tick=tick)
         return [json.loads(line)["grad_norm"] for line in (folder / LOG).read_text().splitlines()]
 
     for name in ("whole", "stopped"):
@@ -301,7 +311,8 @@ def test_the_commands_leave_a_model(tmp_path: Path, capsys, monkeypatch):
         card = json.loads(capsys.readouterr().out.splitlines()[-1])
         assert Path(card["path"]) == out / "model"
         assert card["base_model"] == "tiny"
-        assert set(card["made"]["held_out_after"]) == {"accuracy", "full_accuracy"}
+        figures = {"accuracy", "full_accuracy"} | ({"reward"} if kind == "gkv-rl" else set())
+        assert set(card["made"]["held_out_after"]) == figures
         assert str(tmp_path) not in json.dumps({**card, "path": ""})
         assert str(tmp_path) not in "".join(p.read_text() for p in (out / "model").glob("*.json"))
         model = transformers.AutoModelForCausalLM.from_pretrained(out / "model")
@@ -313,7 +324,7 @@ def test_the_commands_leave_a_model(tmp_path: Path, capsys, monkeypatch):
 
 def test_the_written_model_is_the_trained_one(loaded, asked, answers, tmp_path):
     recipe = DistillRecipe(loaded, settings(steps=2), answers, asked[1])
-    done = train(recipe, tmp_path, base_model="tiny", config=loaded.model.config)
+    done = train(recipe, tmp_path, base=Base(name="tiny", config=loaded.model.config))
     written = load(str(done.path), device="cpu")
     wanted = loaded.model.state_dict()
     assert all(torch.equal(wanted[name], value) for name, value in written.model.state_dict().items())

@@ -14,6 +14,7 @@ from kvbench import tiny
 from kvbench.cli import main
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import load
+from kvbench.engine.weights import Base
 from kvbench.errors import UserError
 from kvbench.records import Request
 from kvbench.synthetic.problem import HELD_OUT
@@ -75,7 +76,7 @@ def test_the_target_is_the_models_own_attention(loaded, traces):
 
 def test_the_guess_is_what_the_method_keeps(loaded, traces, tmp_path: Path):
     recipe = LookaheadRecipe(loaded, SETTINGS, *traces)
-    done = train(recipe, tmp_path, base_model="tiny", config=loaded.model.config)
+    done = train(recipe, tmp_path, base=Base(name="tiny", config=loaded.model.config))
     trace = traces[1][0]
     with torch.no_grad():
         _, guess = recipe._shares(trace)
@@ -101,7 +102,7 @@ def test_the_guess_is_what_the_method_keeps(loaded, traces, tmp_path: Path):
 def test_training_improves_the_held_out_loss(loaded, traces, tmp_path: Path):
     recipe = LookaheadRecipe(loaded, SETTINGS, *traces)
     weights = {name: p.clone() for name, p in loaded.model.named_parameters()}
-    done = train(recipe, tmp_path, base_model="tiny", config=loaded.model.config)
+    done = train(recipe, tmp_path, base=Base(name="tiny", config=loaded.model.config))
     assert done.improved(recipe)
     assert done.after["loss"] < 0.8 * done.before["loss"]
     assert all(torch.equal(weights[name], p) for name, p in loaded.model.named_parameters())

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.engine.weights import load_weights
+from kvbench.engine.weights import Base, load_weights
 from kvbench.errors import RunInUseError, SetupError, UserError
 from kvbench.eviction.api import Weights
 from kvbench.train.loop import CHECKPOINT, HELD_OUT, LOCK, LOG, rate, train
@@ -58,7 +58,7 @@ def losses(out: Path) -> list[float]:
 
 def test_training_improves_and_leaves_weights_with_a_card(tmp_path: Path):
     recipe = Line(SETTINGS)
-    done = train(recipe, tmp_path, base_model="toy", config=CONFIG, command="kvbench train line")
+    done = train(recipe, tmp_path, base=Base(name="toy", config=CONFIG), command="kvbench train line")
     assert done.improved(recipe)
     assert done.after["loss"] < 0.5 * done.before["loss"]
     assert len(losses(tmp_path)) == 60
@@ -75,8 +75,9 @@ import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from train.test_loop import CONFIG, SETTINGS, Line
+from kvbench.engine.weights import Base
 from kvbench.train.loop import train
-train(Line(SETTINGS, slow=0.02), Path(sys.argv[1]), base_model="toy", config=CONFIG, checkpoint_seconds=0.05)
+train(Line(SETTINGS, slow=0.02), Path(sys.argv[1]), base=Base(name="toy", config=CONFIG), checkpoint_seconds=0.05)
 """
 
 
@@ -84,7 +85,7 @@ def test_after_kill_9_the_same_call_comes_to_the_same_losses(tmp_path: Path):
     straight, killed = tmp_path / "straight", tmp_path / "killed"
     for folder in (straight, killed):
         folder.mkdir()
-    train(Line(SETTINGS), straight, base_model="toy", config=CONFIG)
+    train(Line(SETTINGS), straight, base=Base(name="toy", config=CONFIG))
     source = CHILD.format(path=[str(Path(__file__).parents[1])])
     kills = 0
     for _ in range(4):
@@ -96,7 +97,7 @@ def test_after_kill_9_the_same_call_comes_to_the_same_losses(tmp_path: Path):
             os.kill(child.pid, signal.SIGKILL)
             kills += 1
         child.wait()
-    train(Line(SETTINGS), killed, base_model="toy", config=CONFIG)
+    train(Line(SETTINGS), killed, base=Base(name="toy", config=CONFIG))
     assert kills >= 2
     assert losses(killed) == losses(straight)
     assert (killed / "headkv.safetensors").read_bytes() == (straight / "headkv.safetensors").read_bytes()
@@ -110,7 +111,7 @@ def test_a_batch_in_parts_has_the_gradient_of_the_whole(tmp_path: Path, at_once)
     Parts.at_once = at_once
     for name, recipe in (("whole", Line(SETTINGS)), ("parts", Parts(SETTINGS))):
         (tmp_path / name).mkdir()
-        train(recipe, tmp_path / name, base_model="toy", config=CONFIG)
+        train(recipe, tmp_path / name, base=Base(name="toy", config=CONFIG))
     rows = [
         [json.loads(row) for row in (tmp_path / name / LOG).read_text().splitlines()] for name in ("whole", "parts")
     ]
@@ -126,12 +127,12 @@ def test_parameters_are_put_back_after_every_step(tmp_path: Path):
                 self.importance.clamp_(max=0.5)
 
     recipe = Bounded(SETTINGS)
-    train(recipe, tmp_path, base_model="toy", config=CONFIG)
+    train(recipe, tmp_path, base=Base(name="toy", config=CONFIG))
     assert float(recipe.tensors()["importance"].max()) == 0.5
 
 
 def test_a_finished_training_says_the_same_again(tmp_path: Path):
-    once, again = (train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG) for _ in range(2))
+    once, again = (train(Line(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG)) for _ in range(2))
     assert again.after == once.after
     assert [json.loads(row)["step"] for row in (tmp_path / HELD_OUT).read_text().splitlines()] == [0, 60]
     assert len(losses(tmp_path)) == 60
@@ -147,31 +148,31 @@ def test_a_parameter_without_a_gradient_stays(tmp_path: Path):
             return super().parameters() | {"idle": self.idle}
 
     recipe = Idle(SETTINGS)
-    train(recipe, tmp_path, base_model="toy", config=CONFIG)
+    train(recipe, tmp_path, base=Base(name="toy", config=CONFIG))
     assert torch.equal(recipe.idle.detach(), torch.ones(3))
 
 
 def test_two_trainings_at_once_in_a_folder_are_refused(tmp_path: Path):
     def tick(step, figures):
         with pytest.raises(RunInUseError, match="is in use by another training"):
-            train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
+            train(Line(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG))
 
-    train(Line(replace(SETTINGS, steps=2)), tmp_path, base_model="toy", config=CONFIG, tick=tick)
+    train(Line(replace(SETTINGS, steps=2)), tmp_path, base=Base(name="toy", config=CONFIG), tick=tick)
     assert len(losses(tmp_path)) == 2
     assert not (tmp_path / LOCK).exists()
 
 
 def test_another_training_in_the_folder_is_refused(tmp_path: Path):
-    train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
+    train(Line(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG))
     with pytest.raises(UserError, match=r"holds a training with other settings: lr 0.05, now 0.01; steps 60, now 70\."):
-        train(Line(replace(SETTINGS, lr=0.01, steps=70)), tmp_path, base_model="toy", config=CONFIG)
+        train(Line(replace(SETTINGS, lr=0.01, steps=70)), tmp_path, base=Base(name="toy", config=CONFIG))
     other = Line(SETTINGS)
     other.name = "curve"
     with pytest.raises(UserError, match=r"other settings: recipe line, now curve\."):
-        train(other, tmp_path, base_model="toy", config=CONFIG)
+        train(other, tmp_path, base=Base(name="toy", config=CONFIG))
     (tmp_path / CHECKPOINT).write_bytes(b"x" * 40)
     with pytest.raises(SetupError, match="cannot be used"):
-        train(Line(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
+        train(Line(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG))
 
 
 def test_a_loss_that_is_no_number_stops_at_once(tmp_path: Path):
@@ -181,7 +182,7 @@ def test_a_loss_that_is_no_number_stops_at_once(tmp_path: Path):
             return value * (float("nan") if step == 3 else 1), figures
 
     with pytest.raises(SetupError, match="the loss is nan at step 3"):
-        train(Broken(SETTINGS), tmp_path, base_model="toy", config=CONFIG)
+        train(Broken(SETTINGS), tmp_path, base=Base(name="toy", config=CONFIG))
 
 
 def test_the_rate_rises_and_falls():

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import load
-from kvbench.engine.weights import save_weights
+from kvbench.engine.weights import Base, save_weights
 from kvbench.eviction.foresight import scorer_shapes
 from kvbench.records import Request
 from kvbench.train import head_data, recipes, traces
@@ -130,7 +130,7 @@ def _random_scorer(folder: Path, out: Path, features: str) -> str:
     tensors = {name: torch.randn(shape, generator=torch.Generator().manual_seed(1)) for name, shape in shapes.items()}
     path = out / "init" / "foresightkv.safetensors"
     path.parent.mkdir()
-    save_weights(path, "foresightkv", tensors, config, base_model=str(folder), made={})
+    save_weights(path, "foresightkv", tensors, Base(name=str(folder), config=config), made={})
     return str(path)
 
 
@@ -139,7 +139,7 @@ def test_two_steps_on_a_real_shape(name, prepared, folder, tmp_path):
     ready = prepared(name)
     recipe, config = ready.recipe, ready.loaded.model.config
     before = {key: p.detach().clone() for key, p in recipe.parameters().items()}
-    done = train(recipe, tmp_path, base_model=str(folder), config=config, revision=ready.revision)
+    done = train(recipe, tmp_path, base=Base(name=str(folder), config=config), revision=ready.revision)
     rows = [json.loads(line) for line in (tmp_path / LOG).read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
     assert rows[0]["grad_norm"] > 0

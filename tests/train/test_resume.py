@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 
 from kvbench import tiny
+from kvbench.engine.weights import Base
 from kvbench.train import recipes
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.loop import HELD_OUT, LOG, Trained, train
@@ -54,7 +55,7 @@ def run(name: str, out: Path, stop: int | None = None) -> Trained:
             raise Cut
 
     config = ready.loaded.model.config
-    return train(ready.recipe, out, base_model="tiny", config=config, checkpoint_seconds=0.0, tick=tick)
+    return train(ready.recipe, out, base=Base(name="tiny", config=config), checkpoint_seconds=0.0, tick=tick)
 
 
 def figures(out: Path, name: str) -> list[dict[str, float]]:

@@ -1,0 +1,26 @@
+"""Tells models of equal sizes apart by their parameters, so that what was trained for one is not used with another."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import torch
+
+SAMPLE = 64  # numbers of each tensor
+
+
+def fingerprint(model: Any) -> str | None:
+    """SHA-256 over evenly spaced numbers of every parameter, rounded to bfloat16.
+
+    The same for a checkpoint loaded in float32 or bfloat16, on any device, whatever its tensors are called. float16
+    loses small numbers otherwise than bfloat16 does: None.
+    """
+    digests = []
+    for parameter in model.parameters():
+        if parameter.dtype == torch.float16:
+            return None
+        flat = parameter.detach().reshape(-1)
+        some = flat[:: max(1, flat.numel() // SAMPLE)][:SAMPLE]
+        digests.append(hashlib.sha256(some.to(torch.bfloat16).cpu().view(torch.int16).numpy().tobytes()).digest())
+    return hashlib.sha256(b"".join(sorted(digests))).hexdigest()
