@@ -109,3 +109,12 @@ def test_a_task_without_context_cannot_be_query_agnostic(tokenizer: Any, tmp_pat
 def test_two_methods_have_both_versions() -> None:
     assert version("gkv") == make_method(config("gkv", 48).cells()[0]).version
     assert version("rkv+gkv") == f"{version('rkv')}+{version('gkv')}"
+
+
+def test_prompts_share_the_numbers_of_their_tokens(tokenizer: Any) -> None:
+    """Python makes a new object of every number above 256; 36 bytes a token are too many for prompts of 131,072."""
+    made = config("gkv", 48)
+    work, *_ = planned(tokenizer, made)
+    tokens = [token for prompt in work.prompts for token in prompt.ids]
+    assert max(tokens) > 256
+    assert len({id(token) for token in tokens}) == len(set(tokens))
