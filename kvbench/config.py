@@ -21,7 +21,21 @@ from kvbench import registry
 from kvbench.budget import Budget, label, order
 from kvbench.errors import UserError, show
 from kvbench.task import Services
-from kvbench.values import BadValue, budget, choice, files, flag, got, number, parse, setting, text, unknown_key, whole
+from kvbench.values import (
+    BadValue,
+    budget,
+    choice,
+    files,
+    flag,
+    got,
+    number,
+    parse,
+    setting,
+    strings,
+    text,
+    unknown_key,
+    whole,
+)
 
 Value = bool | int | float | str | None
 DTYPES = ("auto", "float32", "bfloat16", "float16")
@@ -114,6 +128,7 @@ class RunConfig:
     top_k: int | None = setting(None, whole(0))
     min_p: float | None = setting(None, number("in [0, 1)", lambda x: 0 <= x < 1))
     max_new_tokens: int | None = setting(None, whole(1))
+    stop: tuple[str, ...] = setting((), strings)  # end an answer too, beside the task's own and the end token
     prompt_style: str | None = setting(None, text)
     thinking: bool | None = setting(None, flag)
     chat_template: str | None = setting(None, text)  # a file
@@ -248,9 +263,11 @@ def _plain(size: Budget) -> int | str:
 
 
 PARSERS = {f.name: f.metadata["parser"] for f in dataclasses.fields(RunConfig) if "parser" in f.metadata}
-DEFAULTS = {f.name: f.default for f in dataclasses.fields(RunConfig)}
+DEFAULTS: dict[str, Any] = {
+    f.name: [] if f.default == () else f.default for f in dataclasses.fields(RunConfig)
+}  # as in JSON
 SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # who scores; rows say who did
 SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; what they are is compared
 OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
 # Settings that runs of the first formats did not have.
-YOUNGER = ("prefill", "compress", "max_prompt_tokens", "multi_turn", *OPERATIONAL[1:])
+YOUNGER = ("prefill", "compress", "max_prompt_tokens", "multi_turn", "stop", *OPERATIONAL[1:])

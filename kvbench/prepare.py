@@ -18,7 +18,7 @@ from kvbench import models
 from kvbench.config import RunConfig
 from kvbench.data import Data
 from kvbench.data.missing import DataMissing, together
-from kvbench.errors import KVBenchError
+from kvbench.errors import KVBenchError, UserError, show
 from kvbench.problems import Several
 from kvbench.task_names import LM_EVAL, collapsed
 from kvbench.work import TaskWork, load_task
@@ -59,6 +59,7 @@ def prepare(config: RunConfig, say: Notice) -> Prepared:
             works[name] = TaskWork.load(name, config, data, tokenizer, model_config.model_type, context)
         except DataMissing as error:
             raise _all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
+    _check_end(config, where, tokenizer, model_config, works)
     needs = {need for work in works.values() for need in work.task.needs}
     if "code" in needs:
         from kvbench import sandbox
@@ -71,6 +72,22 @@ def prepare(config: RunConfig, say: Notice) -> Prepared:
     for note in (*data.notes(), *(note for work in works.values() for note in work.notes)):
         say(note)
     return Prepared(info=info, where=where, config=model_config, context=context, works=works)
+
+
+def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:
+    """Raises UserError where nothing but its longest length would end an answer."""
+    try:
+        generation = transformers.GenerationConfig.from_pretrained(where, revision=config.revision or "main")
+    except OSError:  # there is none
+        generation = None
+    owners = (tokenizer, model_config.get_text_config(), generation)
+    if all(getattr(owner, "eos_token_id", None) is None for owner in owners):
+        endless = [name for name, work in works.items() if not work.spec.stop and not work.spec.stop_tokens]
+        if endless:
+            raise UserError(
+                f"model {show(config.model)}: no end token known; pass --stop TEXT, or every answer to task "
+                f"{show(endless[0])} has {works[endless[0]].spec.max_new_tokens} tokens."
+            )
 
 
 def _all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:

@@ -123,6 +123,15 @@ def files(raw: object) -> tuple[str, ...]:
     return tuple(text(path) for path in (raw if isinstance(raw, (list, tuple)) else [raw]))
 
 
+def strings(raw: object) -> tuple[str, ...]:
+    """One string or a list of them, blanks and line ends included."""
+    found = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
+    for string in found:
+        if not isinstance(string, str) or not string:
+            raise BadValue("a text of one character or more", show(string))
+    return found
+
+
 def flag(raw: object) -> bool:
     """A switch: true or false in a file, also 1/0, yes/no, on/off in an environment variable."""
     word = str(raw).strip().lower()

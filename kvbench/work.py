@@ -36,6 +36,7 @@ YOUNGER = {
     "artefacts": None,
     "multi_turn_cache": None,
     "prompt_tokens_cut": 0,
+    "stop": None,
 }
 
 
@@ -173,6 +174,7 @@ class TaskWork:
             "seed": config.seed,
             "prompt_style": self.style,
             "thinking": self.thinking,
+            "stop": list(config.stop) or None,
             "dtype": dtype,
             **model,
         }
@@ -330,7 +332,8 @@ def _override(spec: GenSpec, config: RunConfig) -> GenSpec:
         "min_p": config.min_p,
         "thinking": config.thinking,
     }
-    return dataclasses.replace(spec, **{name: value for name, value in given.items() if value is not None})
+    given = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(spec, **given, stop=(*spec.stop, *config.stop))
 
 
 def applied_budget(budget: Budget, method: Method, prompt_tokens: int) -> int:

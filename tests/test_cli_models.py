@@ -8,10 +8,12 @@ import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pandas
 import pytest
 from support.hub import COMMIT, Hub, Repo, environment
 
 from kvbench import tiny
+from kvbench.store import read_rows, read_texts
 
 TOKEN = "hf_canaryABCDEFGHIJKLMNOPQRSTUVWXYZ"
 CONFIG = {"model_type": "qwen3", "max_position_embeddings": 32768}
@@ -74,6 +76,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     vocabulary = tokenizer["model"]["vocab"]
     vocabulary |= {f"more{number}": number for number in range(len(vocabulary), 600)}
     (path / "mixed/tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    shutil.copytree(tiny.path(), path / "endless", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for name in ("config.json", "generation_config.json", "tokenizer_config.json"):
+        content = json.loads((path / "endless" / name).read_text())
+        (path / "endless" / name).write_text(json.dumps({k: v for k, v in content.items() if not k.startswith("eos")}))
     return path
 
 
@@ -94,6 +100,9 @@ def session(calls: Callable, hub: Hub, folder: Path) -> dict:
         "shape": "list models org/tiny --json",
         "run": f"{RUN} --model org/tiny --run-name r1",
         "again": f"{RUN} --model org/tiny --run-name r1",
+        "endless": f"{RUN} --model ./endless --run-name endless",
+        "stopped": f"{RUN} --model ./endless --run-name stopped --stop 7 --stop 3",
+        "first stop": f"{RUN} --model org/tiny --run-name first --stop 7",
     }
     return dict(zip(lines, calls(folder, [(line.split(), variables) for line in lines.values()])))
 
@@ -105,6 +114,29 @@ def test_what_cannot_be_used(session: dict, model: str) -> None:
     assert REFUSED[model] in result.err
     assert len(result.err.splitlines()) == 1
     assert TOKEN not in result.err + result.out
+
+
+def test_without_an_end_token_something_must_stop_an_answer(session: dict, folder: Path) -> None:
+    """B052. A missing padding token does not matter: nothing is padded."""
+    assert session["endless"].code == 2
+    assert session["endless"].err == (
+        "error: model './endless': no end token known; pass --stop TEXT, or every answer to task 'walk/orbit-100' "
+        "has 8 tokens.\n"
+    )
+    assert session["stopped"].code == 0, session["stopped"].err
+    (row,) = read_rows(folder / "results/stopped").to_dict("records")
+    assert (row["stop_reason"], row["stop"]) == ("stop_string", '["7","3"]')
+    (text,) = read_texts(folder / "results/stopped")["output"]
+    assert not set("73") & set(text)
+
+
+def test_stop_strings_make_other_rows(session: dict, folder: Path) -> None:
+    assert session["first stop"].code == 0, session["first stop"].err
+    (row,) = read_rows(folder / "results/first").to_dict("records")
+    (plain,) = read_rows(folder / "results/r1").to_dict("records")
+    assert row["row_key"] != plain["row_key"]
+    assert row["stop"] == '["7"]'
+    assert pandas.isna(plain["stop"])
 
 
 def test_the_token_is_used_and_never_shown(session: dict, hub: Hub, folder: Path) -> None:

@@ -55,7 +55,7 @@ def test_a_share_and_the_number_it_means_are_different_rows(tokenizer: Any) -> N
 def test_keys_of_the_first_format_stay_valid(tokenizer: Any) -> None:
     _, (row, *_), (key, *_) = planned(tokenizer, config("gkv", 48))
     younger = {"budget_share": None, "compress": "query-aware", "prefill": "full", "prefill_chunk": None}
-    younger |= {"multi_turn_cache": None, "prompt_tokens_cut": 0}
+    younger |= {"multi_turn_cache": None, "prompt_tokens_cut": 0, "stop": None}
     assert {name: row[name] for name in younger} == younger
     assert key == row_key({k: v for k, v in row.items() if k not in younger})
 

@@ -75,6 +75,10 @@ TopP = Annotated[
 ]
 TopK = Annotated[Text, _option("--top-k", help="The K likeliest tokens; 0 is off.", metavar="K", panel=_DRAW)]
 MinP = Annotated[Text, _option("--min-p", help="Tokens of at least X times the likeliest.", metavar="X", panel=_DRAW)]
+Stop = Annotated[
+    Texts,
+    _option("--stop", help="Text that ends an answer, as the end token does; repeatable.", metavar="TEXT", panel=_DRAW),
+]
 Duplicates = Annotated[
     bool, _option("--allow-duplicate-samples", help="Several samples at temperature 0.", metavar="", panel=_DRAW)
 ]

@@ -55,6 +55,7 @@ def run(
     top_p: options.TopP = None,
     top_k: options.TopK = None,
     min_p: options.MinP = None,
+    stop: options.Stop = None,
     allow_duplicate_samples: options.Duplicates = False,
     prompt_style: options.PromptStyle = None,
     thinking: options.Thinking = None,

@@ -39,6 +39,7 @@ SAME = {
     "top_k": "top-k",
     "min_p": "min-p",
     "max_new_tokens": "max new tokens",
+    "stop": "stop strings",
     "multi_turn_cache": "later turns",
     "task_version": "task version",
 }

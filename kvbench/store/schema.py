@@ -19,7 +19,7 @@ from typing import Any
 from kvbench.store.identity import canonical_json
 from kvbench.store.redact import redact_text
 
-FORMAT = 3
+FORMAT = 4
 FORMAT_KEY = "kvbench.format"
 OK = "ok"
 UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # generated, but without a score
@@ -71,6 +71,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("top_k", "float64", "", "0 is off"),
     Column("min_p", "float64", "", "0 is off"),
     Column("max_new_tokens", "int32", "tokens", "most tokens a sample may have"),
+    Column("stop", "text", "JSON", "texts of --stop, which end an answer beside the task's own"),
     Column("multi_turn_cache", "name", "", "keep: later turns go on from the evicted cache; reset: new prompts"),
     Column("slots", "int32", "", "sequences decoded side by side", "host"),
     Column("device", "name", "", "cpu, or the GPU's name", "host"),
