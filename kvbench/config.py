@@ -39,6 +39,7 @@ from kvbench.values import (
 
 Value = bool | int | float | str | None
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+ATTN = ("sdpa", "flash")
 PREFILL = ("full", "chunked")
 COMPRESS = ("query-aware", "query-agnostic")  # the prompt is evicted with its question, or before it
 MULTI_TURN = ("keep", "reset")
@@ -119,6 +120,7 @@ class RunConfig:
     revision: str | None = setting(None, text)
     device: str = setting("auto", text)
     dtype: str = setting("auto", choice(*DTYPES))
+    attn: Literal["sdpa", "flash"] = setting("sdpa", choice(*ATTN))  # that reads prompts
     interval: int = setting(128, whole(1))  # generated tokens between evictions
     seed: int = setting(0, whole(0, 2**64 - 1))
     limit: int | None = setting(None, count)  # questions of each task
@@ -270,4 +272,4 @@ SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_co
 SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; what they are is compared
 OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
 # Settings that runs of the first formats did not have.
-YOUNGER = ("prefill", "compress", "max_prompt_tokens", "multi_turn", "stop", *OPERATIONAL[1:])
+YOUNGER = ("prefill", "compress", "max_prompt_tokens", "multi_turn", "stop", "attn", *OPERATIONAL[1:])

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench import env, models, plugins
 from kvbench.cell_plan import CellPlan, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
+from kvbench.engine.flash import check_attn
 from kvbench.engine.model import load, pick_device, pick_dtype
 from kvbench.engine.plan import measure, read_shape, use_threads
 from kvbench.errors import UserError, show
@@ -70,6 +71,7 @@ def execute(
     say = notice or (lambda text: print(f"warning: {text}", file=sys.stderr))
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
+    check_attn(config.attn, device, dtype)
     ready = prepare(config, say)
     info, works = ready.info, ready.works
     shape = read_shape(ready.config)
@@ -125,7 +127,8 @@ def execute(
         runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
         if not keys <= done:
             with signals(runner):
-                runner.run(load(ready.where, revision=config.revision, device=str(device), dtype=config.dtype), done)
+                wanted = {"device": str(device), "dtype": config.dtype}
+                runner.run(load(ready.where, revision=config.revision, attn=config.attn, **wanted), done)
         # What nobody could score before, and what a judge compares with answers that only now are all there.
         again = rescore(
             folder,

@@ -203,6 +203,9 @@ Device = Annotated[
 Dtype = Annotated[
     Text, _option("--dtype", help="auto, float32, bfloat16, float16. Default: auto.", metavar="DTYPE", panel=_ENGINE)
 ]
+Attn = Annotated[
+    Text, _option("--attn", help="What reads prompts: sdpa, flash (flash-attn). Default: sdpa.", panel=_ENGINE)
+]
 Slots = Annotated[
     Text, _option("--slots", help="Sequences decoded together. Default: auto (from free memory).", panel=_ENGINE)
 ]

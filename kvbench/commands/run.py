@@ -77,6 +77,7 @@ def run(
     prefill: options.Prefill = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
+    attn: options.Attn = None,
     slots: options.Slots = None,
     batch_size: options.BatchSize = None,
     prefill_chunk: options.PrefillChunk = None,

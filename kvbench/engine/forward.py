@@ -16,6 +16,7 @@ import torch
 from kvbench.engine.attention import AttentionCall, causal_bias, grouped_attention
 from kvbench.engine.cache import EvictingStore, RingStore, SlotCache, Store
 from kvbench.engine.dense import DenseCache, DenseStore
+from kvbench.engine.flash import flash_attention
 from kvbench.engine.paged import PAGE, PagedCache, PagedStore
 from kvbench.engine.prompt import PromptCache, PromptLayer, Rules, given
 
@@ -29,6 +30,7 @@ class BlockWriter:
     Args:
         observer: sees the queries of every evicting layer, block by block, right after their keys are in the cache.
         finished: called with a layer after its attention, when nothing will read it again in this forward pass.
+        flash: attend with flash-attn where rows have no gaps.
     """
 
     def __init__(
@@ -37,8 +39,10 @@ class BlockWriter:
         block: int,
         observer: Observer | None = None,
         finished: Callable[[PromptLayer], None] | None = None,
+        *,
+        flash: bool = False,
     ) -> None:
-        self.cache, self.block, self.observer, self.finished = cache, block, observer, finished
+        self.cache, self.block, self.observer, self.finished, self.flash = cache, block, observer, finished, flash
         self.start, self.positions = 0, torch.empty(0, dtype=torch.int64)
         self._bias: tuple[object, torch.Tensor] | None = None
 
@@ -64,20 +68,32 @@ class BlockWriter:
             rows = before + first + queries.shape[2]
             if self.observer is not None and layer.geometry.evicts:
                 self.observer(layer, queries, positions, rows)
-            parts.append(
-                grouped_attention(
-                    queries,
-                    layer.keys[:, :, :rows],
-                    layer.values[:, :, :rows],
-                    self._mask(layer, self.start + first, positions, rows, call),
-                    scaling=call.scaling,
-                    softcap=call.softcap,
-                    sinks=call.sinks,
-                )
-            )
+            parts.append(self._attend(layer, call, first, queries, positions, rows))
         if self.finished is not None:
             self.finished(layer)
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _attend(
+        self,
+        layer: PromptLayer,
+        call: AttentionCall,
+        first: int,
+        queries: torch.Tensor,
+        positions: torch.Tensor,
+        rows: int,
+    ) -> torch.Tensor:
+        """[b, r, Hq, Dv] of a block of queries, the block's first being the call's query `first`, to `rows` rows."""
+        keys, values = layer.keys[:, :, :rows], layer.values[:, :, :rows]
+        whole = rows == self.start + first + positions.numel()  # nothing is gone: row j has position j
+        gapless = layer.valid is None and (whole or call.window is None)
+        if self.flash and gapless and call.sinks is None and keys.shape[-1] == values.shape[-1]:
+            return flash_attention(
+                queries, keys, values, scaling=call.scaling, softcap=call.softcap, window=call.window
+            )
+        bias = self._mask(layer, self.start + first, positions, rows, call)
+        return grouped_attention(
+            queries, keys, values, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
+        )
 
     def _mask(
         self, layer: PromptLayer, start: int, positions: torch.Tensor, rows: int, call: AttentionCall

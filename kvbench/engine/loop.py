@@ -106,6 +106,7 @@ class Engine:
             drafts=Drafts(load_draft(loaded), loaded),
             device=loaded.device,
             log=log,
+            flash=loaded.attn == "flash",
         )
         self.writer = step_writer(self.cache, rules)
         self._handler: Callable[[AttentionCall], torch.Tensor] = self.writer

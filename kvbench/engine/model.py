@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from kvbench.engine.fingerprint import fingerprint
+from kvbench.engine.flash import Attn, check_attn
 from kvbench.engine.geometry import LayerGeometry, read_geometry
 from kvbench.errors import SetupError, UserError, show
 from kvbench.models import describe
@@ -35,6 +36,7 @@ class LoadedModel:
     stop_ids: frozenset[int]
     folder: Path | None = None  # where its weights lie, when that is a folder
     fingerprint: str | None = None  # of the parameters as they were loaded
+    attn: Attn = "sdpa"  # that reads prompts
 
     def decode(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
@@ -66,15 +68,18 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     return DTYPES[name]
 
 
-def load(path: str, *, revision: str | None = None, device: str = "auto", dtype: str = "auto") -> LoadedModel:
+def load(
+    path: str, *, revision: str | None = None, device: str = "auto", dtype: str = "auto", attn: Attn = "sdpa"
+) -> LoadedModel:
     """Load weights and tokenizer from a folder or hub id.
 
     Raises:
-        SetupError: weights missing, damaged or not safetensors; hub unreachable; device missing.
+        SetupError: weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing.
         UserError: architecture not supported, unknown dtype.
     """
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
+    check_attn(attn, where, kind)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     try:
@@ -84,7 +89,7 @@ def load(path: str, *, revision: str | None = None, device: str = "auto", dtype:
         )
     except (OSError, ValueError, ImportError) as error:
         raise SetupError(f"model {show(path)} cannot be loaded: {str(error).splitlines()[0]}") from error
-    return prepare(_move(model, where).eval(), tokenizer)
+    return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)
 
 
 def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:

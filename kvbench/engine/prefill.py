@@ -74,6 +74,7 @@ class PromptReader:
         geometry: of the cache, as `layout.fit` returns it.
         queries: how many of the newest queries every layer keeps.
         chunk: tokens a forward pass; where the whole prompt is one pass, queries that attend at once.
+        flash: as of `BlockWriter`; probes have none.
     """
 
     def __init__(
@@ -88,9 +89,11 @@ class PromptReader:
         drafts: Drafts,
         device: torch.device,
         log: KeptLog | None = None,
+        flash: bool = False,
     ) -> None:
         self.model, self.geometry, self.queries, self.chunk, self.prefill = model, geometry, queries, chunk, prefill
         self.tokenizer, self.drafts, self.device, self.log = tokenizer, drafts, device, log
+        self._begin = partial(BlockWriter, block=chunk, flash=flash)
         self._writer: BlockWriter | None = None
         self._evict_seconds = 0.0
 
@@ -131,7 +134,7 @@ class PromptReader:
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]]) -> torch.Tensor:
         """Read the next t tokens of every sequence of an open cache; logits [b, t, V] after each of them."""
-        logits = self._forward(BlockWriter(cache, self.chunk), tokens, cache.seen, every=True)
+        logits = self._forward(self._begin(cache), tokens, cache.seen, every=True)
         cache.seen += len(tokens[0])
         cache.forget_windows()
         return logits
@@ -158,10 +161,12 @@ class PromptReader:
         self._evict_seconds, reading = 0.0, _Reading(cache, context)
         if one_pass:
             finished = self._timed(reading.layer_done) if acting.evicts else None
-            logits = self._forward(BlockWriter(cache, self.chunk, observer, finished), _part(prompts, 0, context), 0)
+            logits = self._forward(
+                self._begin(cache, observer=observer, finished=finished), _part(prompts, 0, context), 0
+            )
             reading.close()
         else:
-            writer = BlockWriter(cache, self.chunk, observer)
+            writer = self._begin(cache, observer=observer)
             for start in range(0, context, self.chunk):
                 end = min(start + self.chunk, context)
                 logits = self._forward(writer, _part(prompts, start, end), start)
@@ -175,7 +180,7 @@ class PromptReader:
                 self._timed(reading.evict)()
         for start in range(context, length, self.chunk):
             end = min(start + self.chunk, length)
-            logits = self._forward(BlockWriter(cache, self.chunk, observer), _part(prompts, start, end), start)
+            logits = self._forward(self._begin(cache, observer=observer), _part(prompts, start, end), start)
             cache.seen = end
         self._writer = None
         return cache, logits, reading
