@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench import models, plugins
 from kvbench.config import Cell, RunConfig
 from kvbench.engine.layout import check_prefill
+from kvbench.engine.model import LoadedModel
 from kvbench.engine.plan import Machine, ModelShape, Plan, plan_cell
 from kvbench.engine.weights import find, load_weights
 from kvbench.eviction.api import Method
@@ -71,6 +72,13 @@ def plan_rows(
         **lengths,
     )
     return CellPlan(cell=cell, rows=rows, plan=plan, **lengths)
+
+
+def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
+    """Raises SetupError where a cell's weights were made for another model, now that its parameters are known."""
+    for plan in plans:
+        if (needed := make_method(plan.cell).weights()) is not None:
+            load_weights(needed, loaded.folder, loaded.model.config, "cpu", loaded.fingerprint)
 
 
 def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench import env, models, plugins
-from kvbench.cell_plan import CellPlan, plan_rows
+from kvbench.cell_plan import CellPlan, check_weights, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
 from kvbench.engine.flash import check_attn
 from kvbench.engine.model import load, pick_device, pick_dtype
@@ -128,7 +128,9 @@ def execute(
         if not keys <= done:
             with signals(runner):
                 wanted = {"device": str(device), "dtype": config.dtype}
-                runner.run(load(ready.where, revision=config.revision, attn=config.attn, **wanted), done)
+                loaded = load(ready.where, revision=config.revision, attn=config.attn, **wanted)
+                check_weights(plans, loaded)
+                runner.run(loaded, done)
         # What nobody could score before, and what a judge compares with answers that only now are all there.
         again = rescore(
             folder,

@@ -299,9 +299,11 @@ def _work(
     shape = read_shape(ready.config)
     longest = {name: max(p.max_tokens for p in work.prompts) for name, work in works.items()}
     target = Target(shape.geometry, ready.config, ready.info.folder, max(longest.values()))
-    chosen, left_out = plan(asked.named, asked.every, config.budgets, target)
+    plan(asked.named, asked.every, config.budgets, target)  # what is wrong is told before the model is loaded
     use_threads(shape, pick_device(config.device))
     loaded = load(ready.where, revision=config.revision, device=config.device, dtype=config.dtype)
+    target = dataclasses.replace(target, fingerprint=loaded.fingerprint)
+    chosen, left_out = plan(asked.named, asked.every, config.budgets, target)
     results: list[Result] = []
     found: dict[type[Analysis], list[Row]] = {kind: [] for kind in asked.kinds}
     attention = any(issubclass(kind, AttentionAnalysis) for kind in asked.kinds)

@@ -58,7 +58,7 @@ def train(
         typer.Option("--data", metavar="FILE", help="JSON lines with a field 'question'. Default: built-in tasks."),
     ] = None,
     samples: Annotated[
-        str | None, typer.Option("--samples", metavar="N", help="Texts to read, or answers to collect.")
+        str | None, typer.Option("--samples", metavar="N", help="Texts to read, or questions to ask.")
     ] = None,
     steps: Annotated[str | None, typer.Option("--steps", metavar="N", help="Optimiser steps.")] = None,
     lr: Annotated[str | None, typer.Option("--lr", metavar="X", help="Peak learning rate.")] = None,
@@ -162,6 +162,7 @@ def _recipe(
             seed=numbers.seed,
             options=options,
             device=device,
+            out=folder,
             tick=lambda done: progress.update(done, 0, kv_bytes_now=0, kv_bytes_peak=0),
         )
     finally:

@@ -140,8 +140,8 @@ def load_weights(
     _check(path, weights, card, tensors, config)
     if fingerprint and card.get("fingerprint") not in (None, fingerprint):
         raise SetupError(
-            f"weights {show(path)} were made for another model of the same sizes, {show(card.get('base_model'))}. "
-            f"Train some for this one, or remove 'fingerprint' from {show(card_path(path))} to use them all the same."
+            f"weights {show(path)} were made for another model of the same sizes, {show(card.get('base_model'))} as it "
+            f"was then. Train some for this one, or copy them and set 'fingerprint' in the card to null."
         )
     return {name: tensor.float().to(device) for name, tensor in tensors.items()}
 

@@ -47,6 +47,7 @@ class Target:
     config: Any  # of transformers
     folder: Path | None
     longest: int  # prompt plus answer
+    fingerprint: str | None = None  # once it is loaded
 
     def check(self, choice: MethodChoice, budget: Budget | None) -> None:
         """Raises KVBenchError when the method cannot run here."""
@@ -61,7 +62,7 @@ class Target:
                 f"method {show(choice.label)} keeps a cache for every query head: --budget {least} or more."
             )
         if (needed := method.weights()) is not None:
-            load_weights(needed, self.folder, self.config, "cpu")
+            load_weights(needed, self.folder, self.config, "cpu", self.fingerprint)
 
 
 def plan(

@@ -21,9 +21,11 @@ class Entry:
         given: what the recipe trains on: the model's own answers to the questions, the questions themselves, or
             examples of its own with their answers (`kvbench.train.head_data`).
         tested: what is held out where answers are given: answers, or questions that it will ask itself.
-        traces, held_out: how many of them to train on and to hold out.
+        traces, held_out: how many questions or examples to train on and to hold out.
         steps, lr, batch: defaults of the loop.
-        options: the recipe's own settings, with their defaults.
+        dtype: in which the model is loaded; where it is trained itself, nothing of its weights may be rounded away.
+        options: the recipe's own settings, with their defaults. `longest`: most new tokens of an answer to a question
+            of a file.
         tiny, tiny_lr: those that are others for the built-in model, whose texts are short.
     """
 
@@ -37,6 +39,7 @@ class Entry:
     batch: int
     given: Literal["answers", "questions", "examples"] = "answers"
     tested: Literal["answers", "questions"] = "answers"
+    dtype: Literal["auto", "float32"] = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
     tiny: Mapping[str, Any] = field(default_factory=dict)
     tiny_lr: float | None = None
@@ -60,6 +63,7 @@ _GATE_OPTIONS: dict[str, Any] = {
     "capacity": 1.0,
     "budget": 128,
     "interval": 128,
+    "longest": 4096,
 }
 _EVICTION = {"budget": 48, "interval": 32}
 _OWN_CACHE: dict[str, Any] = {
@@ -73,7 +77,7 @@ _OWN_CACHE: dict[str, Any] = {
     "recompute": "auto",
 }
 _OWN_CACHE_TINY = {"budget": 96, "interval": 32, "slots": 64, "micro": 16}
-_SCORER: dict[str, Any] = {"budget": 1024, "interval": 256, "features": "paper6"}
+_SCORER: dict[str, Any] = {"budget": 1024, "interval": 256, "features": "paper6", "longest": 4096}
 RECIPES: dict[str, Entry] = {
     "lookaheadkv": Entry(
         place="kvbench.train.lookaheadkv:LookaheadRecipe",
@@ -84,7 +88,8 @@ RECIPES: dict[str, Entry] = {
         steps=1500,
         lr=5e-3,
         batch=8,
-        options={"rows": 16, "rank": 16, "alpha": 32.0, "budget": 64},
+        options={"rows": 32, "rank": 8, "alpha": 32.0, "budget": 64, "longest": 512},
+        tiny={"rows": 16, "rank": 16},
     ),
     "trimkv": Entry(
         place="kvbench.train.gates:TrimKVRecipe",
@@ -144,6 +149,7 @@ RECIPES: dict[str, Entry] = {
         lr=1e-6,
         batch=16,
         tested="questions",
+        dtype="float32",
         options=_OWN_CACHE,
         tiny=_OWN_CACHE_TINY,
         tiny_lr=3e-4,
@@ -158,6 +164,7 @@ RECIPES: dict[str, Entry] = {
         lr=1e-6,
         batch=16,
         given="questions",
+        dtype="float32",
         options=_OWN_CACHE | {"group": 8},
         tiny=_OWN_CACHE_TINY | {"budget": 128, "temperature": 2.0},
         tiny_lr=2e-4,

@@ -121,7 +121,7 @@ class PolicyRecipe(Recipe):
     def _drawn(self, trace: Trace, number: int) -> Reading:
         """A group of readings; `number` says which draws."""
         group = self.settings.more["group"]
-        seeds = [number * group + i for i in range(group)]
+        seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
         return self.evictions.drawn(trace, seeds, self.trained.scorer())
 
     def _full_reading(self, trace: Trace) -> Reading:

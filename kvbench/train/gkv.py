@@ -16,10 +16,11 @@ from typing import Any
 import torch
 
 from kvbench import registry
+from kvbench.engine.fingerprint import fingerprint
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.prompt import KeptLog
-from kvbench.engine.weights import Base
+from kvbench.engine.weights import Base, load_weights, save_weights
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
@@ -77,7 +78,15 @@ class SparseRecipe(Recipe):
         return {"held_out": len(self.test)}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        return save_model(out / self.kind, self.loaded, base_model=base.name, made=made)
+        """The model, and beside it the weights that its method has: they were in use while it learned."""
+        folder, card = save_model(out / self.kind, self.loaded, base_model=base.name, made=made)
+        if (needed := self.method.weights()) is not None:
+            config = self.loaded.model.config
+            tensors = load_weights(needed, self.loaded.folder, config, "cpu", self.loaded.fingerprint)
+            trained = replace(base, fingerprint=fingerprint(self.loaded.model))
+            about = {"how": f"those of {base.name}, in use while {self.name} trained this model"}
+            save_weights(folder / f"{needed.kind}.safetensors", needed.kind, tensors, trained, made=about)
+        return folder, card
 
     def check_judged(self, questions: Sequence[Question]) -> None:
         """Raises UserError where nobody knows what a right answer is."""

@@ -13,8 +13,8 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from typing import Any
 import torch
 
 from kvbench.engine.weights import Base
-from kvbench.errors import RunInUseError, SetupError, UserError, show
-from kvbench.store.lock import RunLock
+from kvbench.errors import SetupError, UserError, show
 from kvbench.train import checkpoint
+from kvbench.train.lock import alone
 from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
-CHECKPOINT, LOG, HELD_OUT, LOCK = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl", "lock"
+CHECKPOINT, LOG, HELD_OUT = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl"
 Tick = Callable[[int, dict[str, float]], None]  # (steps done, the step's figures)
 
 
@@ -69,7 +69,7 @@ def train(
         SetupError: a loss is not finite, or a file cannot be written or read.
     """
     settings = recipe.settings
-    with joined() as processes, _alone(out) if processes.first else nullcontext():
+    with joined() as processes, alone(out) if processes.first else nullcontext():
         share = processes.share(settings.batch)
         parameters = recipe.parameters()
         optimiser = torch.optim.AdamW(
@@ -209,23 +209,6 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
         return f"recipe {before['recipe']}, now {now['recipe']}"
     other = [name for name in before.keys() | now.keys() if before.get(name) != now.get(name)]
     return "; ".join(f"{name} {before.get(name)}, now {now.get(name)}" for name in sorted(other))
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Keep other trainings out of the folder."""
-    lock = RunLock(out / LOCK, out.name)
-    try:
-        lock.acquire()
-    except RunInUseError as error:
-        raise RunInUseError(
-            f"{show(out)} is in use by another training. Wait for it to end, or choose another --out; if it has ended "
-            f"on another machine, remove {show(lock.path)}."
-        ) from error
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def forget_after(step: int, log: Path) -> None:

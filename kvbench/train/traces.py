@@ -1,7 +1,7 @@
 """What learned methods are trained on: the target model's own answers to questions that no evaluation asks.
 
     traces = collect(loaded, built_in(("walk", "lookup"), 512, seed=0), correct=True)
-    traces = collect(loaded, prompts_of("questions.jsonl", loaded), max_new_tokens=512)
+    traces = collect(loaded, prompts_of("questions.jsonl", loaded, 4096), file=AnswerFile(...))
 
 Problems of the built-in tasks are drawn from the 40 bits of seeds that `HELD_OUT` lies outside of.
 """
@@ -18,11 +18,12 @@ from kvbench.data import read_jsonl
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel
 from kvbench.errors import UserError, show
-from kvbench.records import Request, Sampling
+from kvbench.records import Request
 from kvbench.synthetic.cells import CELLS
 from kvbench.synthetic.problem import HELD_OUT
 from kvbench.task import Doc, Turn
 from kvbench.task_names import get_task
+from kvbench.train.answers import AnswerFile, Answers
 from kvbench.train.maths import judge
 
 SEED_BITS = 29  # below HELD_OUT = 10^9
@@ -32,12 +33,16 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, the longest answer it may have, and whether an answer is right (None: nobody knows)."""
+    """A prompt, the longest answer it may have, and whether an answer is right (None: nobody knows).
+
+    reference: what answers to questions of a file are compared with.
+    """
 
     name: str
     ids: tuple[int, ...]
     max_new_tokens: int
     right: Judge | None = None
+    reference: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +88,8 @@ def _exact(cell: object, number: int) -> Judge:
 def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> list[Question]:
     """Questions of a JSON-lines file with the field ``question`` or ``prompt``, through the chat template if any.
 
-    A field ``answer``, LaTeX or a number, says what is right.
+    A field ``answer``, LaTeX or a number, says what is right. An answer ends after `max_new_tokens`, or sooner where
+    the model's context does; a question that fills the context is left out.
     """
     from kvbench.prompts import template_text
     from kvbench.reader import ModelReader
@@ -101,9 +107,11 @@ def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> li
         ids = tuple(reader.ids(reader.text(doc, thinking=None)))
         room = loaded.context - len(ids)
         if room > 0:
-            right = judge(str(row["answer"])) if "answer" in row else None
+            reference = str(row["answer"]) if "answer" in row else None
+            right = None if reference is None else judge(reference)
             longest = min(max_new_tokens, room)
-            questions.append(Question(name=f"line-{line}", ids=ids, max_new_tokens=longest, right=right))
+            name = f"line-{line}"
+            questions.append(Question(name=name, ids=ids, max_new_tokens=longest, right=right, reference=reference))
     return questions
 
 
@@ -112,35 +120,31 @@ def collect(
     questions: Iterable[Question],
     *,
     correct: bool = True,
-    sampling: Sampling | None = None,
-    seed: int = 0,
+    file: AnswerFile | None = None,
     tick: Callable[[int], None] | None = None,
 ) -> list[Trace]:
-    """The model's answers under the full cache, in the order of the questions; with `correct` only right ones, where
-    that can be told.
+    """The model's greedy answers under the full cache, in the order of the questions; with `correct` only right ones,
+    where that can be told. Those that are in the file are not asked for again, and the others are written there.
     """
     asked = {q.name: q for q in questions}
-    if not asked:
-        return []
-    longest = max(len(q.ids) + q.max_new_tokens for q in asked.values())
-    full = registry.methods.get("full")()
-    engine = Engine(loaded, full, budget=None, interval=128, slots=min(SLOTS, len(asked)), max_tokens=longest)
+    found: Answers = file.read() if file else {}
     todo = [
-        Request(
-            task="train",
-            doc_id=q.name,
-            prompt_ids=q.ids,
-            max_new_tokens=q.max_new_tokens,
-            sampling=sampling or Sampling(),
-            seed=seed,
-        )
+        Request(task="train", doc_id=q.name, prompt_ids=q.ids, max_new_tokens=q.max_new_tokens)
         for q in asked.values()
+        if q.name not in found
     ]
-    found: dict[str, Trace] = {}
-    for done, answer in enumerate(engine.generate(todo), start=1):
-        question = asked[answer.request.doc_id]
-        if answer.status == "ok" and not (correct and question.right and not question.right(answer.text)):
-            found[question.name] = Trace(name=question.name, prompt=question.ids, answer=answer.token_ids)
-        if tick:
-            tick(done)
-    return [found[name] for name in asked if name in found]
+    if todo:
+        # As if all were asked: what a model says depends in its last bits on the shapes in which it is asked.
+        longest = max(len(q.ids) + q.max_new_tokens for q in asked.values())
+        full = registry.methods.get("full")()
+        engine = Engine(loaded, full, budget=None, interval=128, slots=min(SLOTS, len(asked)), max_tokens=longest)
+        for answer in engine.generate(todo):
+            q, ids = asked[answer.request.doc_id], answer.token_ids
+            kept = answer.status == "ok" and not (correct and q.right and not q.right(answer.text))
+            found[q.name] = ids if kept else None
+            if file:
+                file.add(q.name, prompt=q.ids, answer=ids, kept=kept)
+            if tick:
+                tick(len(found))
+    answers = ((q, found[q.name]) for q in asked.values())
+    return [Trace(name=q.name, prompt=q.ids, answer=ids) for q, ids in answers if ids is not None]

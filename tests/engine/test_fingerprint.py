@@ -17,6 +17,7 @@ from kvbench.engine.model import load
 from kvbench.engine.weights import Base, card_path, load_weights, save_weights
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Weights
+from kvbench.store import read_rows
 
 HEADKV = Weights(kind="headkv")
 
@@ -27,6 +28,24 @@ def test_number_types_and_names_do_not_matter():
     assert fingerprint(copy.deepcopy(model).half()) is None  # float16 rounds small numbers otherwise
     stored = load(str(tiny.path()), device="cpu", dtype="bfloat16")
     assert stored.fingerprint == load(str(tiny.path()), device="cpu").fingerprint == fingerprint(stored.model)
+
+
+class Wrapped(torch.Tensor):
+    """As packages for quantisation have them."""
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: torch.nn.Parameter(p.data.to("meta")),
+        lambda p: torch.nn.Parameter(p.data.as_subclass(Wrapped)),
+        lambda p: torch.nn.Parameter(p.data.to(torch.int8), requires_grad=False),
+    ],
+)
+def test_of_offloaded_and_quantised_models_nothing_is_said(change):
+    model = build("qwen3").model
+    model.lm_head.weight = change(model.lm_head.weight)
+    assert fingerprint(model) is None
 
 
 def test_other_parameters_are_noticed():
@@ -45,7 +64,7 @@ def test_weights_of_another_model_of_equal_sizes_are_refused(tmp_path):
     path = tmp_path / "headkv.safetensors"
     base = Base(name="org/theirs", config=config, fingerprint="0" * 64)
     save_weights(path, "headkv", {"importance": torch.ones(shape)}, base, made={})
-    with pytest.raises(SetupError, match=r"another model of the same sizes, 'org/theirs'\. .* remove 'fingerprint'"):
+    with pytest.raises(SetupError, match=r"another model of the same sizes, 'org/theirs' as it was then\."):
         load_weights(HEADKV, tmp_path, config, "cpu", loaded.fingerprint)
     load_weights(HEADKV, tmp_path, config, "cpu")  # before the model is loaded nobody knows
     card = json.loads(card_path(path).read_text())
@@ -58,7 +77,8 @@ def test_the_built_in_model_s_weights_are_its_own(kind):
     assert json.loads((tiny.path() / f"{kind}.json").read_text())["fingerprint"] == load(str(tiny.path())).fingerprint
 
 
-def test_a_run_says_so(tmp_path, capsys):
+@pytest.fixture
+def moved(tmp_path):
     """A model that was trained further, in a folder with the gates of the one it comes from."""
     loaded = load(str(tiny.path()), device="cpu")
     with torch.no_grad():
@@ -68,7 +88,21 @@ def test_a_run_says_so(tmp_path, capsys):
     loaded.tokenizer.save_pretrained(tmp_path / "m")
     for name in ("trimkv.safetensors", "trimkv.json"):
         shutil.copy(tiny.path() / name, tmp_path / "m")
-    run = ["run", "--model", str(tmp_path / "m"), "--method", "trimkv", "--budget", "48", "--task", "walk"]
-    assert main([*run, "--limit", "1", "--out", str(tmp_path / "out"), "-q"]) == 3
+    return str(tmp_path / "m")
+
+
+def test_a_run_is_refused_before_its_first_row(moved, tmp_path, capsys):
+    run = ["run", "--model", moved, "--method", "gkv,trimkv", "--budget", "48", "--task", "walk", "--limit", "1", "-q"]
+    assert main([*run, "--out", str(tmp_path), "--run-name", "r"]) == 3
     [line] = capsys.readouterr().err.strip().splitlines()
-    assert "were made for another model of the same sizes, 'tiny'" in line
+    assert "were made for another model of the same sizes, 'tiny' as it was then" in line
+    assert not read_rows(tmp_path / "r").size
+
+
+def test_replay_leaves_such_methods_out(moved, capsys):
+    command = ["replay", "--model", moved, "--method", "all", "--budget", "48", "--task", "walk", "--limit", "1"]
+    assert main([*command, "--interval", "64", "-q", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    left_out = {entry["method"]: entry["reason"] for entry in found["left_out"]}
+    assert "another model of the same sizes" in left_out["trimkv"]
+    assert "gkv" in {row["method"] for row in found["rows"]}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file
 from support.models import ARCHITECTURES, build
 
 from kvbench import tiny
@@ -320,6 +321,22 @@ def test_the_commands_leave_a_model(tmp_path: Path, capsys, monkeypatch):
         assert model.generation_config.eos_token_id is not None
     run = ["run", "--model", str(out / "model"), "--method", "gkv", "--budget", "64", "--task", "chain", "--limit", "1"]
     assert main([*run, "--interval", "32", "--out", str(tmp_path / "r"), "-q"]) == 0
+
+
+def test_the_model_comes_with_the_weights_that_it_was_trained_with(tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(RECIPES, "gkv-distill", dataclasses.replace(RECIPES["gkv-distill"], held_out=2))
+    command = ["train", "gkv-distill", "--out", str(tmp_path), "--samples", "4", "--steps", "2", "--batch", "2", "-q"]
+    assert main([*command, "--opt", "method=retention", "--opt", "budget=48"]) == 0
+    run = ["run", "--model", str(tmp_path / "model"), "--method", "retention", "--budget", "48", "--task", "chain"]
+    run += ["--limit", "1", "--interval", "32", "--out", str(tmp_path / "r"), "-q"]
+    assert main(run) == 0
+    gates = load_file(tmp_path / "model/retention.safetensors")
+    wanted = load_file(tiny.path() / "retention.safetensors")
+    assert gates.keys() == wanted.keys()
+    assert all(torch.equal(gates[name], wanted[name]) for name in wanted)
+    capsys.readouterr()
+    assert main([*run, "--method-opt", f"retention.gates={tiny.path()}"]) == 3
+    assert "made for another model of the same sizes" in capsys.readouterr().err
 
 
 def test_the_written_model_is_the_trained_one(loaded, asked, answers, tmp_path):

@@ -17,7 +17,8 @@ import torch
 from kvbench.engine.weights import Base, load_weights
 from kvbench.errors import RunInUseError, SetupError, UserError
 from kvbench.eviction.api import Weights
-from kvbench.train.loop import CHECKPOINT, HELD_OUT, LOCK, LOG, rate, train
+from kvbench.train.lock import LOCK
+from kvbench.train.loop import CHECKPOINT, HELD_OUT, LOG, rate, train
 from kvbench.train.recipe import Recipe, Settings
 
 CONFIG = {"model_type": "toy", "num_hidden_layers": 2, "num_attention_heads": 3, "hidden_size": 6}

@@ -37,12 +37,12 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 GKV = {"method": "gkv(window=4)", "budget": 24, "interval": 8, "longest": 24, "slots": 4, "micro": 2}
 # What makes a recipe small. One that is not named here runs with its defaults.
 SMALL: dict[str, dict[str, Any]] = {
-    "lookaheadkv": {"rows": 3, "rank": 2, "budget": 8},
-    "trimkv": {"width": 8, "budget": 24, "interval": 8},
-    "retention": {"width": 8, "budget": 24, "interval": 8},
+    "lookaheadkv": {"rows": 3, "rank": 2, "budget": 8, "longest": 24},
+    "trimkv": {"width": 8, "budget": 24, "interval": 8, "longest": 24},
+    "retention": {"width": 8, "budget": 24, "interval": 8, "longest": 24},
     "duo": {"sinks": 4, "recent": 16, "tokens": 450},
-    "foresightkv": {"budget": 24, "interval": 8, "hidden": 4},
-    "foresightkv-grpo": {"budget": 24, "interval": 8, "group": 2, "reward": "all"},
+    "foresightkv": {"budget": 24, "interval": 8, "hidden": 4, "longest": 24},
+    "foresightkv-grpo": {"budget": 24, "interval": 8, "group": 2, "reward": "all", "longest": 24},
     "gkv-distill": GKV,
     "gkv-rl": GKV | {"longest": 40, "group": 6, "temperature": 2.0},
 }
@@ -94,7 +94,6 @@ def folder(request, tokenizer, tmp_path_factory) -> Path:
 @pytest.fixture
 def prepared(folder, tmp_path, monkeypatch):
     """prepared(name): a recipe by the way that the command takes, with questions of a file."""
-    monkeypatch.setattr(recipes, "LONGEST_ANSWER", 24)
     monkeypatch.setattr(traces, "judge", lambda answer: lambda text: zlib.crc32(text.encode()) % 2 == 0)
 
     def prepare(name: str) -> recipes.Ready:
@@ -118,6 +117,7 @@ def prepared(folder, tmp_path, monkeypatch):
             seed=0,
             options=options,
             device="cpu",
+            out=tmp_path,
         )
 
     return prepare

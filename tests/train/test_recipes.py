@@ -7,25 +7,31 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench import tiny
+from kvbench import models, tiny
 from kvbench.errors import UserError
-from kvbench.train import recipes
+from kvbench.train import recipes, traces
 from kvbench.train.catalogue import RECIPES
+from kvbench.train.recipe import Recipe
 
 ASKED = [{"question": f"# Facts: cod 3{i}, bow 46,\nAsk: cod?\nThink:"} for i in range(8)]
 
 
 @pytest.fixture
-def prepared(tmp_path, monkeypatch):
-    def prepare(name, rows):
+def ready(tmp_path, monkeypatch):
+    def prepare(name, rows, **own):
         monkeypatch.setitem(RECIPES, name, entry := replace(RECIPES[name], held_out=2))
         data = tmp_path / "questions.jsonl"
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        options = dict(entry.options) | dict(entry.tiny)
-        numbers = {"steps": 1, "lr": 1e-3, "batch": 1, "seed": 0, "options": options, "device": "cpu"}
-        return recipes.prepare(name, str(tiny.path()), data=str(data), samples=4, **numbers).recipe
+        options = dict(entry.options) | dict(entry.tiny) | {"longest": 32} | own
+        numbers = {"steps": 1, "lr": 1e-3, "batch": 1, "seed": 0, "options": options, "device": "cpu", "out": tmp_path}
+        return recipes.prepare(name, str(tiny.path()), data=str(data), samples=4, **numbers)
 
     return prepare
+
+
+@pytest.fixture
+def prepared(ready):
+    return lambda *given, **own: ready(*given, **own).recipe
 
 
 def test_the_first_questions_are_held_out(prepared):
@@ -52,3 +58,82 @@ def test_what_is_right_must_be_known_before_anything_is_asked(prepared, name, mo
 def test_too_few_questions(prepared):
     with pytest.raises(UserError, match="--data has 2 questions that leave the model room to answer; more than 2 are"):
         prepared("trimkv", ASKED[:2])
+
+
+ASKING = [name for name, entry in RECIPES.items() if entry.given != "examples"]
+DEFAULTS = dict.fromkeys(ASKING, 4096) | {"lookaheadkv": 512}
+
+
+class Given(Recipe):
+    """Keeps what it is given."""
+
+    def __init__(self, loaded, settings, given, test):
+        super().__init__(settings)
+        self.loaded, self.given, self.test = loaded, given, test
+
+    parameters = loss = held_out = None
+
+
+@pytest.fixture
+def given(monkeypatch):
+    """Any recipe's data, whatever it would make of them, by a judge who finds everything right."""
+    monkeypatch.setattr(traces, "judge", lambda answer: lambda text: True)
+    for name, entry in RECIPES.items():
+        monkeypatch.setitem(RECIPES, name, replace(entry, place=f"{__name__}:Given"))
+
+
+def most_tokens(item):
+    return item.max_new_tokens if isinstance(item, traces.Question) else len(item.answer)
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_longest_is_the_same_option_everywhere(name, given, prepared):
+    assert RECIPES[name].options["longest"] == DEFAULTS[name]
+    recipe = prepared(name, [row | {"answer": "1"} for row in ASKED], longest=2)
+    assert {most_tokens(item) for item in (*recipe.given, *recipe.test)} == {2}  # of three
+    with pytest.raises(UserError, match="--opt longest must be 1 or more; got 0"):
+        prepared(name, ASKED, longest=0)
+
+
+def test_answers_serve_a_recipe_that_asks_the_same(given, prepared, monkeypatch):
+    first = prepared("trimkv", ASKED)
+    monkeypatch.setattr(traces, "Engine", lambda *args, **more: pytest.fail("the model was asked"))
+    again = prepared("retention", ASKED)
+    assert (again.given, again.test) == (first.given, first.test)
+    with pytest.raises(UserError, match="holds answers that were asked otherwise: questions"):
+        prepared("foresightkv-grpo", ASKED[1:])
+
+
+@pytest.mark.parametrize("name", ["trimkv", "gkv-rl"])
+def test_an_answer_ends_where_the_context_does(name, given, prepared, monkeypatch):
+    """Not refused, as the engine would a prompt that leaves less room than is asked for."""
+    longest = max(len(item.ids) for item in prepared("gkv-rl", [row | {"answer": "1"} for row in ASKED]).test)
+    load = recipes.load
+    monkeypatch.setattr(recipes, "load", lambda *args, **how: replace(load(*args, **how), context=longest + 2))
+    rows = [*ASKED[:4], {"question": "Ask: cod? " * 100}]
+    recipe = prepared(name, [row | {"answer": "1"} for row in rows])
+    items = (*recipe.test, *recipe.given)
+    assert [item.name for item in items] == ["line-1", "line-2", "line-3", "line-4"]  # the last one has no room
+    assert {most_tokens(item) for item in items} == {2}
+
+
+@pytest.mark.parametrize("name", ASKING)
+def test_a_model_that_is_trained_is_loaded_without_rounding(name, given, prepared, monkeypatch):
+    load, asked = recipes.load, []
+    monkeypatch.setattr(recipes, "load", lambda *args, **how: asked.append(how["dtype"]) or load(*args, **how))
+    prepared(name, [row | {"answer": "1"} for row in ASKED])
+    assert asked == ["float32" if name.startswith("gkv") else "auto"]
+
+
+def test_the_revision_of_a_model_that_loading_fetches(given, ready, monkeypatch):
+    """It is unknown before, and a training that goes on must find the one it began with."""
+    load, describe, fetched = recipes.load, models.describe, []
+    known = describe(str(tiny.path()))
+
+    def fetch(where, **how):
+        fetched.append(where)
+        return load(str(tiny.path()), **how)
+
+    monkeypatch.setattr(models, "describe", lambda name: known if fetched else replace(known, name=name, folder=None))
+    monkeypatch.setattr(recipes, "load", fetch)
+    assert ready("lookaheadkv", ASKED).revision == models.revision(known) is not None

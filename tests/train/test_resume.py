@@ -48,6 +48,7 @@ def run(name: str, out: Path, stop: int | None = None) -> Trained:
         seed=0,
         options=dict(entry.options) | dict(entry.tiny) | SMALL.get(name, {}),
         device="cpu",
+        out=out,
     )
 
     def tick(step: int, figures: dict[str, float]) -> None:

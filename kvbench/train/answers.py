@@ -1,0 +1,90 @@
+"""The model's answers to a training's questions on disk, so that after a kill only what is missing is asked.
+
+    file = AnswerFile(out / "answers.jsonl", {"model": "tiny", "longest": 4096, ...})
+    file.read()                                   # {"line-3": (17, 4, 2), "line-4": None}; None: it was not kept
+    file.add("line-5", prompt=(1, 2), answer=(3, 2), kept=True)
+
+The first line says what was asked of which model. Every other one is an answer, in the order in which they finished.
+Of several processes all read and the first one writes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from kvbench.errors import SetupError, UserError, show
+from kvbench.store.files import reason
+from kvbench.train.processes import is_first
+
+Answers = dict[str, tuple[int, ...] | None]  # tokens, by the question's name; None: not kept
+
+
+class AnswerFile:
+    """One file. asked: everything that answers depend on."""
+
+    def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
+        self.path, self.asked = path, json.loads(json.dumps(asked))
+
+    def read(self) -> Answers:
+        """What was answered; a last line that a kill tore is dropped. Where there is nothing, the file is begun.
+
+        Raises UserError for answers that were asked otherwise, SetupError for a file that is damaged or cannot be used.
+        """
+        found: Answers = {}
+        whole = 0  # bytes of whole lines
+        try:
+            with self.path.open("rb") as file:
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    row = json.loads(line)
+                    if whole == 0:
+                        self._check(row)
+                    else:
+                        found[row["name"]] = tuple(row["answer"]) if row["kept"] else None
+                    whole += len(line)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise SetupError(f"{show(self.path)} cannot be read: {reason(error)}.") from error
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise SetupError(
+                f"{show(self.path)} is damaged behind its first {whole:,} bytes. Remove it to ask everything again."
+            ) from error
+        if is_first():
+            with self._appending() as stream:
+                stream.truncate(whole)
+                if whole == 0:
+                    stream.write(_line(self.asked))
+        return found
+
+    def add(self, name: str, *, prompt: Sequence[int], answer: Sequence[int], kept: bool) -> None:
+        """Write an answer. Raises SetupError when it cannot be written."""
+        if is_first():
+            with self._appending() as stream:
+                stream.write(_line({"name": name, "prompt": prompt, "answer": answer, "kept": kept}))
+
+    def _check(self, theirs: Mapping[str, Any]) -> None:
+        if theirs != self.asked:
+            other = [name for name, value in self.asked.items() if theirs.get(name) != value]
+            listed = "; ".join(f"{name} {theirs.get(name)}, now {self.asked[name]}" for name in other)
+            raise UserError(
+                f"{show(self.path.parent)} holds answers that were asked otherwise: {listed}. "
+                "Choose another --out, or remove the folder."
+            )
+
+    @contextmanager
+    def _appending(self) -> Iterator[BinaryIO]:
+        try:
+            with self.path.open("ab") as stream:
+                yield stream
+        except OSError as error:
+            raise SetupError(f"{show(self.path)} cannot be written: {reason(error)}.") from error
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,29 @@
+"""One training at a time works in a folder, from its first answer to its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvbench.errors import RunInUseError, show
+from kvbench.store.lock import RunLock
+
+LOCK = "lock"
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Keep other trainings out of the folder. Raises RunInUseError when there is one."""
+    lock = RunLock(out / LOCK, out.name)
+    try:
+        lock.acquire()
+    except RunInUseError as error:
+        raise RunInUseError(
+            f"{show(out)} is in use by another training. Wait for it to end, or choose another --out; if it has ended "
+            f"on another machine, remove {show(lock.path)}."
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
