@@ -204,7 +204,10 @@ Dtype = Annotated[
     Text, _option("--dtype", help="auto, float32, bfloat16, float16. Default: auto.", metavar="DTYPE", panel=_ENGINE)
 ]
 Attn = Annotated[
-    Text, _option("--attn", help="What reads prompts: sdpa, flash (flash-attn). Default: sdpa.", panel=_ENGINE)
+    Text,
+    _option(
+        "--attn", help="What reads prompts: sdpa, flash (flash-attn). Default: sdpa.", metavar="NAME", panel=_ENGINE
+    ),
 ]
 Slots = Annotated[
     Text, _option("--slots", help="Sequences decoded together. Default: auto (from free memory).", panel=_ENGINE)

@@ -63,6 +63,7 @@ SETTINGS = (
     "seed",
     "interval",
     "max_new_tokens",
+    "stop",
 )
 
 Methods = Annotated[
@@ -131,6 +132,7 @@ def replay(
     limit: Limit = None,
     seed: options.Seed = None,
     max_new_tokens: options.MaxNewTokens = None,
+    stop: options.Stop = None,
     interval: options.Interval = None,
     data: options.Data = None,
     device: options.Device = None,
@@ -178,7 +180,7 @@ def replay(
     if model is None and run is None and not quiet:
         terminal.note(f"no --model given: using the built-in model {show(config.model)}.")
 
-    from kvbench.replay.output import show_analysis, show_result, write, write_analyses
+    from kvbench.replay.output import LEGEND, show_analysis, show_result, write, write_analyses
 
     results, found, left_out = _work(config, asked, _Readings(quiet=quiet))
     document = _document(config, asked, left_out)
@@ -192,6 +194,8 @@ def replay(
     if not quiet:
         for result in results:
             show_result(result)
+        if results:
+            print(LEGEND)
         for kind, rows in found.items():
             show_analysis(kind, rows)
         for left in left_out:
@@ -241,8 +245,8 @@ def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, probl
 
 
 def _of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
-    for key in ("model", "revision", "seed", "max_new_tokens"):
-        if typed[key] is not None:
+    for key in ("model", "revision", "seed", "max_new_tokens", "stop"):
+        if typed[key] not in (None, [], ()):
             raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
     folder = one_run(run, Path("results"))
     config = resumed(folder.parent, folder.name, Gathered([], {}, {}), problems)

@@ -167,11 +167,10 @@ def _recipe(
         )
     finally:
         progress.end()
-    if not quiet and (done_before := steps_done(folder)):
-        terminal.note(f"{folder} holds a training of {done_before} steps; it goes on from there.")
+    before = steps_done(folder)
     steps = _Counter("steps", quiet=quiet)
     steps.begin(ready.recipe.settings.steps, 0)
-    steps.cell(f"{kind} {model}")
+    steps.cell(f"{kind} {model}, going on after step {before}" if before else f"{kind} {model}")
 
     def tick(done: int, figures: dict[str, float]) -> None:
         steps.note = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())

@@ -137,6 +137,8 @@ def check_budget(method_name: str, method: Method, budget: Budget | None) -> Non
     kept = " + ".join(f"{n} {what}" for n, what in ((protect.sinks, "sink"), (protect.recent, recent)) if n)
     tokens = "token" if protect.sinks + protect.recent == 1 else "tokens"
     always = f"keeps {kept} {tokens} at all times, so" if kept else "keeps at least one entry, so"
+    if minimum > protect.sinks + protect.recent + 1:
+        always = f"needs room for {minimum} entries, so"
     raise UserError(f"method {show(method_name)} {always} --budget must be at least {minimum}; got {budget}.")
 
 

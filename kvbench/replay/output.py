@@ -28,6 +28,12 @@ from kvbench.replay.replay import Result
 from kvbench.store import check_out
 from kvbench.store.files import replacing
 
+LEGEND = """\
+loss +: what eviction adds, in nats a token; low, high: over tokens of which the full cache is sure, and over others.
+Where its own loss is next to nothing ratios are huge: read loss +. gap closed: 0 is random, 1 is golden, the oracle.
+*: evicts the prompt only, and so holds more entries. docs/replay.md explains every column.
+"""
+
 
 def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> Path:
     """Earlier files of these names are replaced. Raises SetupError, UserError when the folder cannot be written."""

@@ -137,9 +137,10 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
 
 
 def _filled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the first format with what they all had, so that they do not agree with everything."""
+    """Rows with what is left out where it is the usual, so that they do not agree with everything."""
     old = rows["interval"].notna()
-    return rows.assign(**{c: rows[c].where(rows[c].notna() | ~old, value) for c, value in FIRST_FORMAT.items()})
+    filled = {c: rows[c].where(rows[c].notna() | ~old, value) for c, value in FIRST_FORMAT.items()}
+    return rows.assign(**filled, stop=rows["stop"].astype(object).fillna("[]"))
 
 
 def values_of(rows: pd.DataFrame, column: str) -> list[Any]:

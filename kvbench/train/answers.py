@@ -20,6 +20,7 @@ from kvbench.errors import SetupError, UserError, show
 from kvbench.store.files import reason
 from kvbench.train.processes import is_first
 
+HASHES = {"questions": "other questions", "fingerprint": "another model"}  # what a difference means
 Answers = dict[str, tuple[int, ...] | None]  # tokens, by the question's name; None: not kept
 
 
@@ -71,9 +72,9 @@ class AnswerFile:
     def _check(self, theirs: Mapping[str, Any]) -> None:
         if theirs != self.asked:
             other = [name for name, value in self.asked.items() if theirs.get(name) != value]
-            listed = "; ".join(f"{name} {theirs.get(name)}, now {self.asked[name]}" for name in other)
+            told = (HASHES.get(name, f"{name} {theirs.get(name)}, now {self.asked[name]}") for name in other)
             raise UserError(
-                f"{show(self.path.parent)} holds answers that were asked otherwise: {listed}. "
+                f"{show(self.path.parent)} holds answers that were asked otherwise: {'; '.join(told)}. "
                 "Choose another --out, or remove the folder."
             )
 

@@ -202,9 +202,8 @@ def usable(evictions: Evictions, traces: Sequence[Trace]) -> list[Trace]:
     return found
 
 
-def evictions_of(loaded: LoadedModel, settings: Settings, traces: Sequence[Trace]) -> Evictions:
-    """What reads the traces of a training. Raises UserError for settings that are none."""
-    more = settings.more
+def check_settings(more: Mapping[str, Any]) -> None:
+    """Raises UserError for settings that are none."""
     for name, values in (("features", FEATURES), ("within", WITHIN)):
         if more.get(name, values[0]) not in values:
             raise UserError(f"--opt {name} must be {' or '.join(values)}; got {show(more[name])}.")
@@ -213,6 +212,11 @@ def evictions_of(loaded: LoadedModel, settings: Settings, traces: Sequence[Trace
             raise UserError(f"--opt {name} must be {least} or more; got {more[name]}.")
     if not more.get("margin", 1.0) > 0:
         raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
+
+
+def evictions_of(loaded: LoadedModel, settings: Settings, traces: Sequence[Trace]) -> Evictions:
+    """What reads the traces of a training."""
+    more = settings.more
     loaded.model.requires_grad_(False)
     method = registry.methods.get("foresightkv")(features=more["features"])
     longest = max((len(trace.ids) for trace in traces), default=1)

@@ -24,7 +24,7 @@ from kvbench.engine.weights import model_fields
 from kvbench.eviction.foresight import drop_scores, scorer_shapes
 from kvbench.eviction.objectives import ranking_losses
 from kvbench.train.foresight_scorer import TrainedScorer
-from kvbench.train.foresight_states import Choice, batch, evictions_of, usable
+from kvbench.train.foresight_states import Choice, batch, check_settings, evictions_of, usable
 from kvbench.train.recipe import Recipe, Settings
 from kvbench.train.traces import Trace
 
@@ -45,6 +45,7 @@ class ForesightRecipe(Recipe):
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
     ) -> None:
         super().__init__(settings)
+        self.check(loaded, settings.more)
         self.evictions = evictions_of(loaded, settings, [*traces, *held_out])
         self.traces, self.test = usable(self.evictions, traces), usable(self.evictions, held_out)
         self._read: dict[str, list[Choice]] = {}
@@ -52,6 +53,10 @@ class ForesightRecipe(Recipe):
         shapes = scorer_shapes(settings.more["features"], model_fields(loaded.model.config), settings.more["hidden"])
         measured = [self._choices(trace) for trace in self.traces[:MEASURED]]
         self.trained = TrainedScorer.random(shapes, measured, settings.seed, unit=settings.more["margin"])
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
+        check_settings(more)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained.parameters

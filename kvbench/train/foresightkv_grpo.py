@@ -23,7 +23,7 @@ its clip never binds. The model is not trained.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from kvbench.eviction.foresight import drop_scores
 from kvbench.eviction.objectives import advantages, chosen_log_probs, policy_loss
 from kvbench.registry import methods
 from kvbench.train.foresight_scorer import TrainedScorer
-from kvbench.train.foresight_states import Reading, batch, evictions_of, usable
+from kvbench.train.foresight_states import Reading, batch, check_settings, evictions_of, usable
 from kvbench.train.recipe import Recipe, Settings
 from kvbench.train.traces import Trace
 
@@ -62,10 +62,7 @@ class PolicyRecipe(Recipe):
     ) -> None:
         super().__init__(settings)
         more = settings.more
-        if more["reward"] not in REWARDS:
-            raise UserError(f"--opt reward must be one of {', '.join(REWARDS)}; got {show(more['reward'])}.")
-        if more["group"] < 2:
-            raise UserError(f"--opt group must be 2 or more, to compare draws; got {more['group']}.")
+        self.check(loaded, more)
         self.before, self.origin = _initial(loaded, more["init"], more["features"])
         # The scorer is known by its hash; where it lay is of no interest elsewhere.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
@@ -75,6 +72,15 @@ class PolicyRecipe(Recipe):
         measured = [self.evictions.golden(trace).choices for trace in self.traces[:MEASURED]]
         self.trained = TrainedScorer.of(self.before, measured)
         self._full: dict[str, Reading] = {}
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
+        check_settings(more)
+        if more["reward"] not in REWARDS:
+            raise UserError(f"--opt reward must be one of {', '.join(REWARDS)}; got {show(more['reward'])}.")
+        if more["group"] < 2:
+            raise UserError(f"--opt group must be 2 or more, to compare draws; got {more['group']}.")
+        _initial(loaded, more["init"], more["features"])
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained.parameters

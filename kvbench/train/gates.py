@@ -12,7 +12,7 @@ are called as the engine calls them when it evicts.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, get_args
@@ -61,14 +61,7 @@ class GateRecipe(Recipe):
     ) -> None:
         super().__init__(settings)
         more = settings.more
-        for option, known in CHOICES.items():
-            if more[option] not in known:
-                raise UserError(BadValue(" or ".join(known), show(more[option])).sentence(f"--opt {option}"))
-        for option in ("width", "budget", "interval"):
-            if int(more[option]) < 1:
-                raise UserError(BadValue("at least 1", str(more[option])).sentence(f"--opt {option}"))
-        if float(more["capacity"]) < 0:
-            raise UserError(BadValue("at least 0", str(more["capacity"])).sentence("--opt capacity"))
+        self.check(loaded, more)
         self.loaded, self.traces, self.test = loaded, traces, held_out
         self.longest = max(len(t.ids) for t in (*traces, *held_out))
         self.geometry = for_lengths(loaded.geometry, self.longest)
@@ -84,6 +77,17 @@ class GateRecipe(Recipe):
     @property
     def at_once(self) -> int | None:  # type: ignore[override]  # here it follows the traces
         return None if self.settings.batch * self.longest <= MOST_TOKENS else 1
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
+        for option, known in CHOICES.items():
+            if more[option] not in known:
+                raise UserError(BadValue(" or ".join(known), show(more[option])).sentence(f"--opt {option}"))
+        for option in ("width", "budget", "interval"):
+            if int(more[option]) < 1:
+                raise UserError(BadValue("at least 1", str(more[option])).sentence(f"--opt {option}"))
+        if float(more["capacity"]) < 0:
+            raise UserError(BadValue("at least 0", str(more["capacity"])).sentence("--opt capacity"))
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained

@@ -46,25 +46,31 @@ class SparseRecipe(Recipe):
         super().__init__(settings)
         self.check_judged(test)
         more = settings.more
+        self.check(loaded, more)
+        self.method, self.budget = choose.from_label(str(more["method"])), int(more["budget"])
+        self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
+        self.temperature = float(more["temperature"])
+        loaded.model.float().requires_grad_(True)
+        self.loaded, self.test = replace(loaded, dtype=torch.float32), test
+        self.again = _recompute(str(more["recompute"]), loaded.model)
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
         for option, least in (("interval", 1), ("micro", 1), ("slots", 1), ("group", 2)):
             if (value := more.get(option, least)) < least:
                 raise UserError(f"--opt {option} must be {least} or more; got {value}.")
         if not more["temperature"] > 0:
             raise UserError(f"--opt temperature must be above 0; got {more['temperature']:g}.")
-        self.method, self.budget = choose.from_label(str(more["method"])), int(more["budget"])
-        if not self.method.evicts or not self.method.takes_budget or self.method.oracle:
+        method, budget = choose.from_label(str(more["method"])), int(more["budget"])
+        if not method.evicts or not method.takes_budget or method.oracle:
             raise UserError(f"method {show(more['method'])} does not evict to a budget; nothing can be learnt from it.")
-        check_budget(str(more["method"]), self.method, self.budget)
-        self.interval, self.micro, self.slots = int(more["interval"]), int(more["micro"]), int(more["slots"])
-        self.temperature = float(more["temperature"])
+        check_budget(str(more["method"]), method, budget)
+        _recompute(str(more["recompute"]), loaded.model)
         try:
             loaded.model.generation_config.validate(strict=True)
         except ValueError as error:
             why = "; ".join(line[2:] for line in str(error).splitlines() if line.startswith("- "))
             raise UserError(f"the model's generation_config.json could not be saved with it: {why}") from None
-        loaded.model.float().requires_grad_(True)
-        self.loaded, self.test = replace(loaded, dtype=torch.float32), test
-        self.again = _recompute(str(more["recompute"]), loaded.model)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return dict(self.loaded.model.named_parameters())

@@ -12,7 +12,7 @@ do not depend on what is trained.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,9 +41,7 @@ class LookaheadRecipe(Recipe):
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
     ) -> None:
         super().__init__(settings)
-        for option in ("rows", "rank", "budget"):
-            if (value := int(settings.more[option])) < 1:
-                raise UserError(f"--opt {option} must be 1 or more; got {value}.")
+        self.check(loaded, settings.more)
         self.loaded, self.traces, self.test = loaded, traces, held_out
         self.rows, self.rank = int(settings.more["rows"]), int(settings.more["rank"])
         loaded.model.requires_grad_(False)
@@ -59,6 +57,12 @@ class LookaheadRecipe(Recipe):
         for tensor in self.trained.values():
             tensor.requires_grad_(True)
         self.scaling = torch.tensor([float(settings.more["alpha"]) / self.rank], device=table.device)
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
+        for option in ("rows", "rank", "budget"):
+            if (value := int(more[option])) < 1:
+                raise UserError(f"--opt {option} must be 1 or more; got {value}.")
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained

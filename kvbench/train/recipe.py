@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from kvbench.engine.model import LoadedModel
 from kvbench.engine.weights import Base, save_weights
 
 
@@ -68,6 +69,11 @@ class Recipe(ABC):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
+        """Raise UserError for settings that are none, or do not fit the model. Called before the model is asked."""
+        return None
 
     @abstractmethod
     def parameters(self) -> dict[str, torch.Tensor]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvbench import models
 from kvbench.engine.model import LoadedModel, load
-from kvbench.errors import UserError
+from kvbench.errors import UserError, show
 from kvbench.train.answers import AnswerFile
 from kvbench.train.catalogue import RECIPES, Entry
 from kvbench.train.head_data import Example, examples, source
@@ -62,6 +62,11 @@ def prepare(
     entry = RECIPES[name]
     loaded = load(models.describe(model).where, device=own_device(device), dtype=entry.dtype)
     revision = models.revision(models.describe(model))  # also of a model that loading has just fetched
+    module, _, cls = entry.place.partition(":")
+    make: Any = getattr(importlib.import_module(module), cls)  # a subclass of Recipe
+    make.check(loaded, options)
+    if entry.given != "examples" and not loaded.stop_ids:
+        raise UserError(f"model {show(model)} has no end token, so its answers would never end; give it one.")
     about = Path(data).name if data else ", ".join(entry.tasks) or source(loaded)
     given: Sequence[Question | Trace | Example]
     test: Sequence[Question | Trace | Example]
@@ -95,15 +100,13 @@ def prepare(
             given = [trace for trace in traces if trace.name not in tested]
             test = kept_out if entry.tested == "questions" else [t for t in traces if t.name in tested]
             if not given or not test:
-                which = "questions" if not given else f"first {len(kept_out)} questions, which are held out,"
-                why = "Without the field 'answer' every answer counts as right." if data else "Give --data."
+                which = f"{len(asked)} questions" if not given else f"first {len(kept_out)} questions, held out,"
+                why = f"{show(out / ANSWERS)} has what it said." if data else "Give --data."
                 raise UserError(f"the model answered none of the {which} rightly; there is nothing to learn. {why}")
     read = _hash([item.ids for item in (*given, *test)])
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": read}
     settings = Settings(steps=steps, lr=lr, batch=batch, seed=seed, more=more)
-    module, _, cls = entry.place.partition(":")
-    recipe: Recipe = getattr(importlib.import_module(module), cls)(loaded, settings, given, test)
-    return Ready(recipe, loaded, revision)
+    return Ready(make(loaded, settings, given, test), loaded, revision)
 
 
 def _questions(

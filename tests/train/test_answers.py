@@ -142,7 +142,7 @@ def test_wrong_answers_are_not_asked_for_again(tmp_path, prepare, engines, monke
 
     rows[3]["answer"] = "right"  # another reference is another question
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="holds answers that were asked otherwise: questions "):
+    with pytest.raises(UserError, match="holds answers that were asked otherwise: other questions"):
         prepare(tmp_path / "out", data)
 
 
@@ -159,7 +159,7 @@ def test_answers_that_were_asked_otherwise_are_refused(tmp_path, prepare, engine
         prepare(out, data, seed=1, longest=2)
     load = recipes.load
     monkeypatch.setattr(recipes, "load", lambda *args, **how: replace(load(*args, **how), fingerprint="other"))
-    with pytest.raises(UserError, match=message.format("fingerprint [0-9a-f]*, now other")):
+    with pytest.raises(UserError, match=message.format("another model")):
         prepare(out, data, longest=2)
     assert len(engines) == 1
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 
 from kvbench import models, tiny
-from kvbench.errors import UserError
+from kvbench.engine.model import load
+from kvbench.errors import KVBenchError, UserError
 from kvbench.train import recipes, traces
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.recipe import Recipe
@@ -43,7 +44,8 @@ def test_the_first_questions_are_held_out(prepared):
 @pytest.mark.parametrize("name", ["lookaheadkv", "trimkv", "foresightkv"])
 def test_nothing_right_is_nothing_to_learn(prepared, name):
     with pytest.raises(
-        UserError, match=r"none of the questions rightly; there is nothing to learn\. Without the field"
+        UserError,
+        match=r"none of the 4 questions rightly; there is nothing to learn\. '.*answers\.jsonl' has what it said\.",
     ):
         prepared(name, [row | {"answer": "seven"} for row in ASKED])
 
@@ -53,6 +55,29 @@ def test_what_is_right_must_be_known_before_anything_is_asked(prepared, name, mo
     monkeypatch.setattr(recipes, "collect", lambda *args, **more: pytest.fail("the model was asked"))
     with pytest.raises(UserError, match=f"{name} needs to know what is right"):
         prepared(name, ASKED)
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "message"),
+    [
+        ("lookaheadkv", {"rank": 0}, "--opt rank must be 1 or more; got 0"),
+        ("retention", {"budget": -4}, "--opt budget must be at least 1; got -4"),
+        ("foresightkv", {"margin": 0.0}, "--opt margin must be above 0"),
+        ("foresightkv-grpo", {"group": 1}, "--opt group must be 2 or more"),
+        ("foresightkv-grpo", {"init": "nowhere"}, "nowhere.* does not exist"),
+        ("gkv-distill", {"recompute": "maybe"}, "--opt recompute must be auto, on or off"),
+    ],
+)
+def test_settings_are_checked_before_anything_is_asked(prepared, name, own, message, monkeypatch):
+    monkeypatch.setattr(recipes, "collect", lambda *args, **more: pytest.fail("the model was asked"))
+    with pytest.raises(KVBenchError, match=message):
+        prepared(name, [row | {"answer": "7"} for row in ASKED], **own)
+
+
+def test_a_model_without_an_end_token_answers_nothing(prepared, monkeypatch):
+    monkeypatch.setattr(recipes, "load", lambda *args, **more: replace(load(*args, **more), stop_ids=frozenset()))
+    with pytest.raises(UserError, match="has no end token, so its answers would never end"):
+        prepared("trimkv", ASKED)
 
 
 def test_too_few_questions(prepared):
@@ -100,7 +125,7 @@ def test_answers_serve_a_recipe_that_asks_the_same(given, prepared, monkeypatch)
     monkeypatch.setattr(traces, "Engine", lambda *args, **more: pytest.fail("the model was asked"))
     again = prepared("retention", ASKED)
     assert (again.given, again.test) == (first.given, first.test)
-    with pytest.raises(UserError, match="holds answers that were asked otherwise: questions"):
+    with pytest.raises(UserError, match="holds answers that were asked otherwise: other questions"):
         prepared("foresightkv-grpo", ASKED[1:])
 
 
