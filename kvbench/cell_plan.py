@@ -76,8 +76,8 @@ def plan_rows(
 
 def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
     """Raises SetupError where a cell's weights were made for another model, now that its parameters are known."""
-    for plan in plans:
-        if (needed := make_method(plan.cell).weights()) is not None:
+    for cell in {plan.cell.method: plan.cell for plan in plans}.values():
+        if (needed := make_method(cell).weights()) is not None:
             load_weights(needed, loaded.folder, loaded.model.config, "cpu", loaded.fingerprint)
 
 

@@ -52,7 +52,7 @@ class Runner:
     ) -> None:
         self.folder, self.works, self.plans, self.progress, self.config = folder, works, plans, progress, config
         self.done, self.total = done, total
-        self.host = {"device": device, "dtype": str(dtype).removeprefix("torch."), "attention": config.attn}
+        self.host = {"device": device, "dtype": str(dtype).removeprefix("torch.")}
         self.failed: dict[str, int] = {}
         self.refused: SetupError | None = None  # by who was to score
         self.stop: int | None = None  # the signal that asked for it

@@ -37,6 +37,7 @@ YOUNGER = {
     "multi_turn_cache": None,
     "prompt_tokens_cut": 0,
     "stop": None,
+    "attention": "sdpa",
 }
 
 
@@ -176,6 +177,7 @@ class TaskWork:
             "thinking": self.thinking,
             "stop": list(config.stop) or None,
             "dtype": dtype,
+            "attention": config.attn,
             **model,
         }
         revision = {k: self.data[k] for k in ("revision", "sha256") if self.data.get(k)}

@@ -55,7 +55,7 @@ def test_a_share_and_the_number_it_means_are_different_rows(tokenizer: Any) -> N
 def test_keys_of_the_first_format_stay_valid(tokenizer: Any) -> None:
     _, (row, *_), (key, *_) = planned(tokenizer, config("gkv", 48))
     younger = {"budget_share": None, "compress": "query-aware", "prefill": "full", "prefill_chunk": None}
-    younger |= {"multi_turn_cache": None, "prompt_tokens_cut": 0, "stop": None}
+    younger |= {"multi_turn_cache": None, "prompt_tokens_cut": 0, "stop": None, "attention": "sdpa"}
     assert {name: row[name] for name in younger} == younger
     assert key == row_key({k: v for k, v in row.items() if k not in younger})
 
@@ -104,6 +104,13 @@ def test_a_task_without_context_cannot_be_query_agnostic(tokenizer: Any, tmp_pat
     path.write_text(json.dumps(items[0]))
     work, _, _ = planned(tokenizer, made)
     assert tokenizer.decode(work.prompts[0].ids[: work.prompts[0].compress_at]) == "Facts.\n\n"
+
+
+def test_what_reads_prompts_is_part_of_what_a_row_is(tokenizer: Any) -> None:
+    _, [usual, *_], keys = planned(tokenizer, config("gkv", 48))
+    _, [flash, *_], others = planned(tokenizer, config("gkv", 48, attn="flash"))
+    assert (usual["attention"], flash["attention"]) == ("sdpa", "flash")
+    assert not set(keys) & set(others)
 
 
 def test_two_methods_have_both_versions() -> None:

@@ -40,6 +40,7 @@ SAME = {
     "min_p": "min-p",
     "max_new_tokens": "max new tokens",
     "stop": "stop strings",
+    "attention": "attention",
     "multi_turn_cache": "later turns",
     "task_version": "task version",
 }

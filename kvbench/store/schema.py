@@ -76,7 +76,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("slots", "int32", "", "sequences decoded side by side", "host"),
     Column("device", "name", "", "cpu, or the GPU's name", "host"),
     Column("dtype", "name", "", "number type of weights and cache"),
-    Column("attention", "name", "", "what read the prompts: sdpa or flash", "host"),
+    Column("attention", "name", "", "what read the prompts: sdpa or flash"),
     Column("status", "name", "", "ok, nan_logits, prompt_too_long; unscored, grader_error, judge_error, sandbox_error"),
     Column("note", "text", "", "why a row failed or has no score", "host"),
     Column("stop_reason", "name", "", "stop, stop_string, or length (truncated)"),

@@ -20,7 +20,7 @@ from kvbench.engine.loop import Engine
 from kvbench.errors import SetupError, UserError
 from kvbench.records import Sampling
 
-TODO = {"lengths": (9, 60, 33, 5, 100), "new_tokens": (30, 20, 30, 20, 10)}
+SIZES = {"lengths": (9, 60, 33, 5, 100), "new_tokens": (30, 20, 30, 20, 10)}
 
 
 def documented(q, k, v, *, softmax_scale, causal, window_size, softcap):
@@ -56,7 +56,7 @@ def answers(loaded, method, **more):
     instance = small(method)
     budget = 24 if instance.takes_budget else None
     engine = Engine(loaded, instance, budget=budget, interval=8, slots=4, max_tokens=200, **more)
-    todo = requests(**TODO, samples=1, sampling=Sampling())
+    todo = requests(**SIZES, samples=1, sampling=Sampling())
     return {done.request.doc_id: done.token_ids for done in engine.generate(todo)}
 
 

@@ -202,6 +202,7 @@ def test_a_run_of_failures_only_has_a_table_without_scores(make_run: Callable, r
         ({"seed": 7}, "seed 0 and r2 of seed 7"),
         ({"temperature": 0.6}, "temperature"),
         ({"interval": 64}, "interval 32 and r2 of interval 64"),
+        ({"attention": "flash"}, "r1 is of attention sdpa and r2 of attention flash"),
         ({"stop": '["x"]'}, 'r1 is of stop strings [] and r2 of stop strings ["x"]'),
         ({"prompt_style": "plain"}, "prompt style default and r2 of prompt style plain"),
         ({"task_version": "2"}, "task version 1 and r2 of task version 2"),
