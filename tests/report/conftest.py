@@ -12,11 +12,11 @@ from kvbench.store import RunFolder, row_key
 
 BASE: dict[str, Any] = {
     "task": "walk", "task_version": "1", "method_version": "1", "options": {}, "model": "tiny", "seed": 0,
-    "interval": 32, "prompt_style": "default", "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "attention": "sdpa",
+    "interval": 32, "prompt_style": "default", "temperature": 0.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0,
     "dtype": "float32", "status": "ok", "stop_reason": "stop", "prompt_sha256": "p", "output_tokens": 100,
     "decode_bounded": True, "entries_after_evict": 48.0, "entries_peak": 80.0, "entries_mean": 60.0,
     "kv_bytes_peak": 50_000, "kv_bytes_mean": 40_000, "decode_seconds": 1.0, "evict_seconds": 0.25, "floor": 0.1,
-    "roofline_share": 0.5, "no_answer": False,
+    "roofline_share": 0.5, "no_answer": False, "attention": "sdpa",
 }  # fmt: skip
 FULL = {
     "interval": None, "entries_after_evict": None, "entries_peak": 400.0, "kv_bytes_peak": 200_000, "floor": None,
