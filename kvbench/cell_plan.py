@@ -1,4 +1,4 @@
-"""One cell of a run as it is planned: its rows, how many slots they get, and what the method uses beside the model."""
+"""One cell of a run as it is planned: its rows, how many slots they get, and what decides them beside the model."""
 
 from __future__ import annotations
 
@@ -8,14 +8,37 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench import models, plugins
-from kvbench.config import Cell, RunConfig
+from kvbench.config import Cell, MethodChoice, RunConfig
 from kvbench.engine.layout import check_prefill
 from kvbench.engine.model import LoadedModel
 from kvbench.engine.plan import Machine, ModelShape, Plan, plan_cell
 from kvbench.engine.weights import find, load_weights
+from kvbench.eviction import choose
 from kvbench.eviction.api import Method
+from kvbench.method_source import Source, source_of
 from kvbench.task_names import base_name
-from kvbench.work import PlannedRow, TaskWork, make_method
+from kvbench.work import PlannedRow, TaskWork, make_method, version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodState:
+    """A method of a run with its options, and all that decides what it keeps: version, source, and `artefacts`."""
+
+    method: Method
+    version: str
+    source: Source
+    artefacts: dict[str, str] | None
+
+    @classmethod
+    def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
+        """Raises KVBenchError where the method lacks what it uses."""
+        method = choose.make(choice.name, dict(choice.options))
+        return cls(
+            method=method,
+            version=version(choice.name),
+            source=source_of(method),
+            artefacts=artefacts(method, model_config, choice.name.split("+"), info),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +51,7 @@ class CellPlan:
     max_tokens: int  # of prompt and output
     max_output: int
     tail: int  # of a prompt, behind its context
+    source: str  # hash of the method's source
 
 
 def plan_rows(
@@ -37,8 +61,7 @@ def plan_rows(
     shape: ModelShape,
     machine: Machine,
     identity: Mapping[str, Any],
-    info: models.ModelInfo,
-    model_config: Any,
+    state: MethodState,
     context: int,
     device: Any,
     dtype: Any,
@@ -46,12 +69,12 @@ def plan_rows(
     """Rows of a cell, and how they will run.
 
     Raises:
-        KVBenchError: what the method uses is missing, or it cannot be served.
+        KVBenchError: the method cannot be served.
     """
-    method = make_method(cell)
+    method = state.method
     check_prefill(method, config.prefill, cell.method.label)
-    used = artefacts(method, model_config, (*cell.method.name.split("+"), base_name(cell.task)), info)
-    rows = work.rows(cell, config, {**identity, "artefacts": used}, str(dtype).removeprefix("torch."))
+    used = (state.artefacts or {}) | _plug_ins([base_name(cell.task)])
+    rows = work.rows(cell, config, {**identity, "artefacts": used or None}, str(dtype).removeprefix("torch."))
     fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others become rows too
     lengths = {
         "max_tokens": max((p.max_tokens for p in fitting), default=1),
@@ -71,7 +94,7 @@ def plan_rows(
         chunk=config.prefill_chunk if config.prefill == "chunked" else None,
         **lengths,
     )
-    return CellPlan(cell=cell, rows=rows, plan=plan, **lengths)
+    return CellPlan(cell=cell, rows=rows, plan=plan, source=state.source.hash, **lengths)
 
 
 def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
@@ -82,13 +105,13 @@ def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
 
 
 def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
-    """What a cell uses beside the model and kvbench itself, each with what tells one state of it from another: tables,
-    draft models, and the plug-ins that define its methods and its task (`names`).
+    """What a method uses beside the model and kvbench itself, each with what tells one state of it from another:
+    tables, draft models, and the plug-ins that define it (or its parts, `names`).
 
     Raises:
         KVBenchError: one of them is missing, damaged or made for another model.
     """
-    used = {f"plug-in {name}": sha256[:16] for name in names if (sha256 := plugins.hash_of(name)) is not None}
+    used = _plug_ins(names)
     if (needed := method.weights()) is not None:
         load_weights(needed, info.folder, model_config, "cpu")
         path = find(needed, info.folder, info.name)
@@ -97,3 +120,8 @@ def artefacts(method: Method, model_config: Any, names: Sequence[str], info: mod
         draft = models.fetched(name)
         used[f"draft {name}"] = models.revision(draft) or "?"
     return used or None
+
+
+def _plug_ins(names: Iterable[str]) -> dict[str, str]:
+    """The plug-ins that define methods or tasks of these names."""
+    return {f"plug-in {name}": sha256[:16] for name in names if (sha256 := plugins.hash_of(name)) is not None}

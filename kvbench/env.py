@@ -17,8 +17,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from kvbench.models import ModelInfo, revision
-
 PACKAGES = (
     "torch",
     "transformers",
@@ -47,11 +45,6 @@ def versions() -> dict[str, str]:
 
     found = {"kvbench": __version__, "python": platform.python_version()}
     return found | {name: v for name in (*PACKAGES, *OPTIONAL) if (v := version(name))}
-
-
-def model_revision(info: ModelInfo) -> str | None:
-    """Commit or content hash of a model, see `kvbench.models.revision`."""
-    return revision(info)
 
 
 def git_commit() -> str | None:

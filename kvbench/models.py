@@ -2,7 +2,7 @@
 
     describe("tiny"), describe("./folder"), describe("org/name")  ->  ModelInfo
     fetched("org/name")                                           ->  the same, after the hub was asked
-    revision(info)                                                ->  commit or hash of the weights
+    state(info)                                                   ->  State: commit, or hashes of the files
 
 A value that looks like a path is never sent to the hub. For a hub name `describe` looks only at the local cache: what
 is not there is unknown (None) until `fetched` asks. Damaged and pickled weights are found before any loading.
@@ -10,15 +10,14 @@ is not there is unknown (None) until `fetched` asks. Damaged and pickled weights
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kvbench import hub
+from kvbench import hub, model_files
 from kvbench.errors import SetupError, UserError, show
 
 TINY = "tiny"
@@ -43,6 +42,13 @@ class ModelInfo:
         cached = self.name != TINY and not is_path(self.name)
         whole = not _lacking(self.folder) and any((self.folder / file).is_file() for file in TOKENIZERS)
         return self.name if cached and not whole else str(self.folder)
+
+    @property
+    def commit(self) -> str | None:
+        """The hub's commit that lies in `folder`; None for a local folder, wherever that is, and when it is unknown."""
+        if self.folder is None or self.name == TINY or is_path(self.name):
+            return None
+        return self.folder.name if self.folder.parent.name == "snapshots" else None
 
     @property
     def model_type(self) -> str:
@@ -196,30 +202,34 @@ def _check_files(name: str, files: tuple[str, ...]) -> None:
         raise _no_weights(name, top)
 
 
-def revision(info: ModelInfo) -> str | None:
-    """What tells one state of a model from another: the hub commit, or for a local folder a hash of its weights.
+@dataclass(frozen=True, slots=True)
+class State:
+    """One state of a model. `files` has a hash for each file of a local folder; a hub model is named by its commit."""
 
-    The hash covers the configuration and of each weight file the header, the size and 64 blocks spread over it, so
-    that it takes no longer for a large model than for a small one.
+    revision: str | None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def state(info: ModelInfo) -> State:
+    """What tells one state of a model from another: the hub's commit, or hashes of all files that decide its tokens.
+
+    `kvbench.model_files` says which files these are, and what is read of large ones. A hub model in the local cache is
+    taken to be what its commit says.
     """
-    if info.folder is None:
-        return None
-    if info.folder.parent.name == "snapshots":
-        return info.folder.name
-    digest = hashlib.sha256((info.folder / "config.json").read_bytes())
-    for path in _weights(info.folder):
-        size = path.stat().st_size
-        digest.update(f"{path.name} {size}".encode())
-        with path.open("rb") as file:
-            for block in range(64):
-                file.seek(size * block // 64)
-                digest.update(file.read(65536))
-    return digest.hexdigest()[:16]
+    if info.folder is None or info.commit is not None:
+        return State(info.commit)
+    files = model_files.hashes(info.folder)
+    return State(model_files.combined(files), files)
+
+
+def revision(info: ModelInfo) -> str | None:
+    """The commit, or one hash over the files, of `state`; None while it is unknown."""
+    return state(info).revision
 
 
 def _weights(folder: Path) -> list[Path]:
-    """The model's own files; a method's table beside them has a card of its name."""
-    return [path for path in sorted(folder.glob("*.safetensors")) if not path.with_suffix(".json").is_file()]
+    """The model's own weights."""
+    return [path for path in sorted(folder.glob("*.safetensors")) if not model_files.is_of_a_method(path)]
 
 
 def check_weights(name: str, folder: Path) -> None:
@@ -261,14 +271,8 @@ def _lacking(folder: Path) -> list[str]:
 def _safetensors_size(path: Path) -> int | None:
     """Bytes the file must have by its own header; None when the header is broken."""
     with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        if not 0 < length <= 100_000_000:
-            return None
-        try:
-            header = json.loads(file.read(length))
-            return 8 + length + max((t["data_offsets"][1] for k, t in header.items() if k != "__metadata__"), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return None
+        found = model_files.tensors(file)
+    return None if found is None else max((end for _, end in found[1]), default=found[0])
 
 
 def _cached(name: str, revision: str | None) -> Path | None:

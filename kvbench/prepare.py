@@ -37,18 +37,21 @@ class Prepared:
     works: dict[str, TaskWork]
 
     def tasks(self) -> dict[str, Any]:
-        """Version and data of every task, for the run's record."""
-        return {name: {"version": w.task.version, "data": dict(w.data)} for name, w in self.works.items()}
+        """Version, data and prompts of every task, for the run's record."""
+        return {
+            name: {"version": w.task.version, "data": dict(w.data), "prompts": w.prompts_hash()}
+            for name, w in self.works.items()
+        }
 
 
-def prepare(config: RunConfig, say: Notice) -> Prepared:
-    """Read everything but weights.
+def prepare(config: RunConfig, say: Notice, info: models.ModelInfo | None = None) -> Prepared:
+    """Read everything but weights. info: the model, where the hub was asked for it already.
 
     Raises:
         KVBenchError: the model or a task's data cannot be had, a prompt cannot be made, a judge's settings are wrong,
             or programs would have to run where nothing isolates them.
     """
-    info = models.fetched(config.model, config.revision)
+    info = info or models.fetched(config.model, config.revision)
     where = info.where
     tokenizer, model_config = _read_model(where, config)
     context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))

@@ -32,6 +32,7 @@ def make_row(
         **planned.identity,
         **host,
         "row_key": planned.key,
+        "method_source": cell_plan.source,
         "cluster_id": doc.cluster,
         "category": doc.meta.get("category"),
         "slots": cell_plan.plan.slots,

@@ -17,13 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench import env, models, plugins
-from kvbench.cell_plan import CellPlan, check_weights, plan_rows
+from kvbench import env, models, plugins, same_run
+from kvbench.cell_plan import CellPlan, MethodState, check_weights, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
 from kvbench.engine.flash import check_attn
 from kvbench.engine.model import load, pick_device, pick_dtype
 from kvbench.engine.plan import measure, read_shape, use_threads
-from kvbench.errors import UserError, show
 from kvbench.prepare import Notice, prepare
 from kvbench.rescore import rescore
 from kvbench.runner import Runner, signals
@@ -72,15 +71,28 @@ def execute(
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     check_attn(config.attn, device, dtype)
-    ready = prepare(config, say)
-    info, works = ready.info, ready.works
+    name = run_name or f"{Path(config.model).name}-{config.hash()[:8]}"
+    info = models.fetched(config.model, config.revision)
+    model = same_run.model_record(config, models.state(info))
+    same_run.check_model(name, same_run.began(out, name, config, resume=resume), model)
+    ready = prepare(config, say, info)
+    works = ready.works
     shape = read_shape(ready.config)
     threads = use_threads(shape, device)
     machine = measure(device, dtype)
-    identity = {"model": config.model, "model_revision": models.revision(info) or config.revision}
+    methods = {choice: MethodState.of(choice, ready.config, info) for choice in config.methods}
     plans = tuple(
         plan_rows(
-            cell, works[cell.task], config, shape, machine, identity, info, ready.config, ready.context, device, dtype
+            cell,
+            works[cell.task],
+            config,
+            shape,
+            machine,
+            model["model"],
+            methods[cell.method],
+            ready.context,
+            device,
+            dtype,
         )
         for cell in config.cells()
     )
@@ -88,7 +100,6 @@ def execute(
     if dry_run:
         return RunResult(run_dir=None, done=0, planned=total, plans=plans)
 
-    name = run_name or f"{Path(config.model).name}-{config.hash()[:8]}"
     environment = {
         "kvbench_version": env.version("kvbench"),
         "torch_version": env.version("torch"),
@@ -97,12 +108,14 @@ def execute(
         "git": env.git_commit(),
         "machine": env.machine(),
         "device": str(device),
+        "dtype": str(dtype).removeprefix("torch."),
         "threads": threads,
         **{name: getattr(config, name) for name in OPERATIONAL},
         "data_variable": os.environ.get("KVBENCH_DATA"),
         "plugins": plugins.loaded(config.plugin),
         "sources": dict(sources or {}),
-        "model": identity,
+        **model,
+        **same_run.method_record(methods),
         "tasks": ready.tasks(),
         "kv_cache": {  # what an entry takes, for `kvbench report --memory`
             "element_bytes": dtype.itemsize,
@@ -118,17 +131,17 @@ def execute(
     with opener(
         out, name, environment=environment, take_over=take_over, allow_version_change=allow_version_change, **extra
     ) as folder:
-        check_data(name, folder.info["environment"]["tasks"], environment["tasks"])
-        _check_plugins(name, folder.info["environment"].get("plugins", []), environment["plugins"])
+        before = folder.info["environment"]
+        sources = same_run.check(name, before, environment, allow_version_change=allow_version_change)
         done = folder.done_keys()
-        for text in folder.notices:
+        for text in (*folder.notices, *sources):
             say(text)
         keys = {row.key for p in plans for row in p.rows}
         runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
         if not keys <= done:
             with signals(runner):
                 wanted = {"device": str(device), "dtype": config.dtype}
-                loaded = load(ready.where, revision=config.revision, attn=config.attn, **wanted)
+                loaded = load(ready.where, revision=info.commit or config.revision, attn=config.attn, **wanted)
                 check_weights(plans, loaded)
                 runner.run(loaded, done)
         # What nobody could score before, and what a judge compares with answers that only now are all there.
@@ -143,34 +156,3 @@ def execute(
         folder.seal()
         failed = Counter(runner.failed) + Counter(again.failed)
         return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed)
-
-
-def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
-    """A continued run must find the documents it began with: rows of two versions would be averaged as one.
-
-    versions: whether its tasks must be of the same version too. Raises UserError.
-    """
-    for task, found in now.items():
-        known = before.get(task, found)
-        for what in ("sha256", "revision"):
-            if known["data"].get(what) != found["data"].get(what):
-                raise UserError(
-                    f"the data of task {show(task)} changed since run {show(run)} began "
-                    f"({what} {known['data'].get(what)}, now {found['data'].get(what)}). Give another --run-name."
-                )
-        if versions and known["version"] != found["version"]:
-            raise UserError(
-                f"task {show(task)} is at version {found['version']}; run {show(run)} began with {known['version']}. "
-                "Give another --run-name."
-            )
-
-
-def _check_plugins(run: str, before: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> None:
-    """A continued run must have the plug-ins it began with, wherever their files lie now."""
-    if sorted(p["sha256"] for p in before) != sorted(p["sha256"] for p in now):
-        was, has = (
-            ", ".join(f"{Path(p['path']).name} {p['sha256'][:12]}" for p in ps) or "none" for ps in (before, now)
-        )
-        raise UserError(
-            f"the plug-ins of run {show(run)} changed since it began ({was}; now {has}). Give another --run-name."
-        )

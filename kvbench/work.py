@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,6 +156,15 @@ class TaskWork:
             data=(dataclasses.asdict(used) if used else {}) | task.sources(),
             notes=_notes(task, spec, config, made, context),
         )
+
+    def prompts_hash(self) -> str:
+        """16 hex digits for all that is asked: texts, tokens, and how answers are drawn and ended."""
+        digest = hashlib.sha256()
+        for p in self.prompts:
+            asked = (p.doc.doc_id, p.sha256, p.compress_at, p.max_new_tokens, p.stop_ids, dataclasses.astuple(p.spec))
+            digest.update(repr(asked).encode())
+            digest.update(array("q", p.ids).tobytes())
+        return digest.hexdigest()[:16]
 
     def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str) -> list[PlannedRow]:
         """Every planned row of a cell, in the order of documents and samples. `model`: name and revision."""

@@ -37,6 +37,7 @@ LAYERS = {
     "kvbench.ruler": 2,
     "kvbench.tiny": 0,
     "kvbench.models": 1,
+    "kvbench.model_files": 1,
     "kvbench.env": 1,
     "kvbench.stats": 1,
     "kvbench.data": 1,
@@ -72,12 +73,14 @@ LAYERS = {
     "kvbench.train.foresightkv_grpo": 6,
     "kvbench.train.gates": 6,  # held-out answers are replayed
     "kvbench.train.gkv_distill": 6,  # its answers are replayed
+    "kvbench.method_source": 3,
     "kvbench.work": 4,
     "kvbench.prepare": 5,
     "kvbench.progress": 4,
     "kvbench.rows": 5,
     "kvbench.cell_plan": 5,
     "kvbench.run": 5,
+    "kvbench.same_run": 5,
     "kvbench.runner": 5,
     "kvbench.rescore": 5,
     "kvbench.bench": 5,

@@ -51,10 +51,9 @@ def score(
     config = resumed(folder.parent, folder.name, gather(flags, os.environ, None, None), problems)
     problems.stop()
 
-    from kvbench import env
+    from kvbench import env, models, same_run
     from kvbench.prepare import prepare
     from kvbench.rescore import rescore
-    from kvbench.run import check_data
     from kvbench.store import RunFolder
 
     ready = prepare(config, terminal.warning)
@@ -63,7 +62,9 @@ def score(
         folder.parent, folder.name, environment=versions, take_over=take_over, allow_version_change=True
     ) as opened:
         # Answers scored by two versions of a task would be averaged as one: either all or none.
-        check_data(folder.name, opened.info["environment"]["tasks"], ready.tasks(), versions=not every)
+        before = opened.info["environment"]
+        same_run.check_data(folder.name, before["tasks"], ready.tasks(), versions=not every)
+        same_run.check_prompt_files(folder.name, before, same_run.model_record(config, models.state(ready.info)))
         found = rescore(opened, ready.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))
         opened.seal()
     if found.strangers:

@@ -19,7 +19,7 @@ from typing import Any
 from kvbench.store.identity import canonical_json
 from kvbench.store.redact import redact_text
 
-FORMAT = 4
+FORMAT = 5
 FORMAT_KEY = "kvbench.format"
 OK = "ok"
 UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # generated, but without a score
@@ -52,6 +52,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("category", "name", "", "the task's own grouping (subject, length)"),
     Column("method", "name", "", "eviction method"),
     Column("method_version", "name", "", "raised when the method's results change"),
+    Column("method_source", "name", "", "hash of the source files that decide what the method keeps", "host"),
     Column("options", "name", "JSON", "the method's options"),
     Column("artefacts", "name", "JSON", "tables and draft models that the method used, with their hashes"),
     Column("budget", "int32", "entries", "allowed per layer and KV head right after an eviction"),
@@ -62,7 +63,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("prefill_chunk", "int32", "tokens", "read between two evictions of a chunked prompt"),
     Column("decode_bounded", "bool", "", "whether the budget also bounds what is generated"),
     Column("model", "name", "", "model name or path"),
-    Column("model_revision", "name", "", "commit or content hash of the weights"),
+    Column("model_revision", "name", "", "commit, or hash of the files that decide its tokens"),
     Column("seed", "name", "", "run seed, an unsigned 64-bit integer as text"),
     Column("prompt_style", "name", "", "variant of the task's prompt"),
     Column("thinking", "bool", "", "the chat template's thinking switch; null: it has none"),

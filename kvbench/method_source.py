@@ -1,0 +1,119 @@
+"""The source files that decide what a method keeps, and one hash over them.
+
+    source_of(method)       # Source(hash="1f0c2b9a4d5e", files={"kvbench/methods/gkv.py": "9a41...", ...})
+
+These are the method's own module and what it imports, directly or through others, from `kvbench.methods`,
+`kvbench.eviction` and its own package; the same of every method that it holds (both parts of ``snapkv+gkv``, the base
+of ``ada-kv``); and the module that turns every method's scores into entries that stay. The files are read and parsed,
+never imported. The engine is not among them: kvbench's version stands for it. Neither are modules that a plug-in
+imports from elsewhere.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.eviction.api import Method
+
+SHARED = ("kvbench.methods", "kvbench.eviction")
+SELECTION = "kvbench.eviction.select"
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`files`: a hash for each file, by its path as an import names it; a plug-in's by the file's name."""
+
+    hash: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    label: str
+    sha256: str
+    imports: tuple[str, ...]  # modules, and names in modules
+
+
+def source_of(method: Method) -> Source:
+    """The source of a method with its options."""
+    found: dict[str, _Module] = {}
+    for part in _parts(method):
+        name = type(part).__module__
+        own = name.partition(".")[0]
+        _follow(name, SHARED if own == "kvbench" else (*SHARED, own), found)
+    _follow(SELECTION, SHARED, found)
+    files = {module.label: module.sha256 for module in sorted(found.values(), key=lambda module: module.label)}
+    lines = "".join(f"{digest}  {label}\n" for label, digest in files.items())
+    return Source(hashlib.sha256(lines.encode()).hexdigest()[:12], files)
+
+
+def _parts(method: Method) -> Iterator[Method]:
+    """A method and the methods that it holds."""
+    yield method
+    for value in vars(method).values():
+        if isinstance(value, Method):
+            yield from _parts(value)
+
+
+def _follow(name: str, packages: tuple[str, ...], found: dict[str, _Module]) -> None:
+    """Add a module, and what it imports from these packages, to those found."""
+    if name in found or (module := _read(name)) is None:
+        return
+    found[name] = module
+    for imported in module.imports:
+        if imported.startswith(tuple(f"{package}." for package in packages)):
+            _follow(imported, packages, found)
+
+
+@functools.cache
+def _read(name: str) -> _Module | None:
+    """A module's file; None for a name that is no module, or has no file."""
+    path = _path(name)
+    if path is None:
+        return None
+    content = path.read_bytes()
+    package = path.name == "__init__.py"
+    imports = tuple(_imports(ast.parse(content), name, package)) if path.suffix == ".py" else ()
+    return _Module(_label(name, path), hashlib.sha256(content).hexdigest(), imports)
+
+
+def _path(name: str) -> Path | None:
+    """A module's file. One that is not imported yet is looked for below its package, which is."""
+    if file := getattr(sys.modules.get(name), "__file__", None):
+        return Path(file)
+    package = next((p for p in (*SHARED, name.partition(".")[0]) if name.startswith(f"{p}.")), name)
+    for folder in getattr(sys.modules.get(package), "__path__", ()):
+        stem = Path(folder, *name.removeprefix(f"{package}.").split("."))
+        for path in (stem.with_name(f"{stem.name}.py"), stem / "__init__.py"):
+            if path.is_file():
+                return path
+    return None
+
+
+def _label(name: str, path: Path) -> str:
+    """``kvbench/methods/gkv.py``: the same wherever a package is installed."""
+    own = name.rpartition(".")[2]
+    if path.name == "__init__.py":
+        return f"{name.replace('.', '/')}/__init__.py"
+    return f"{name.replace('.', '/')}{path.suffix}" if path.stem == own else path.name
+
+
+def _imports(tree: ast.AST, name: str, package: bool) -> Iterator[str]:
+    """Names that a module imports; relative ones in full."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = name.split(".")
+                above = parents[: len(parents) + package - node.level]
+                base = ".".join([*above, base] if base else above)
+            yield base
+            yield from (f"{base}.{alias.name}" for alias in node.names)
