@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench import prompts
+from kvbench import hub, prompts
 from kvbench.cell_plan import MethodState
 from kvbench.config import MethodChoice, RunConfig
 from kvbench.errors import UserError, show
@@ -94,9 +94,9 @@ def check_model(
         if changes := _changes(was, has):
             raise UserError(f"{_told(changes, f'of model {model} ', run)}, or {ANOTHER}.")
     elif (old := _revision(before)) != (new := _revision(now)):
+        former = f"; --revision {old} takes the former one" if hub.is_commit(old) else ""
         raise UserError(
-            f"model {model} is at revision {new} now; run {show(run)} began with {old}. {ANOTHER.capitalize()}; "
-            "--revision says which revision it takes."
+            f"model {model} is at revision {new} now; run {show(run)} began with {old}. {ANOTHER.capitalize()}{former}."
         )
     _check_template(run, before.get("chat_template"), now["chat_template"])
 

@@ -173,6 +173,27 @@ def test_a_cached_model_needs_no_hub(session: dict, calls: Callable, folder: Pat
     assert result.code == 0, result.err
 
 
+def test_a_model_that_moved_on_the_hub_is_another_one(
+    session: dict, calls: Callable, folder: Path, tmp_path: Path
+) -> None:
+    """A run without --revision goes on where the cache does not hold the commit that it began with."""
+    assert session["run"].code == 0, session["run"].err
+    shutil.copytree(folder / "results/r1", tmp_path / "results/r1")
+    kept = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
+    with Hub({"org/tiny": Repo(TINY, commit="2" * 40)}).running() as moved:
+        variables = environment(moved.url, tmp_path)
+        lines = ["run --resume r1 -q", f"{RUN} --model org/tiny --run-name r1"]
+        results = calls(tmp_path, [(line.split(), variables) for line in lines])
+    for result in results:
+        assert result.code == 2, result.err
+        assert result.err == (
+            f"error: model 'org/tiny' is at revision {'2' * 40} now; run 'r1' began with {COMMIT}. Give another "
+            f"--run-name; --revision {COMMIT} takes the former one.\n"
+        )
+    assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()} == kept
+    assert not any("safetensors" in line and line.startswith("GET") for line in moved.asked)  # no weights were fetched
+
+
 def test_an_unreachable_hub_is_told_soon(kvbench: Callable, folder: Path, tmp_path: Path) -> None:
     result = kvbench(*f"{RUN} --model org/x".split(), cwd=folder, env=environment("http://127.0.0.1:9", tmp_path))
     assert result.code == 3
