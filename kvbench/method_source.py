@@ -27,7 +27,7 @@ SELECTION = "kvbench.eviction.select"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`files`: a hash for each file, by its path as an import names it; a plug-in's by the file's name."""
+    """`files`: a hash for each file, by its path as an import names it; a plug-in, which may move, by its hash."""
 
     hash: str
     files: dict[str, str]
@@ -80,7 +80,8 @@ def _read(name: str) -> _Module | None:
     content = path.read_bytes()
     package = path.name == "__init__.py"
     imports = tuple(_imports(ast.parse(content), name, package)) if path.suffix == ".py" else ()
-    return _Module(_label(name, path), hashlib.sha256(content).hexdigest(), imports)
+    sha256 = hashlib.sha256(content).hexdigest()
+    return _Module(_label(name, path) or f"plug-in {sha256[:12]}", sha256, imports)
 
 
 def _path(name: str) -> Path | None:
@@ -96,12 +97,13 @@ def _path(name: str) -> Path | None:
     return None
 
 
-def _label(name: str, path: Path) -> str:
-    """``kvbench/methods/gkv.py``: the same wherever a package is installed."""
-    own = name.rpartition(".")[2]
+def _label(name: str, path: Path) -> str | None:
+    """``kvbench/methods/gkv.py``: the same wherever a package is installed. None for a file that was not imported by
+    its name, which a plug-in is.
+    """
     if path.name == "__init__.py":
         return f"{name.replace('.', '/')}/__init__.py"
-    return f"{name.replace('.', '/')}{path.suffix}" if path.stem == own else path.name
+    return f"{name.replace('.', '/')}{path.suffix}" if path.stem == name.rpartition(".")[2] else None
 
 
 def _imports(tree: ast.AST, name: str, package: bool) -> Iterator[str]:

@@ -61,25 +61,27 @@ def test_every_method_has_a_source_of_its_own() -> None:
     assert len({source.hash for source in made.values()}) == len(made)
 
 
-def test_a_plug_in_counts_by_its_file(tmp_path: Path) -> None:
+def test_a_plug_in_counts_wherever_it_lies(tmp_path: Path) -> None:
     saved = methods.save(), tasks.save()
     hashes: list[str] = []
     try:
-        for note in ("", "# changed"):
+        for file, note in (("mine.py", ""), ("moved.py", ""), ("moved.py", "# changed")):
             methods.restore(saved[0])
             folder = tmp_path / f"v{len(hashes)}"
             folder.mkdir()
-            path = folder / "mine.py"
+            path = folder / file
             text = "\n".join(line for line in OWN.splitlines() if "terms" not in line).replace("weight()", "1")
             path.write_text(text.replace("{name}", "mine") + note)
             load_plugin(str(path))
             found = source_of(make("mine", {}))
-            assert {"mine.py", "kvbench/eviction/api.py"} < set(found.files)
-            hashes.append(found.files["mine.py"])
+            (own,) = (file for file in found.files if file.startswith("plug-in "))
+            assert "kvbench/eviction/api.py" in found.files
+            assert len(found.files[own]) == 64
+            hashes.append(found.hash)
     finally:
         methods.restore(saved[0])
         tasks.restore(saved[1])
-    assert len(set(hashes)) == 2
+    assert hashes[0] == hashes[1] != hashes[2]
 
 
 def test_a_package_counts_with_what_it_imports_of_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,7 +227,12 @@ Resume = Annotated[
 DryRun = Annotated[bool, _option("--dry-run", help="Print the plan; generate nothing.", metavar="", panel=_RESULTS)]
 VersionChange = Annotated[
     bool,
-    _option("--allow-version-change", help="Continue a run made with other versions.", metavar="", panel=_RESULTS),
+    _option(
+        "--allow-version-change",
+        help="Continue a run made with other versions, or with other code of its methods.",
+        metavar="",
+        panel=_RESULTS,
+    ),
 ]
 TakeOver = Annotated[
     bool, _option("--take-over", help="Take a run from a process on another host.", metavar="", panel=_RESULTS)
