@@ -132,9 +132,9 @@ def execute(
         out, name, environment=environment, take_over=take_over, allow_version_change=allow_version_change, **extra
     ) as folder:
         before = folder.info["environment"]
-        sources = same_run.check(name, before, environment, allow_version_change=allow_version_change)
+        notices = same_run.check(name, before, environment, allow_version_change=allow_version_change)
         done = folder.done_keys()
-        for text in (*folder.notices, *sources):
+        for text in (*folder.notices, *notices):
             say(text)
         keys = {row.key for p in plans for row in p.rows}
         runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)

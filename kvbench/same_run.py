@@ -227,7 +227,7 @@ def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
     return {name: (was.get(name), has.get(name)) for name in names if was.get(name) != has.get(name)}
 
 
-def _told(changes: Changes, of: str, run: str) -> str:
+def _told(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
     """What changed, and how to undo it, up to the last clause of the sentence."""
     since = f"since run {show(run)} began"
     if len(changes) > 1:
