@@ -27,7 +27,8 @@ from kvbench.errors import UserError, show
 from kvbench.prepare import Notice, prepare
 from kvbench.rescore import rescore
 from kvbench.runner import Runner, signals
-from kvbench.store import RunFolder
+from kvbench.store import RunFolder, again
+from kvbench.work import TaskWork, template_hash
 
 if TYPE_CHECKING:
     from kvbench.progress import Progress
@@ -99,6 +100,8 @@ def execute(
         "device": str(device),
         "threads": threads,
         **{name: getattr(config, name) for name in OPERATIONAL},
+        **dict.fromkeys(_unused(ready.works)),
+        "chat_template_sha256": template_hash(config.chat_template) if config.chat_template else None,
         "data_variable": os.environ.get("KVBENCH_DATA"),
         "plugins": plugins.loaded(config.plugin),
         "sources": dict(sources or {}),
@@ -145,13 +148,20 @@ def execute(
         return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed)
 
 
+def _unused(works: Mapping[str, TaskWork]) -> tuple[str, ...]:
+    """The settings for scoring that no task of the run has a use for."""
+    needs = {need for work in works.values() for need in work.task.needs}
+    return (*(again.JUDGE if "judge" not in needs else ()), *(("unsafe_run_code",) if "code" not in needs else ()))
+
+
 def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
     """A continued run must find the documents it began with: rows of two versions would be averaged as one.
 
     versions: whether its tasks must be of the same version too. Raises UserError.
     """
     for task, found in now.items():
-        known = before.get(task, found)
+        if (known := before.get(task)) is None:
+            raise UserError(f"run {show(run)} does not say which data task {show(task)} had. Give another --run-name.")
         for what in ("sha256", "revision"):
             if known["data"].get(what) != found["data"].get(what):
                 raise UserError(

@@ -270,7 +270,7 @@ class TestFormats:
         pq.write_table(table.replace_schema_metadata({"kvbench.format": "7"}), path)
         with pytest.raises(UserError) as caught:
             read_table(path)
-        assert str(caught.value) == "rows.parquet has format 7; this kvbench reads 1 to 4. Update kvbench."
+        assert str(caught.value) == "rows.parquet has format 7; this kvbench reads 1 to 5. Update kvbench."
 
     def test_an_older_table_is_filled_with_nulls(self, filled: Filled) -> None:
         path = filled(seal=True) / "rows.parquet"
