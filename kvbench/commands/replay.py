@@ -257,7 +257,7 @@ def _of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | 
             raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
     folder = one_run(run, Path("results"))
     again = {key: Given(typed[key], f"--{key.replace('_', '-')}") for key in TO_ASK if key != "task" and typed[key]}
-    axes = {key: typed[key] for key in ("method", "budget") if typed[key]}
+    axes = {key: value for key, value in typed.items() if value and key not in again}
     command = ["kvbench", "replay", "--run", str(folder), *words(axes)]
     needed = [key for key in TO_ASK if key != "task" or not typed["task"]]
     config = continued(
