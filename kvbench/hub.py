@@ -2,6 +2,7 @@
 
     answer = ask("model", "Qwen/Qwen3-4B", None)      # Answer(commit="1cfa...", files=("config.json", ...))
     why(error)                                         # "gated", "missing", ... for what its libraries raise
+    with only({"org/model"}): ...                      # nobody is asked for anything else
 
 Its libraries repeat a refused connection for half a minute per file and then say so in many words. One question that is
 put at most `TRIES` times comes first, so that a wrong name or a missing network is told in seconds.
@@ -9,15 +10,17 @@ put at most `TRIES` times comes first, so that a wrong name or a missing network
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
 import time
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["model", "dataset"]
-Why = Literal["unreachable", "missing", "revision", "gated", "token", "script", "code", "other"]
+Why = Literal["unreachable", "unnamed", "missing", "revision", "gated", "token", "script", "code", "other"]
 
 TRIES = 3
 SECONDS = 10.0  # for each
@@ -50,8 +53,50 @@ class HubError(Exception):
         self.why = why
 
 
+_named: Collection[str] | None = None  # models and tasks that may be asked for; None: all
+
+
+@contextlib.contextmanager
+def only(names: Collection[str] | None) -> Iterator[None]:
+    """Within the block nobody is asked for other models than these, nor for the data of other tasks; None: no limit.
+
+    For what only a run's folder names: a folder from elsewhere must not reach the network. With no names at all the
+    hub's libraries are in their offline mode too, in this process and those that it starts.
+    """
+    global _named
+    before, _named = _named, names
+    try:
+        with _offline() if names is not None and not names else contextlib.nullcontext():
+            yield
+    finally:
+        _named = before
+
+
+def may_ask(name: str) -> bool:
+    """Whether the network may be asked for a model or for the data of a task."""
+    return _named is None or name in _named
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    import huggingface_hub.constants
+
+    variable, constant = os.environ.get("HF_HUB_OFFLINE"), huggingface_hub.constants.HF_HUB_OFFLINE
+    os.environ["HF_HUB_OFFLINE"], huggingface_hub.constants.HF_HUB_OFFLINE = "1", True
+    try:
+        yield
+    finally:
+        huggingface_hub.constants.HF_HUB_OFFLINE = constant
+        if variable is None:
+            del os.environ["HF_HUB_OFFLINE"]
+        else:
+            os.environ["HF_HUB_OFFLINE"] = variable
+
+
 def ask(kind: Kind, name: str, revision: str | None) -> Answer:
     """Commit and files of a repository. Raises HubError."""
+    if kind == "model" and not may_ask(name):
+        raise HubError("unnamed", PermissionError(f"only a run's folder names {name}"))
     import huggingface_hub
 
     for attempt in range(TRIES):

@@ -18,6 +18,7 @@ import json
 import math
 import pickle
 import random
+import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -68,6 +69,11 @@ class LMEvalTask(Task):
     def docs(self, source: DataSource, *, style: str = RAW, limit: int | None = None) -> list[Doc]:
         found = definition(self.known_as)
         rows = LocalRows.find(found, source, self.name)
+        if rows is None and not hub.may_ask(self.name):
+            raise SetupError(
+                f"task {show(self.name)} has lm-eval load its data from the hub, and only the run's folder asks for "
+                f"it. Give --task {shlex.quote(self.name)} again, or a folder with --data."
+            )
         try:
             revision = None if rows else commit(found.config, source)
         except hub.HubError as error:

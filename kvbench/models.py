@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,6 +151,11 @@ def _refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupEr
             )
         case "token":
             return SetupError(f"the hub refuses the token of this machine for {model}. Set HF_TOKEN anew.")
+        case "unnamed":
+            return SetupError(
+                f"model {model} is not in the local cache, and only the run's folder names it: kvbench downloads "
+                f"nothing that a folder asks for. Give --model {shlex.quote(name)} again, or download it first."
+            )
         case "unreachable":
             return SetupError(
                 f"cannot reach the hub and {model} is not in the local cache. Try again, or give a local folder "

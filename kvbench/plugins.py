@@ -4,17 +4,18 @@
     loaded()                    # [{"path": ..., "sha256": ...}], for a run's record
 
 The file is imported like any module and registers with ``@methods.register`` or ``@tasks.register``. It runs with all
-rights of the user: give only files that you trust.
+rights of the user: give only files that you trust. What runs are the bytes that were hashed: no compiled copy beside
+the file is read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import re
 import sys
 import traceback
-from collections.abc import Sequence
+import types
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,21 +40,12 @@ def load_plugin(path: str) -> list[str]:
     file = Path(path).expanduser().resolve()
     if file in _LOADED:
         return list(_LOADED[file].names)
-    if file.is_dir():
-        raise UserError(f"{label} is a folder; give a Python file.")
-    if file.suffix != ".py":
-        raise UserError(f"{label} is no Python file; its name must end in .py.")
-    try:
-        source = file.read_bytes()
-    except FileNotFoundError:
-        raise UserError(f"{label} does not exist; give the path of a Python file.") from None
-    except OSError as error:
-        raise UserError(f"{label} cannot be read ({error.strerror}).") from None
+    source = _source(path)
     saved = registry.methods.save(), registry.tasks.save()
     sha256 = hashlib.sha256(source).hexdigest()
     try:
         stem = re.sub(r"\W", "_", file.stem)
-        _run(file, f"kvbench_plugin_{stem}_{sha256[:8]}", label)
+        _run(file, source, f"kvbench_plugin_{stem}_{sha256[:8]}", label)
         names = [
             name
             for known, (members, _, _) in zip((registry.methods, registry.tasks), saved)
@@ -68,6 +60,37 @@ def load_plugin(path: str) -> list[str]:
         raise
     _LOADED[file] = _Plugin(file, sha256, tuple(names))
     return names
+
+
+def _source(path: str) -> bytes:
+    label = f"--plugin {show(path)}"
+    file = Path(path).expanduser().resolve()
+    if file.is_dir():
+        raise UserError(f"{label} is a folder; give a Python file.")
+    if file.suffix != ".py":
+        raise UserError(f"{label} is no Python file; its name must end in .py.")
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{label} does not exist; give the path of a Python file.") from None
+    except OSError as error:
+        raise UserError(f"{label} cannot be read ({error.strerror}).") from None
+
+
+def check_same(paths: Sequence[str], recorded: Collection[Mapping[str, str]], run: str, *, more: bool) -> None:
+    """Raise UserError for files that are not those that a run began with. Nothing is imported. more: allow others."""
+    was = {p["sha256"]: Path(p["path"]).name for p in recorded}
+    now = {hashlib.sha256(_source(path)).hexdigest(): path for path in paths}
+    had = ", ".join(f"{name} {sha256[:12]}" for sha256, name in was.items()) or "none"
+    for sha256, path in now.items():
+        if sha256 not in was and not more:
+            raise UserError(
+                f"--plugin {show(path)} ({sha256[:12]}) is none of the plug-ins that run {show(run)} began with "
+                f"({show(had)[1:-1]}). Give the file as it was, or another --run-name."
+            )
+    for sha256, name in was.items():
+        if sha256 not in now:
+            raise UserError(f"run {show(run)} began with plug-in {show(name)} ({sha256[:12]}): give it with --plugin.")
 
 
 def load_plugins(paths: Sequence[str]) -> list[str]:
@@ -86,21 +109,16 @@ def hash_of(name: str) -> str | None:
     return next((plugin.sha256 for plugin in _LOADED.values() if name in plugin.names), None)
 
 
-def _run(file: Path, name: str, label: str) -> None:
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{label} cannot be imported.")
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look their module up by name
-    written, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # a user's folder stays as it is
+def _run(file: Path, source: bytes, name: str, label: str) -> None:
+    module = sys.modules[name] = types.ModuleType(name)  # dataclasses look their module up by name
+    module.__file__ = str(file)
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         sys.modules.pop(name, None)
         if isinstance(error, KeyboardInterrupt):
             raise
         raise UserError(f"{label}{_cause(error, file)}") from error
-    finally:
-        sys.dont_write_bytecode = written
 
 
 def _cause(error: BaseException, file: Path) -> str:

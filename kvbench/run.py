@@ -26,7 +26,8 @@ from kvbench.engine.plan import measure, read_shape, use_threads
 from kvbench.prepare import Notice, prepare
 from kvbench.rescore import rescore
 from kvbench.runner import Runner, signals
-from kvbench.store import RunFolder
+from kvbench.store import RunFolder, again
+from kvbench.work import TaskWork
 
 if TYPE_CHECKING:
     from kvbench.progress import Progress
@@ -111,6 +112,7 @@ def execute(
         "dtype": str(dtype).removeprefix("torch."),
         "threads": threads,
         **{name: getattr(config, name) for name in OPERATIONAL},
+        **dict.fromkeys(_unused(ready.works)),
         "data_variable": os.environ.get("KVBENCH_DATA"),
         "plugins": plugins.loaded(config.plugin),
         "sources": dict(sources or {}),
@@ -156,3 +158,9 @@ def execute(
         folder.seal()
         failed = Counter(runner.failed) + Counter(again.failed)
         return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed)
+
+
+def _unused(works: Mapping[str, TaskWork]) -> tuple[str, ...]:
+    """The settings for scoring that no task of the run has a use for."""
+    needs = {need for work in works.values() for need in work.task.needs}
+    return (*(again.JUDGE if "judge" not in needs else ()), *(("unsafe_run_code",) if "code" not in needs else ()))

@@ -10,18 +10,18 @@ and refused: rows of two models, or of two states of a method, would be averaged
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench import hub, prompts
+from kvbench import hub
 from kvbench.cell_plan import MethodState
 from kvbench.config import MethodChoice, RunConfig
 from kvbench.errors import UserError, show
 from kvbench.model_files import makes_prompts
 from kvbench.models import State
 from kvbench.store import check_run_name, manifest
+from kvbench.work import template_hash
 
 ANOTHER = "give another --run-name"
 MOST = 4  # files or methods that a message lists
@@ -33,7 +33,7 @@ def model_record(config: RunConfig, state: State) -> dict[str, Any]:
     return {
         "model": {"model": config.model, "model_revision": state.revision or config.revision},
         "model_files": _listed(state.files),
-        "chat_template": None if template is None else {"path": template, "sha256": _template_hash(template)},
+        "chat_template": None if template is None else {"path": template, "sha256": template_hash(template)},
     }
 
 
@@ -61,7 +61,7 @@ def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[s
     if not (folder / manifest.NAME).is_file():
         return {}
     info = manifest.read(folder)
-    same = resume or not manifest.differences(info["config"], manifest.plain(config.stored()))
+    same = resume or not manifest.compare(info, config.stored())
     return dict(info["environment"]) if same else {}
 
 
@@ -72,7 +72,7 @@ def check(
 
     allow_version_change: methods of the same version may have another source. Returns notices; raises UserError.
     """
-    now = manifest.plain(now)  # as it would come back from run.json
+    now = manifest.surroundings(now)  # as it would come back from run.json
     check_model(run, before, now)
     check_data(run, before.get("tasks", {}), now["tasks"])
     _check_plugins(run, before.get("plugins", []), now["plugins"])
@@ -118,7 +118,10 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
     versions: whether its tasks must be of the same version too. Raises UserError.
     """
     for task, found in now.items():
-        known = before.get(task, found)
+        if (known := before.get(task)) is None:
+            raise UserError(
+                f"run {show(run)} does not say which data task {show(task)} had. {ANOTHER.capitalize()}."
+            )
         for what in ("sha256", "revision"):
             if known["data"].get(what) != found["data"].get(what):
                 raise UserError(
@@ -170,7 +173,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
     """The files of some methods that differ; those that the methods no longer import are not among `own`."""
-    was, has = (_hashes(record["method_files"]) for record in (before, now))
+    was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
     return _few(sorted(file for file in own if was.get(file) != has[file])) or "it imports other files"
 
 
@@ -200,13 +203,8 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
             )
 
 
-def _template_hash(path: str) -> str:
-    prompts.load_template(path)  # says why a file cannot be read
-    return hashlib.sha256(Path(path).read_bytes()).hexdigest()
-
-
 def _revision(record: Mapping[str, Any]) -> str | None:
-    found: str | None = record["model"]["model_revision"]
+    found: str | None = record.get("model", {}).get("model_revision")
     return found
 
 

@@ -13,12 +13,13 @@ import hashlib
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from kvbench import prompts, registry
 from kvbench.budget import Budget, entries
 from kvbench.config import Cell, RunConfig
-from kvbench.data import Data
+from kvbench.data import FILE_LIMIT, Data, read_plain
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
@@ -40,6 +41,12 @@ YOUNGER = {
     "stop": None,
     "attention": "sdpa",
 }
+
+
+def template_hash(path: str) -> str:
+    """SHA-256 of a --chat-template file. Raises UserError for what is no regular file."""
+    name = f"chat template {show(path)}"
+    return hashlib.sha256(read_plain(Path(path), name, FILE_LIMIT)).hexdigest()
 
 
 def load_task(name: str, task_file: str | None) -> Task:

@@ -39,7 +39,7 @@ REFUSED = {
     "resume grid": ("--resume r1", 2, "environment variable KVBENCH_BUDGET=16 differs from the run's 32."),
     "resume default": ("--resume r1 --temperature 1", 2, "--temperature 1.0 differs from the run's default. A resumed"),
     "resume share": ("--resume r1 --budget 25%", 2, "--budget 25% differs from the run's 32."),
-    "resume config": ("--resume r1 --config c.toml", 2, "--suite and --config cannot be given with --resume."),
+    "resume config": ("--resume r1 --config c.toml", 2, "c.toml:1: 'budget' cannot be given with --resume."),
     "resume option": ("--resume r1 --method-opt window=8", 2, "--method-opt cannot be given with --resume."),
     "B081": ("--resume r9", 2, "no run 'r9' in results. Runs there: r1, r2."),
     "two names": ("--resume r1 --run-name r2", 2, "--resume 'r1' and --run-name 'r2' name two runs"),

@@ -9,26 +9,23 @@ against model, samples against temperature) is checked in `kvbench.commands.chec
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvbench import registry
 from kvbench.budget import label
-from kvbench.config import OPERATIONAL, PARSERS, Grid, MethodChoice, RunConfig
+from kvbench.config import PARSERS, Grid, MethodChoice, RunConfig
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.options import describe, split_option
 from kvbench.plugins import load_plugins
 from kvbench.problems import Problems
 from kvbench.settings import Gathered, Given, Layer
-from kvbench.store import list_runs, manifest
-from kvbench.store.redact import HIDDEN
+from kvbench.store.redact import holds_secret
 from kvbench.values import budget, parse, split
 from kvbench.work import expand_task
 
-KEEPS = "A resumed run keeps its settings."
 MISSING = {
     "method": "Give a method name; 'kvbench list methods' shows them.",
     "task": "Give a task name; 'kvbench list tasks' shows them.",
@@ -39,75 +36,34 @@ MISSING = {
 def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
     given = gathered.first("plugin")
     before = len(problems.errors)
-    if given is not None:
+    with problems.collect():
+        refuse_secrets(gathered)
+    if given is not None and len(problems.errors) == before:
         with problems.collect():
             load_plugins(parse(given.source, PARSERS["plugin"], given.value))
     # Without its plug-ins a run's names would all be unknown: one problem, told as many.
-    return _Builder(gathered, problems).config() if len(problems.errors) == before else None
+    return Builder(gathered, problems).config() if len(problems.errors) == before else None
 
 
-def resumed(out: Path, name: str, gathered: Gathered, problems: Problems) -> RunConfig:
-    """The settings of an existing run. Flags and environment variables must not differ from them."""
-    if gathered.files:
-        raise UserError(f"--suite and --config cannot be given with --resume. {KEEPS}")
-    if (options := gathered.typed("method_opt")) is not None:
-        raise UserError(f"{options.source} cannot be given with --resume. {KEEPS}")
-    folder = out / name
-    if not (folder / manifest.NAME).is_file():
-        there = ", ".join(list_runs(out))
-        known = f"Runs there: {there}." if there else "There are no runs there."
-        raise UserError(f"no run {show(name)} in {show(out)[1:-1]}. {known}")
-    record = manifest.read(folder)
-    stored = record["config"] | {key: record["environment"].get(key) for key in OPERATIONAL}
-    if given := gathered.typed("plugin"):
-        stored["plugin"] = parse(given.source, PARSERS["plugin"], given.value)
-    if stored["data"] is None and not os.environ.get("KVBENCH_DATA"):
-        stored["data"] = record["environment"].get("data_variable")  # where KVBENCH_DATA led when the run began
-    if stored.get("judge_key_env") == HIDDEN:  # looked like a key; whoever needs it says it again
-        del stored["judge_key_env"]
-    config = RunConfig.from_dict({key: _at_home(value) for key, value in stored.items()})
-    load_plugins(config.plugin)
-    for key in PARSERS:
-        if given := gathered.typed(key):
-            value, kept = parse(given.source, PARSERS[key], given.value), getattr(config, key)
-            if key in OPERATIONAL:
-                config = dataclasses.replace(config, **{key: value})
-            elif value != kept:
-                was = "default" if kept is None else kept
-                raise UserError(f"{_said(given, value)} differs from the run's {was}. {KEEPS}")
-    typed = _Builder(gathered, problems)
-    axes = {
-        "method": [m.name for m in config.methods],
-        "budget": [label(size) for size in config.budgets],
-        "task": list(config.tasks),
-    }
-    for key, were in axes.items():
-        if given := gathered.typed(key):
-            members = [_name(m) for m in typed.axis({}, key)]
-            if members and set(members) != set(were):
-                asked = ",".join(members)
-                raise UserError(f"{_said(given, asked)} differs from the run's {','.join(were) or 'default'}. {KEEPS}")
-    return config
+def refuse_secrets(gathered: Gathered) -> None:
+    """Raise UserError for a setting that holds a key or a password: a run's record keeps its settings as they are."""
+    layers = (*gathered.files, *gathered.blocks, gathered.variables, gathered.flags)
+    for given in (given for layer in layers for given in layer.values()):
+        if holds_secret(given.value):
+            raise UserError(
+                f"{given.source} looks like a key, or an address with a password, and settings are stored. Put it in "
+                "an environment variable: HF_TOKEN for the hub, --judge-key-env NAME for a judge."
+            )
 
 
-def _at_home(value: Any) -> Any:
-    """A stored text or list of texts with ``~`` resolved."""
-    if isinstance(value, list):
-        return [_at_home(v) for v in value]
-    return os.path.expanduser(value) if isinstance(value, str) else value
-
-
-def _name(member: Any) -> str:
+def member_name(member: Any) -> str:
     """A method, budget or task as it is typed."""
     return member if isinstance(member, str) else label(member) if not isinstance(member, tuple) else str(member[0])
 
 
-def _said(given: Given, value: Any) -> str:
-    """``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
-    return f"{given.source}{' ' if given.source.startswith('--') else '='}{value}"
+class Builder:
+    """Reads the settings and axes that were gathered."""
 
-
-class _Builder:
     def __init__(self, gathered: Gathered, problems: Problems) -> None:
         self.gathered, self.problems = gathered, problems
         self.settings: dict[str, Any] = {}
@@ -161,7 +117,7 @@ class _Builder:
                 with self.problems.collect():
                     for member in self._members(key, given.source, typed, position if len(raw) > 1 else None):
                         if any(member == other and type(member) is type(other) for other in members):
-                            self.problems.warn(f"{key} {show(_name(member))} is given twice; it runs once.")
+                            self.problems.warn(f"{key} {show(member_name(member))} is given twice; it runs once.")
                         else:
                             members.append(member)
         return members

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvbench import terminal
+from kvbench import hub, terminal
 from kvbench.budget import label
 from kvbench.commands import options
 from kvbench.commands.checks import check, refuse_key
-from kvbench.commands.request import build, resumed
+from kvbench.commands.continued import asked, continued
+from kvbench.commands.request import build
 from kvbench.config import RunConfig
 from kvbench.errors import IncompleteError, UserError, show
 from kvbench.models import TINY, ModelInfo, describe
@@ -22,6 +23,7 @@ from kvbench.problems import Problems
 from kvbench.progress import Progress, size
 from kvbench.settings import KEYS, Gathered, Given, gather, unknown_variables
 from kvbench.store import check_out, check_run_name, resume_command
+from kvbench.store.again import OUT
 
 if TYPE_CHECKING:
     from kvbench.run import RunResult
@@ -113,18 +115,19 @@ def run(
 
     from kvbench.run import execute
 
-    result = execute(
-        chosen,
-        out=Path(out),
-        run_name=resume or run_name,
-        resume=resume is not None,
-        dry_run=dry_run,
-        progress=Progress(quiet=quiet),
-        allow_version_change=allow_version_change,
-        take_over=take_over,
-        sources=gathered.record(),
-        command=sys.argv,
-    )
+    with hub.only(asked(chosen, gathered) if resume is not None else None):
+        result = execute(
+            chosen,
+            out=Path(out),
+            run_name=resume or run_name,
+            resume=resume is not None,
+            dry_run=dry_run,
+            progress=Progress(quiet=quiet),
+            allow_version_change=allow_version_change,
+            take_over=take_over,
+            sources=gathered.record(),
+            command=sys.argv,
+        )
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
     elif result.run_dir is not None:
@@ -170,7 +173,8 @@ def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problem
         return build(gathered, problems)
     if not problems.errors:
         with problems.collect():
-            return resumed(out, resume, gathered, problems)
+            typed = ["kvbench", "run", "--resume", resume, *([] if out == Path(OUT) else ["--out", str(out)])]
+            return continued(out, resume, gathered, command=typed)
     return None
 
 

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench import terminal
+from kvbench import hub, terminal
 from kvbench.commands import options
 from kvbench.commands.checks import refuse_key
-from kvbench.commands.request import resumed
+from kvbench.commands.continued import asked, continued
 from kvbench.commands.run import report_on
 from kvbench.commands.show import one_run
 from kvbench.errors import IncompleteError
-from kvbench.problems import Problems
 from kvbench.progress import Progress
 from kvbench.settings import KEYS, gather
+from kvbench.store.again import line
+
+if TYPE_CHECKING:
+    from kvbench.config import RunConfig
+    from kvbench.rescore import Rescored
 
 EPILOG = """Examples:
   kvbench score results/r1                       # answers that have no score yet
@@ -37,6 +41,12 @@ def score(
     judge_mode: options.JudgeMode = None,
     judge_key: options.JudgeKey = None,
     unsafe_run_code: options.UnsafeRunCode = None,
+    plugin: options.Plugin = None,
+    task: options.TaskName = None,
+    task_file: options.TaskFile = None,
+    chat_template: options.ChatTemplate = None,
+    model: options.Model = None,
+    config: options.ConfigFile = None,
     data: options.Data = None,
     out: options.Out = "results",
     take_over: options.TakeOver = False,
@@ -46,10 +56,20 @@ def score(
     """Score the stored answers of a run."""
     refuse_key(judge_key)
     folder = one_run(run, Path(out))
-    problems = Problems()
     flags: dict[str, Any] = {key: context.params.get(key) for key in KEYS}
-    config = resumed(folder.parent, folder.name, gather(flags, os.environ, None, None), problems)
-    problems.stop()
+    gathered = gather(flags, os.environ, None, Path(config) if config else None)
+    typed = ["kvbench", "score", str(folder), *(["--all"] if every else [])]
+    settings = continued(folder.parent, folder.name, gathered, command=typed)
+    with hub.only(asked(settings, gathered)):
+        found = _score(settings, folder, every=every, take_over=take_over, quiet=quiet)
+    if found.strangers:
+        terminal.warning(f"{found.strangers} answers belong to prompts that are made differently now; not scored.")
+    report_on(folder, quiet=quiet or json)
+    _tell(found, folder, json=json)
+
+
+def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, quiet: bool) -> Rescored:
+    """Score the answers of a run and make its tables anew."""
 
     from kvbench import env, models, same_run
     from kvbench.prepare import prepare
@@ -67,9 +87,11 @@ def score(
         same_run.check_prompt_files(folder.name, before, same_run.model_record(config, models.state(ready.info)))
         found = rescore(opened, ready.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))
         opened.seal()
-    if found.strangers:
-        terminal.warning(f"{found.strangers} answers belong to prompts that are made differently now; not scored.")
-    report_on(folder, quiet=quiet or json)
+    return found
+
+
+def _tell(found: Rescored, folder: Path, *, json: bool) -> None:
+    """Say how it ended. Raises IncompleteError when answers have no score."""
     if json:
         counts = {"scored": found.scored, "failed": dict(found.failed), "strangers": found.strangers}
         counts |= {"waiting": found.waiting, "kept": found.kept}
@@ -81,5 +103,5 @@ def score(
         missing = dict(found.failed) | ({"without a judge": found.waiting} if found.waiting else {})
         listed = ", ".join(f"{count} {status}" for status, count in missing.items())
         needs = " --judge URL --judge-model NAME" if found.waiting or "judge_error" in found.failed else ""
-        again = f"'kvbench score {folder}{needs}' tries them again"
+        again = f"'{line(['kvbench', 'score', str(folder)])}{needs}' tries them again"
         raise IncompleteError(f"no score for some answers ({listed}); {again}.")

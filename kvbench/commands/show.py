@@ -6,14 +6,13 @@ prompt and every answer; its later questions come from the task's data, where th
 
 from __future__ import annotations
 
-import json as json_module
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench import terminal
+from kvbench import hub, terminal
 from kvbench.budget import label
 from kvbench.data import Data
 from kvbench.errors import UserError, show
@@ -21,6 +20,8 @@ from kvbench.eviction import choose
 from kvbench.registry import did_you_mean
 from kvbench.report.load import find_runs
 from kvbench.store import manifest, read_run, read_texts
+from kvbench.store.redact import redact_config
+from kvbench.store.strict_json import parse
 from kvbench.task_names import get_task
 
 if TYPE_CHECKING:
@@ -76,8 +77,8 @@ def _summary(folder: Path) -> dict[str, Any]:
         "created": info["created"],
         "rows": snapshot.progress,
         "status": status,
-        "config": info["config"],
-        "environment": info["environment"],
+        "config": redact_config(info["config"]),
+        "environment": redact_config(info["environment"]),
         "notices": list(snapshot.notices),
     }
 
@@ -134,16 +135,21 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
 
 
 def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
-    """What a conversation asks after its first turn; nothing where the task or its data are not here as they were."""
-    environment, config = info["environment"], info["config"]
+    """What a conversation asks after its first turn; nothing where the task or its data are not here as they were.
+
+    Nothing is downloaded, and of the data in a folder only those with the recorded hash are taken.
+    """
+    environment = info["environment"]
     path = environment.get("data")
     variable = {"KVBENCH_DATA": os.environ.get("KVBENCH_DATA") or environment.get("data_variable") or ""}
+    recorded = environment.get("tasks", {}).get(entry["task"], {}).get("data", {})
     try:
         task = get_task(entry["task"])
-        source = Data(path, revision=config.get("data_revision"), allow_mismatch=True, env=variable)
-        if task.manifest is not None and source.find(task.name, task.manifest) is None:
-            return []  # it would be downloaded
-        docs = {doc.doc_id: doc for doc in task.docs(source, style=entry.get("prompt_style", "default"))}
+        source = Data(path, revision=environment.get("data_revision"), allow_mismatch=True, env=variable)
+        with hub.only(()):
+            docs = {doc.doc_id: doc for doc in task.docs(source, style=entry.get("prompt_style", "default"))}
+        if (used := source.used.get(task.name)) and used.sha256 != recorded.get("sha256"):
+            return []
     except Exception:  # of the task's own code, which may want the model's tokenizer
         return []
     doc, prompt = docs.get(entry["doc_id"]), entry["prompt"] or ""
@@ -178,7 +184,16 @@ def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
     if key not in texts.index:
         return dict.fromkeys(names)
     found: dict[str, Any] = {n: value if isinstance(value := texts.at[key, n], str) else None for n in names}
-    return found | {"turns": found["turns"] and json_module.loads(found["turns"])}
+    return found | {"turns": found["turns"] and _turns(found["turns"])}
+
+
+def _turns(text: str) -> list[str] | None:
+    """The answers of all turns; None where the table holds something else."""
+    try:
+        turns = parse(text)
+    except ValueError:
+        return None
+    return turns if turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else None
 
 
 def _print_sample(entry: dict[str, Any]) -> None:

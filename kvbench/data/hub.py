@@ -42,6 +42,9 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
     """Download what is not here yet. Raises SetupError."""
     if (found := cached(manifest, revision)) is not None:
         return found
+    if not hub.may_ask(task):
+        why = f"only the run's folder asks for it (--task {show(task)[1:-1]} again lets kvbench download it)"
+        raise elsewhere(task, manifest, why)
     if manifest.url:
         try:
             return _from_url(manifest, cache.download(manifest.url, sha256=manifest.url_sha256, bar=bar))

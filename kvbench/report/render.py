@@ -26,6 +26,8 @@ from kvbench.report.averages import AverageTable, make_averages
 from kvbench.report.columns import cost, flat, quality, samples
 from kvbench.report.load import Loaded
 from kvbench.report.tables import TaskTable, make_tables
+from kvbench.store import manifest
+from kvbench.store.files import own_folder, reason, replacing
 
 Columns = Sequence[tuple[str, Callable[[Any], str]]]  # title, and what a line shows below it
 
@@ -155,11 +157,14 @@ def write(report: Drawable, folder: Path) -> list[Path]:
     """Write every file format into a folder and return the paths."""
     texts = {f"{report.name}.{suffix}": FORMATS[form](report) for form, suffix in SUFFIXES.items()}
     try:
-        folder.mkdir(parents=True, exist_ok=True)
+        in_a_run = (folder.parent / manifest.NAME).is_file()
+        if not (in_a_run and own_folder(folder)):  # a folder that the user names may be a link
+            folder.mkdir(parents=True, exist_ok=True)
         for file, content in texts.items():
-            (folder / file).write_text(content + "\n", encoding="utf-8")
+            with replacing(folder / file) as target:
+                target.write((content + "\n").encode())
     except OSError as error:
-        raise SetupError(f"cannot write the report in {show(folder)} ({error.strerror}).") from None
+        raise SetupError(f"cannot write the report in {show(folder)} ({reason(error)}).") from None
     return [folder / file for file in texts]
 
 

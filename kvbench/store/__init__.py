@@ -4,11 +4,12 @@
 files. Importing this package is cheap: pyarrow and pandas load when a table is made or read.
 """
 
+from kvbench.store.again import resume_command
 from kvbench.store.folder import RunFolder, check_out, list_runs
 from kvbench.store.identity import canonical_json, config_hash, row_key
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
-from kvbench.store.names import check_run_name, resume_command
+from kvbench.store.names import check_run_name
 from kvbench.store.reading import (
     Snapshot,
     read_rows,

@@ -1,8 +1,10 @@
-"""Files that are whole or absent after a kill or a power cut.
+"""Files of a run's folder: whole or absent after a kill or a power cut, and never somebody else's.
 
-`replacing` gives a temporary file in the target's folder and puts it in the target's place once it is on disk.
-`probe` finds out by writing whether a folder can be written: mode bits say nothing to root or on a read-only mount.
-What a disk promises after fsync but does not keep is beyond these functions.
+`replacing` gives a temporary file in the target's folder and puts it in the target's place once it is on disk: a link
+of that name is replaced, and the file it leads to stays as it was. `open_plain` and `read_plain` open regular files
+only, so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder` does
+the same for the folders inside. `probe` finds out by writing whether a folder can be written: mode bits say nothing to
+root or on a read-only mount. What a disk promises after fsync but does not keep is beyond these functions.
 """
 
 from __future__ import annotations
@@ -10,13 +12,22 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from kvbench.errors import show
+from kvbench.errors import SetupError, show
 
+_KINDS = {
+    stat.S_IFLNK: "a link",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFREG: "a file",
+}
+_AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 
@@ -49,6 +60,57 @@ def sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
+def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
+    """A descriptor of a regular file.
+
+    Raises:
+        SetupError: it is a link, a folder, a pipe or a device.
+        OSError: it does not exist, or cannot be opened.
+    """
+    _must_be(path, os.lstat(path), stat.S_IFREG)  # opening a device may do something already
+    fd = os.open(path, flags | _AS_IT_IS | os.O_CLOEXEC)
+    try:
+        _must_be(path, os.fstat(fd), stat.S_IFREG)
+    except SetupError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read_plain(path: Path, limit: int) -> bytes:
+    """All bytes of a regular file. Raises as `open_plain`, and SetupError above `limit` bytes."""
+    with open(open_plain(path), "rb") as file:
+        data = file.read(limit + 1)
+    if len(data) > limit:
+        raise SetupError(f"{show(path)} is larger than {limit >> 20} MiB, as kvbench writes none.")
+    return data
+
+
+def plain_size(path: Path) -> int:
+    """Bytes of a regular file. Raises as `open_plain`."""
+    status = os.lstat(path)
+    _must_be(path, status, stat.S_IFREG)
+    return status.st_size
+
+
+def own_folder(path: Path) -> bool:
+    """Whether there is a folder of this name. Raises SetupError for a link or a file in its place."""
+    try:
+        status = os.lstat(path)
+    except OSError:
+        return False
+    _must_be(path, status, stat.S_IFDIR)
+    return True
+
+
+def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
+    if (kind := stat.S_IFMT(status.st_mode)) != wanted:
+        raise SetupError(
+            f"{show(path)} is {_KINDS.get(kind, 'a device')}, where a run has {_KINDS[wanted]} of its own. "
+            "kvbench does not follow it: remove it, or put a copy there."
+        )
+
+
 def _temporary(folder: Path, stem: str) -> Path:
     return folder / f".{stem}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
@@ -76,7 +138,7 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
 def remove_leftovers(folder: Path) -> None:
     """Delete the temporary files that a killed process left. Call it only under the run's lock."""
     for path in folder.iterdir():
-        if _LEFTOVER.fullmatch(path.name):
+        if _LEFTOVER.fullmatch(path.name) and stat.S_ISREG(os.lstat(path).st_mode):
             path.unlink(missing_ok=True)
 
 

@@ -12,6 +12,7 @@ work. The run is locked until the folder is closed. Files that kvbench did not m
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -34,7 +35,7 @@ class RunFolder:
     Attributes:
         notices: warnings for the user, one line each.
         info: the content of run.json.
-        config: the run's settings, a part of `info`; secrets are hidden, paths below the home folder begin with ``~``.
+        config: the run's settings as they were given, a part of `info`.
         planned: how many rows the run is to have, if known.
     """
 
@@ -80,9 +81,9 @@ class RunFolder:
         notices = lock.acquire(take_over=take_over)
         try:
             remove_leftovers(path)
-            if (path / manifest.NAME).exists():
+            if os.path.lexists(path / manifest.NAME):
                 info = manifest.read(path)
-                _check_config(path, manifest.differences(info["config"], manifest.plain(config)))
+                _check_config(path, manifest.compare(info, config))
                 notices += _check_versions(name, info, environment, allow_version_change)
                 tables.check_journal_complete(path)
             else:
@@ -106,7 +107,7 @@ class RunFolder:
     ) -> RunFolder:
         """An existing run with its own settings. `given` are those that the user typed: they must be the run's."""
         path = Path(out) / check_run_name(name, "--resume")
-        if not (path / manifest.NAME).is_file():
+        if not os.path.lexists(path / manifest.NAME):
             names = list_runs(out)
             known = f"Runs there: {', '.join(map(bare, names))}." if names else "There are no runs there."
             raise UserError(f"no run {show(name)} in {bare(out)}. {known}")
@@ -190,7 +191,7 @@ def _check_ours(path: Path) -> None:
         raise UserError(f"{show(path)} is a link to nothing. Give another --run-name.")
     if path.exists() and not path.is_dir():
         raise UserError(f"{show(path)} is a file. Give another --run-name.")
-    if not path.is_dir() or (path / manifest.NAME).is_file():
+    if not path.is_dir() or os.path.lexists(path / manifest.NAME):
         return
     foreign = sorted(p.name for p in path.iterdir() if p.name != LOCK and not is_leftover(p.name))
     if foreign:

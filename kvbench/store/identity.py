@@ -1,8 +1,8 @@
 """What a row or a configuration is called: hashes of canonical JSON.
 
-`row_key` names one planned sample before it exists, so that a resumed run knows what is missing. `config_hash` shows
-whether a run.json still says what the run was started with. Neither protects against somebody who recomputes the
-hash.
+`row_key` names one planned sample before it exists, so that a resumed run knows what is missing. `config_hash`, of a
+configuration or of a whole record, shows whether a run.json still says what it said when the run began. Neither
+protects against somebody who recomputes the hash.
 """
 
 from __future__ import annotations

@@ -26,9 +26,9 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from kvbench.errors import SetupError, show
-from kvbench.store.files import disk_full, reason, step, sync_folder
+from kvbench.store.again import resume_command
+from kvbench.store.files import disk_full, own_folder, reason, step, sync_folder
 from kvbench.store.host import boot_id, host_name
-from kvbench.store.names import resume_command
 from kvbench.store.schema import check_row, clean_text
 
 FOLDER = "journal"
@@ -153,7 +153,7 @@ class Journal:
 
     def _open(self) -> None:
         folder = self.run_dir / FOLDER
-        if not folder.is_dir():
+        if not own_folder(folder):
             folder.mkdir()
             sync_folder(self.run_dir)
         stem = f"{host_name()}-{boot_id()[:8]}-{os.getpid()}"

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvbench.errors import RunInUseError, SetupError, show
-from kvbench.store.files import bare, reason
+from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
+from kvbench.store.strict_json import document
 
 try:
     import fcntl
@@ -29,7 +30,6 @@ except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
 _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
-_NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0)  # a link named "lock" must not get another file overwritten
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +103,19 @@ class RunLock:
 
     def _open(self) -> tuple[int, bool]:
         """The lock file, and whether this call made it."""
-        flags = os.O_RDWR | os.O_CLOEXEC | _NO_FOLLOW
         while True:
             with suppress(FileExistsError):
-                return os.open(self.path, flags | os.O_CREAT | os.O_EXCL, 0o644), True
+                return os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o644), True
             with suppress(FileNotFoundError):
-                return os.open(self.path, flags), False
+                return self._open_there(), False
+
+    def _open_there(self) -> int:
+        """The lock file of another process. Raises SetupError for what would get another file overwritten."""
+        fd = open_plain(self.path, os.O_RDWR)
+        if os.fstat(fd).st_nlink > 1:
+            os.close(fd)
+            raise SetupError(f"{show(self.path)} has a second name (a hard link), as no lock has. Remove it.")
+        return fd
 
     def _flock(self, fd: int) -> bool:
         """True when flock is ours, False when there is no flock. Raises RunInUseError when another has it."""
@@ -150,7 +157,7 @@ class RunLock:
 def _read(fd: int) -> Owner | None:
     """The owner named in a lock file; None when it names none (yet)."""
     try:
-        o = json.loads(os.pread(fd, 4096, 0))
+        o = document(os.pread(fd, 4096, 0))
         owner = Owner(str(o["host"]), str(o["boot"]), int(o["pid"]), o["ticks"] and int(o["ticks"]), float(o["since"]))
     except (ValueError, TypeError, KeyError, OverflowError):
         return None

@@ -1,8 +1,12 @@
 """run.json: what a run is. Written once, before any work; compared whenever the run is opened again.
 
-It holds the format, the whole configuration with its hash, the number of planned rows, the environment and the
-command, all redacted. A configuration edited by hand no longer has its hash and is refused: rows made under two
-settings must not mix.
+It holds the format, the whole configuration, the number of planned rows, the environment and the command, a hash of
+each of these parts and one of them all. A record edited by hand no longer has its hash and is refused: rows made under
+two settings must not mix. The hashes show mistakes, not malice: nothing that a run.json names is imported or asked
+because it is named there (docs/security.md).
+
+Settings are stored as they were given, so that a run goes on with them; what is only shown, such as the command, is
+redacted. Formats below `WHOLE` have the configuration's hash alone and hold redacted settings.
 """
 
 from __future__ import annotations
@@ -14,13 +18,20 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import SetupError, UserError, show
-from kvbench.store.files import bare, reason, replacing
+from kvbench.store.files import bare, read_plain, reason, replacing
 from kvbench.store.identity import config_hash
-from kvbench.store.redact import redact_argv, redact_config
+from kvbench.store.redact import HIDDEN, hide_secrets, redact_argv, redact_config, redact_text
 from kvbench.store.schema import FORMAT
+from kvbench.store.shape import why_not
+from kvbench.store.strict_json import document
 
 NAME = "run.json"
+WHOLE = 5  # the first format with a hash of the whole
 VERSIONS = ("kvbench_version", "torch_version", "transformers_version")
+# Parts of the environment that a run goes on with, or that its owner must be told in full; the others are only shown.
+AS_GIVEN = ("data", "data_variable", "data_revision", "plugin", "judge", "judge_model", "judge_key_env")
+
+_LARGEST = 64 << 20  # bytes of a run.json; those of thousands of cells have some megabytes
 
 Differences = dict[str, tuple[Any, Any]]  # setting -> (the run's value, the other value)
 
@@ -30,22 +41,38 @@ def build(
 ) -> dict[str, Any]:
     """The content of a new run.json."""
     stored = plain(config)
-    return {
+    content = {
         "format": FORMAT,
         "name": name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "config": stored,
         "config_hash": config_hash(stored),
         "planned": planned,
-        "environment": plain(environment),
+        "environment": surroundings(environment),
         "command": redact_argv(command),
     }
+    return content | _hashes(content)
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they come back from JSON, without secrets."""
-    redacted: dict[str, Any] = json.loads(json.dumps(redact_config(settings), allow_nan=False))
-    return redacted
+    """Settings as they come back from JSON, as they were given but for secrets."""
+    return as_json(hide_secrets(settings))
+
+
+def surroundings(environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment as it comes back from JSON: redacted but for the parts that a run goes on with."""
+    return as_json(redact_config(environment)) | plain({k: v for k, v in environment.items() if k in AS_GIVEN})
+
+
+def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings as they come back from JSON."""
+    found: dict[str, Any] = json.loads(json.dumps(settings, allow_nan=False))
+    return found
+
+
+def _hashes(content: Mapping[str, Any]) -> dict[str, Any]:
+    parts = {part: config_hash({part: value}) for part, value in content.items() if part not in ("hash", "hashes")}
+    return {"hashes": parts, "hash": config_hash({**content, "hash": None, "hashes": parts})}
 
 
 def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
@@ -62,28 +89,62 @@ def read(run_dir: Path) -> dict[str, Any]:
 
     Raises:
         UserError: there is none, it was made by a newer kvbench, or it was changed by hand.
-        SetupError: it cannot be read.
+        SetupError: it cannot be read, or is no file of its own.
     """
     path = run_dir / NAME
     try:
-        manifest = json.loads(path.read_bytes())
-        format, config, stated = manifest["format"], manifest["config"], manifest["config_hash"]
+        content = document(read_plain(path, _LARGEST))
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{show(run_dir)} has no kvbench run (no {NAME}).") from None
     except OSError as error:
         raise SetupError(f"cannot read {show(path)} ({reason(error)}).") from error
-    except (ValueError, KeyError, TypeError):
-        raise SetupError(
-            f"{show(path)} is damaged. Put back a copy of it, or start a new run with --run-name."
-        ) from None
-    check_format(NAME, format)
-    if config_hash(config) != stated:
-        raise UserError(
-            f"{show(path)} was changed by hand: its configuration hash differs. "
-            f"Undo that, or start a new run with --run-name."
-        )
-    checked: dict[str, Any] = manifest
-    return checked
+    except ValueError:
+        raise _damaged(path) from None
+    if not isinstance(content, dict) or type(content.get("format")) is not int:
+        raise _damaged(path)
+    check_format(NAME, content["format"])
+    if wrong := why_not(content):
+        raise _damaged(path, f" ({wrong} is not what it must be)")
+    _check_hashes(path, content)
+    return content
+
+
+def _damaged(path: Path, why: str = "") -> SetupError:
+    return SetupError(f"{show(path)} is damaged{why}. Put back a copy of it, or start a new run with --run-name.")
+
+
+def _check_hashes(path: Path, content: dict[str, Any]) -> None:
+    """Raise UserError for a record that was edited, naming the part where that can be told."""
+    changed = "its configuration hash differs" if config_hash(content["config"]) != content["config_hash"] else ""
+    if content["format"] >= WHOLE:
+        now = _hashes({part: value for part, value in content.items() if part not in ("hash", "hashes")})
+        stated = content.get("hashes", {})
+        parts = sorted({*now["hashes"], *stated} - {"config_hash"})
+        edited = [part for part in parts if now["hashes"].get(part) != stated.get(part)]
+        if edited:
+            changed = f"{_listed(edited)} {'differs' if len(edited) == 1 else 'differ'} from its hash"
+        elif now["hash"] != content.get("hash"):
+            changed = "its hashes differ"
+    if changed:
+        raise UserError(f"{show(path)} was changed by hand: {changed}. Undo that, or start a new run with --run-name.")
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return ", ".join(show(part) for part in parts)
+
+
+def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
+    """How a configuration differs from the run's; that of an old run is redacted, so the other is compared redacted."""
+    theirs = plain(config) if info["format"] >= WHOLE else as_json(redact_config(config))
+    return differences(info["config"], theirs)
+
+
+def redacted(info: Mapping[str, Any]) -> str:
+    """The setting of an old run that was stored with a part of it hidden; "" where there is none."""
+    if info["format"] >= WHOLE:
+        return ""
+    flat = _flat(info["config"])
+    return next((name for name, setting in flat.items() if HIDDEN in json.dumps(setting)), "")
 
 
 def check_format(file: str, format: object) -> None:
@@ -104,12 +165,14 @@ def differences(run: Mapping[str, Any], other: Mapping[str, Any], *, only_given:
 
 
 def value(setting: Any) -> str:
-    """A setting's value in a message: strings quoted, grids by what they run, the rest as JSON; null is the default."""
+    """A setting's value in a message: strings quoted, grids by what they run, the rest as JSON; null is the default.
+    Secrets are hidden.
+    """
     if setting is None:
         return "default"
     if isinstance(setting, list) and setting and all(isinstance(g, dict) and "methods" in g for g in setting):
-        return "; ".join(_grid(grid) for grid in setting)
-    return show(setting) if isinstance(setting, str) else json.dumps(setting)
+        return redact_text("; ".join(_grid(grid) for grid in setting))
+    return show(redact_text(setting)) if isinstance(setting, str) else json.dumps(redact_config(setting))
 
 
 def _grid(grid: Mapping[str, Any]) -> str:

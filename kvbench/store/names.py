@@ -8,13 +8,10 @@ not here.
 from __future__ import annotations
 
 import re
-import shlex
-from pathlib import Path
 
 from kvbench.errors import UserError, show
 
 LIMIT = 100
-OUT = "results"  # where runs are when --out is not given
 _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGNORECASE)
 
 
@@ -36,7 +33,8 @@ def check_run_name(name: str, option: str = "--run-name") -> str:
     return name
 
 
-def resume_command(run_dir: Path) -> str:
-    """What to type to continue a run."""
-    out = "" if run_dir.parent == Path(OUT) else f" --out {shlex.quote(str(run_dir.parent))}"
-    return f"kvbench run --resume {run_dir.name}{out}"
+def is_run_name(name: object) -> bool:
+    try:
+        return isinstance(name, str) and check_run_name(name) == name
+    except UserError:
+        return False

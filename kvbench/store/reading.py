@@ -9,16 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from kvbench.errors import SetupError, UserError, show
 from kvbench.store import manifest, tables
-from kvbench.store.files import bare, reason
+from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, texts_schema, to_frame, to_table, upgrade
 from kvbench.store.replay import TextReader, replay
-from kvbench.store.schema import DETERMINISTIC, FORMAT, FORMAT_KEY, OK, sort_key
+from kvbench.store.schema import DETERMINISTIC, FORMAT, FORMAT_KEY, NAMES, OK, sort_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +54,7 @@ def read_run(run_dir: str | Path) -> Snapshot:
         state = replay(path)
         notices = state.notices
         table = to_table(sorted((e.row for e in state.entries.values()), key=sort_key))
-    elif (written := _format(table.schema)) < FORMAT:
+    elif (written := _format(table.schema)) < FORMAT and set(NAMES) - set(table.column_names):
         notices = [f"{tables.ROWS} has the older format {written}; columns that it lacks are empty."]
     frame = to_frame(upgrade(table))
     saved = int(frame["status"].isin((OK, "unscored")).sum())
@@ -87,7 +88,9 @@ def read_table(path: str | Path) -> pd.DataFrame:
         UserError: there is none, it is not kvbench's, or it was made by a newer kvbench.
         SetupError: it is damaged.
     """
-    return to_frame(upgrade(_parse(Path(path))))
+    file = Path(path)
+    in_a_run = (file.parent / manifest.NAME).is_file()  # a link in a run's folder is not followed, a typed one is
+    return to_frame(upgrade(_parse(file if in_a_run else file.resolve())))
 
 
 def table_hash(rows: pd.DataFrame) -> str:
@@ -126,18 +129,23 @@ def _sealed(run_dir: Path, name: str) -> pa.Table | None:
 
 
 def _parse(path: Path) -> pa.Table:
+    try:
+        file = os.fdopen(open_plain(path), "rb")
+    except OSError as error:
+        raise UserError(f"cannot read {show(path)} ({reason(error)}).") from error
+    with file:
+        head = file.read(4)
+        if head not in (b"PAR1", b""):
+            raise UserError(f"{bare(path.name)} has no kvbench metadata.")
+        return _decode(path, file)
+
+
+def _decode(path: Path, file: BinaryIO) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        with path.open("rb") as file:
-            head = file.read(4)
-    except OSError as error:
-        raise UserError(f"cannot read {show(path)} ({reason(error)}).") from error
-    if head not in (b"PAR1", b""):
-        raise UserError(f"{bare(path.name)} has no kvbench metadata.")
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as table:
+        with pq.ParquetFile(file, page_checksum_verification=True) as table:
             metadata = table.schema_arrow.metadata or {}
             if FORMAT_KEY.encode() not in metadata:
                 raise UserError(f"{bare(path.name)} has no kvbench metadata.")
@@ -152,8 +160,8 @@ def _format(schema: pa.Schema) -> int:
 
 
 def _damaged(path: Path, why: str) -> SetupError:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 4))
+    with open(open_plain(path), "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - 4))
         cut = file.read() != b"PAR1"
     return SetupError(f"{bare(path.name)} is damaged ({'no end mark' if cut else why}). {_remedy(path)}")
 

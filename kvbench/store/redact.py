@@ -1,8 +1,10 @@
 """Keeps secrets out of what is stored and shown.
 
-`redact_text` for messages, URLs and paths, `redact_argv` for a command line, `redact_config` for nested settings,
-`safe_environ` for environment variables (an allow-list). It knows the usual shapes of keys and the names that
-announce one; a secret of an unknown shape behind an innocent name passes, so never put one on a command line.
+`redact_text` for messages, URLs and paths, `redact_argv` for a command line, `redact_config` for nested settings that
+are shown, `safe_environ` for environment variables (an allow-list). Settings that a run goes on with are stored as they
+were given, but for `hide_secrets`; a command refuses what `holds_secret` finds before it stores anything. All of them
+know the usual shapes of keys and the names that announce one; a secret of an unknown shape behind an innocent name
+passes, so never put one on a command line.
 """
 
 from __future__ import annotations
@@ -78,6 +80,28 @@ def redact_config(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [redact_config(v) for v in value]
     return redact_text(value) if isinstance(value, str) else value
+
+
+def holds_secret(value: Any) -> bool:
+    """Whether a text, or one in a list or table, has the shape of a known key or is a URL with a user or password."""
+    if isinstance(value, Mapping):
+        return any(map(holds_secret, value.values()))
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_secret, value))
+    return isinstance(value, str) and bool(_SHAPES.search(value) or _USERINFO.search(value))
+
+
+def hide_secrets(value: Any) -> Any:
+    """Settings as they were given, but for texts that are secret by shape or by their setting's name."""
+    if isinstance(value, Mapping):
+        return {str(name): _named(str(name), v) for name, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [hide_secrets(v) for v in value]
+    return HIDDEN if isinstance(value, str) and holds_secret(value) else value
+
+
+def _named(name: str, value: Any) -> Any:
+    return _value(name, value) if isinstance(value, str) and _SECRET_NAME.search(name) else hide_secrets(value)
 
 
 def safe_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -3,14 +3,14 @@
 `replay` may run at any time, also while others write: each segment is read up to the length it had when opened. Texts
 are not kept in memory; `TextReader` fetches them one by one.
 
-A torn last record is dropped, a damaged one is skipped; both are reported, and their rows run again. Of several
+A torn last record is dropped, a damaged one is skipped; both are reported, and their rows run again. Damaged is also
+what has its checksum and is no row: a journal may come from anyone. Of several
 records of a row the one scored last counts; among equals the first "ok" by segment name and position, or without one
 the last failure.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import zlib
 from collections.abc import Iterator
@@ -20,9 +20,12 @@ from types import TracebackType
 from typing import Any
 
 from kvbench.errors import SetupError, show
-from kvbench.store.files import bare
+from kvbench.store.files import bare, open_plain, own_folder, plain_size
 from kvbench.store.journal import FOLDER, SUFFIX
-from kvbench.store.schema import OK, UNSCORED
+from kvbench.store.schema import OK, UNSCORED, is_text, read_row
+from kvbench.store.strict_json import parse
+
+_LONGEST = 256 << 20  # bytes of a record
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,13 @@ class TextReader:
     def read(self, entry: Entry) -> tuple[str | None, str | None, str | None]:
         """Prompt, output and turns (a JSON list), None where the row has none."""
         if entry.segment not in self._fds:
-            self._fds[entry.segment] = os.open(self._folder / entry.segment, os.O_RDONLY | os.O_CLOEXEC)
+            self._fds[entry.segment] = open_plain(self._folder / entry.segment)
         record = decode(os.pread(self._fds[entry.segment], entry.length, entry.offset))
         if record is None:
             raise SetupError(
                 f"{show(self._folder / entry.segment)} changed while it was read. Check the disk, then try again."
             )
-        text = record.get("text") or {}
+        text = record["text"]
         return text.get("prompt"), text.get("output"), text.get("turns")
 
     def __enter__(self) -> TextReader:
@@ -105,21 +108,25 @@ class TextReader:
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """The record in a line with its LF, or None when it is torn or damaged."""
+    """The record in a line with its LF, its row with all columns; None when it is torn, damaged or no row."""
     payload = line[9:-1]
     if line[-1:] != b"\n" or line[:9] != b"%08x " % zlib.crc32(payload):
         return None
     try:
-        record = json.loads(payload)
+        record = parse(payload)
     except ValueError:
         return None
-    return record if isinstance(record, dict) else None
+    if not isinstance(record, dict) or record.get("kind") != "row" or not isinstance(record.get("row"), dict):
+        return None
+    row, text = read_row(record["row"]), record.get("text") or {}
+    return None if row is None or not _is_texts(text) else {"row": row, "text": text}
 
 
 def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
     """Names and lengths of the journal's segments, in order."""
-    paths = sorted((run_dir / FOLDER).glob(f"*{SUFFIX}"), key=lambda p: p.name)
-    return [{"name": p.name, "bytes": size} for p in paths if (size := p.stat().st_size)]
+    folder = run_dir / FOLDER
+    names = sorted(n for n in os.listdir(folder) if n.endswith(SUFFIX)) if own_folder(folder) else []
+    return [{"name": name, "bytes": size} for name in names if (size := plain_size(folder / name))]
 
 
 def replay(run_dir: Path) -> Replay:
@@ -135,7 +142,7 @@ def replay(run_dir: Path) -> Replay:
                     f"{bare(name)}: the unfinished record at offset {offset} is dropped; its row runs again."
                 )
                 state.dropped += 1
-            elif record is None or not _is_row(record):
+            elif record is None:
                 damaged.append(offset)
             else:
                 state.add(Entry(record["row"], name, offset, len(line)))
@@ -150,16 +157,24 @@ def replay(run_dir: Path) -> Replay:
 
 
 def _lines(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
-    with open(path, "rb") as file:
+    with open(open_plain(path), "rb") as file:
         offset = 0
-        while offset < size and (line := file.readline(size - offset)):
+        while offset < size and (line := file.readline(min(size - offset, _LONGEST))):
             yield offset, line
+            if len(line) == _LONGEST:
+                break  # what follows is no record's beginning
             offset += len(line)
 
 
-def _is_row(record: dict[str, Any]) -> bool:
-    row = record.get("row")
-    return record.get("kind") == "row" and isinstance(row, dict) and {"row_key", "status"} <= row.keys()
+def _is_texts(text: Any) -> bool:
+    """Whether these are a row's prompt, output and turns, the last a JSON list of texts."""
+    if not isinstance(text, dict) or not all(v is None or is_text(v) for v in text.values()):
+        return False
+    try:
+        turns = parse(text.get("turns") or "[]")
+    except ValueError:
+        return False
+    return isinstance(turns, list) and all(map(is_text, turns))
 
 
 def _outcome(entry: Entry) -> tuple[object, ...]:

@@ -8,16 +8,18 @@ are in texts.parquet.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from kvbench.store.identity import canonical_json
 from kvbench.store.redact import redact_text
+from kvbench.store.strict_json import document
 
 FORMAT = 5
 FORMAT_KEY = "kvbench.format"
@@ -155,6 +157,66 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
     if checked["status"] != OK and checked["score"] is not None:
         raise ValueError(f"a row with status {checked['status']!r} must have no score")
     return checked
+
+
+def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A row from a journal with every column of this version, or None when it holds what no row does."""
+    found: dict[str, Any] = {}
+    for name, fits in _FITS:
+        value = found[name] = row.get(name)
+        if value is not None and not fits(value):
+            return None
+    if not all(found[n] for n in REQUIRED) or (found["status"] != OK and found["score"] is not None):
+        return None
+    return found
+
+
+def is_text(value: object) -> bool:
+    """Whether a value is text that UTF-8 can hold."""
+    return type(value) is str and (value.isascii() or _encodes(value))
+
+
+def _encodes(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@functools.lru_cache(4096)  # options repeat from row to row
+def _is_json(text: str, kind: type) -> bool:
+    try:
+        return isinstance(document(text), kind)
+    except ValueError:
+        return False
+
+
+def _is_time(value: object) -> bool:
+    try:
+        return isinstance(value, str) and datetime.fromisoformat(value).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def _fitting(column: Column) -> Callable[[Any], bool]:
+    """The test that a column's values pass when a journal is read."""
+    limit = _LIMITS.get(column.kind, 2**53)
+    if column.unit == "JSON":
+        return lambda v: is_text(v) and _is_json(v, list if column.name == "stop" else dict)
+    match column.kind:
+        case "int32" | "int64":
+            return lambda v: type(v) is int and -limit <= v < limit
+        case "float64":
+            return lambda v: type(v) is float or (type(v) is int and -limit <= v <= limit)
+        case "bool":
+            return lambda v: type(v) is bool
+        case "time":
+            return _is_time
+    return is_text
+
+
+_FITS = tuple((column.name, _fitting(column)) for column in COLUMNS)
 
 
 def clean_text(text: str) -> str:

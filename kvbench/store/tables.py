@@ -16,14 +16,16 @@ from typing import Any, BinaryIO
 
 from kvbench.errors import SetupError, show
 from kvbench.store import manifest
-from kvbench.store.files import reason, remove_leftovers, replacing, step, sync_folder
+from kvbench.store.files import open_plain, read_plain, reason, remove_leftovers, replacing, step, sync_folder
 from kvbench.store.frames import TEXT_NAMES, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.lock import RunLock
 from kvbench.store.replay import Entry, Replay, TextReader, replay, segments_on_disk
 from kvbench.store.schema import COLUMNS, FORMAT, sort_key
+from kvbench.store.strict_json import document
 
 ROWS, TEXTS, SEAL = "rows.parquet", "texts.parquet", "seal.json"
 
+_LARGEST_SEAL = 64 << 20  # bytes; those of thousands of segments have some hundred kilobytes
 _TEXTS_AT_ONCE = 256  # outputs of reasoning models have tens of kilobytes each
 _NAMES = [c.name for c in COLUMNS if c.kind == "name"]
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
@@ -73,7 +75,7 @@ def repair(run_dir: str | Path, *, take_over: bool = False) -> dict[str, Any]:
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
     """The content of seal.json, or None when the run is not sealed."""
     try:
-        content = json.loads((run_dir / SEAL).read_bytes())
+        content = document(read_plain(run_dir / SEAL, _LARGEST_SEAL))
     except (OSError, ValueError):
         return None
     manifest.check_format(SEAL, content.get("format"))
@@ -99,7 +101,7 @@ def check_journal_complete(run_dir: Path) -> None:
 
 
 def sha256(path: Path) -> str:
-    with open(path, "rb") as file:
+    with open(open_plain(path), "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

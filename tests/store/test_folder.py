@@ -158,7 +158,7 @@ def test_f25_an_edited_run_is_refused(filled: Filled, start: Start) -> None:
     manifest["config"]["budget"] = 512
     (path / "run.json").write_text(json.dumps(manifest))
     for call in (lambda: start(config=manifest["config"]), lambda: read_run(path)):
-        assert "was changed by hand: its configuration hash differs" in message(UserError, call)
+        assert "was changed by hand: 'config' differs from its hash" in message(UserError, call)
     (path / "run.json").write_text("{")
     assert "is damaged" in message(SetupError, start)
     (path / "run.json").write_text(json.dumps({**manifest, "format": 7}))
@@ -175,11 +175,13 @@ def test_f26_other_versions(filled: Filled, start: Start) -> None:
         assert run.info["environment"] == VERSIONS
 
 
-def test_paths_below_home_come_back_with_a_tilde(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_come_back_as_they_were_given(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
+    given = {"model": "/home/ada/m", "task_file": "token=abc/q.jsonl", "stop": ["Token: x", "~"], "data": "./secret=m"}
     for _ in range(2):  # started, then continued
-        with start(config={"model": "/home/ada/m"}) as run:
-            assert run.config == {"model": "~/m"}
+        with start(config=given, command=["kvbench", "--model", "/home/ada/m"]) as run:
+            assert run.config == given
+    assert run.info["command"] == ["kvbench", "--model", "~/m"]  # is only shown
 
 
 def test_names_are_checked_first(tmp_path: Path, start: Start) -> None:

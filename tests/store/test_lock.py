@@ -129,7 +129,7 @@ def test_a_link_is_not_followed(path: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     path.symlink_to(precious)
-    with pytest.raises(SetupError, match="cannot lock run 'r1'"):
+    with pytest.raises(SetupError, match="is a link, where a run has a file of its own"):
         RunLock(path, "r1").acquire()
     assert precious.read_text() == "mine"
 

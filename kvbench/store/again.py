@@ -1,0 +1,96 @@
+"""What a run used that kvbench takes from its user only, and commands that give it again.
+
+    used(info)                    # {"plugin": ["mine.py"], "judge": "https://...", ...} of a run.json
+    resume_command(run_dir)       # "kvbench run --resume r1 --plugin mine.py"
+    words({"plugin": ["a b.py"]}) # ["--plugin", "a b.py"]; `line` quotes them for a shell
+
+Code, addresses and the names of variables with keys are in the record to be read by people: whoever continues a run
+types them again, so that a folder from elsewhere runs and reaches nothing.
+"""
+
+from __future__ import annotations
+
+import shlex
+import unicodedata
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import KVBenchError
+from kvbench.store import manifest
+
+OUT = "results"  # where runs are when --out is not given
+JUDGE = ("judge", "judge_model", "judge_key_env", "judge_mode")
+CODE = ("plugin", "task_file")
+SCORING = (*JUDGE, "unsafe_run_code")
+AGAIN = (*CODE, *SCORING)
+_USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
+
+
+def used(info: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run used that must be given again: settings of `AGAIN`, and what cannot be checked by a hash."""
+    environment = info["environment"]
+    found = {"plugin": environment.get("plugin"), "task_file": info["config"].get("task_file")}
+    if not names_nobody(environment.get("judge")):
+        found |= {name: environment.get(name) for name in JUDGE if environment.get(name) != _USUAL.get(name)}
+    found["unsafe_run_code"] = environment.get("unsafe_run_code") is True
+    if not environment.get("chat_template"):  # of older formats: nothing tells whether the file is the same
+        found["chat_template"] = info["config"].get("chat_template")
+    tasks = environment.get("tasks", {})
+    if any(task["data"].get("source") == "lm-eval" for task in tasks.values()):  # loaded from the hub by lm-eval
+        found["task"] = list(tasks)
+    return {name: value for name, value in found.items() if value}
+
+
+def names_nobody(judge: str | None) -> bool:
+    """Whether answers are only stored: the one kind of judge that reaches nothing."""
+    return judge is None or judge.strip().lower() == "none"
+
+
+def resume_command(run_dir: Path) -> str:
+    """What to type to continue a run, with all that has to be given again."""
+    try:
+        again = used(manifest.read(run_dir))
+    except KVBenchError:  # the folder is gone or its disk is; the rest of the line still holds
+        again = {}
+    out = [] if run_dir.parent == Path(OUT) else ["--out", str(run_dir.parent)]
+    return line(["kvbench", "run", "--resume", run_dir.name, *out, *words(again)])
+
+
+def words(settings: Mapping[str, Any]) -> list[str]:
+    """Settings as options on a command line."""
+    found: list[str] = []
+    for name, value in settings.items():
+        option = f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(one, bool):
+                found += [option] * one
+            else:  # a value that looks like an option is tied to its own
+                found += [f"{option}={one}"] if str(one).startswith("-") else [option, str(one)]
+    return found
+
+
+def line(command: Iterable[str]) -> str:
+    """One line for a shell; a word with control characters is written with escapes, as in ``$'a\\x1bb'``."""
+    return " ".join(_quote(word) for word in command)
+
+
+def _quote(word: str) -> str:
+    if not any(_is_control(character) for character in word):
+        return shlex.quote(word)
+    return "$'" + "".join(_escape(character) for character in word) + "'"
+
+
+def _is_control(character: str) -> bool:
+    return unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp")
+
+
+def _escape(character: str) -> str:
+    code = ord(character)
+    if character in "\\'":
+        return f"\\{character}"
+    if not _is_control(character):
+        return character
+    if 0xDC80 <= code <= 0xDCFF:  # a byte that is no UTF-8
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\x{code:02x}" if code < 128 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,160 @@
+"""What the parts of a run.json are: checked when one is read, so that no reader meets a text where a table should be.
+
+    why_not(content)      # "" or the part that is something else, as in "environment.tasks"
+
+Only parts that something reads are listed. A part that is absent is fine here: files of older versions lack some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from kvbench.store.names import is_run_name
+
+ANY = "any name"  # the key that stands for every other key of a table
+LONGEST = 4096  # characters of a path, an address or a name
+_SCALAR = (str, int, float, bool, type(None))
+
+
+def _text(value: Any) -> bool:
+    """A text that can be a path: short, without NUL and halves of characters."""
+    return isinstance(value, str) and len(value) <= LONGEST and "\0" not in value and _encodes(value)
+
+
+def _perhaps(value: Any) -> bool:
+    return value is None or _text(value)
+
+
+def _encodes(text: str) -> bool:
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _count(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 2**40
+
+
+def _size(value: Any) -> bool:
+    return type(value) is int and 0 < value < 2**31
+
+
+def _setting(value: Any) -> bool:
+    """A setting of the configuration: a value, or lists and tables of them."""
+    if isinstance(value, dict):
+        return all(map(_setting, value.values()))
+    if isinstance(value, list):
+        return all(map(_setting, value))
+    return isinstance(value, _SCALAR) and (not isinstance(value, str) or _encodes(value))
+
+
+_HASH = {"name": _text, "hash": _text}
+_DATA = {
+    "sha256": _perhaps,
+    "revision": _perhaps,
+}
+_METHOD = {"name": _text, "options": {ANY: lambda v: isinstance(v, _SCALAR)}}
+_GRID = {
+    "methods": [_METHOD],
+    "budgets": [lambda v: _count(v) or _text(v)],
+    "tasks": [_text],
+    "limit": lambda v: v is None or _count(v),
+}
+_LAYER = {
+    "kv_heads": _size,
+    "head_dim": _size,
+    "value_dim": _size,
+    "window": lambda v: v is None or _size(v),
+}
+_ENVIRONMENT = {
+    "kvbench_version": _perhaps,
+    "torch_version": _perhaps,
+    "transformers_version": _perhaps,
+    "versions": {ANY: _text},
+    "git": _perhaps,
+    "device": _perhaps,
+    "plugin": [_text],
+    "plugins": [{"path": _text, "sha256": _text}],
+    "tasks": {ANY: {"version": _text, "data": _DATA, "prompts": _text}},
+    "data": _perhaps,
+    "data_variable": _perhaps,
+    "data_revision": _perhaps,
+    "chat_template": {"path": _text, "sha256": _text},
+    "dtype": _perhaps,
+    "model": {"model": _text, "model_revision": _perhaps},
+    "model_files": [_HASH],
+    "methods": [
+        {"method": _text, "version": _text, "source": _text, "files": [_text], "artefacts": [_HASH]},
+    ],
+    "method_files": [_HASH],
+    "judge": _perhaps,
+    "judge_model": _perhaps,
+    "judge_key_env": _perhaps,
+    "judge_mode": _perhaps,
+    "kv_cache": {"element_bytes": _size, "layers": [_LAYER]},
+}
+_CONTENT = {
+    "format": lambda v: type(v) is int,
+    "name": is_run_name,
+    "created": _text,
+    "config": {
+        "grids": [_GRID],
+        "model": _text,
+        "revision": _perhaps,
+        "chat_template": _perhaps,
+        "task_file": _perhaps,
+        ANY: _setting,
+    },
+    "config_hash": _text,
+    "planned": lambda v: v is None or _count(v),
+    "environment": _ENVIRONMENT,
+    "command": [lambda v: isinstance(v, str)],
+    "hashes": {ANY: _text},
+    "hash": _text,
+}
+_NEEDED = {
+    (): ("format", "name", "created", "config", "config_hash", "environment"),
+    ("environment", "kv_cache"): ("element_bytes", "layers"),
+    ("environment", "kv_cache", "layers"): tuple(_LAYER),
+    ("environment", "plugins"): ("path", "sha256"),
+    ("environment", "chat_template"): ("path", "sha256"),
+    ("environment", "model"): ("model", "model_revision"),
+    ("environment", "model_files"): ("name", "hash"),
+    ("environment", "methods"): ("method", "version", "source", "files", "artefacts"),
+    ("environment", "methods", "artefacts"): ("name", "hash"),
+    ("environment", "method_files"): ("name", "hash"),
+    ("environment", "tasks", ANY): ("version", "data"),
+    ("config", "grids"): ("methods", "budgets", "tasks"),
+    ("config", "grids", "methods"): ("name", "options"),
+}
+_EMPTY = {("environment", part) for part in ("kv_cache", "plugins", "plugin", "chat_template")}  # may be null
+
+
+def why_not(content: Any) -> str:
+    """The first part that is not what it must be, by its dotted name; "" when all are."""
+    return _wrong(content, _CONTENT, ()) or ""
+
+
+def _wrong(value: Any, shape: Any, place: tuple[str, ...]) -> str | None:
+    if value is None and place in _EMPTY:
+        return None
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            return _name(place)
+        return next((wrong for v in value if (wrong := _wrong(v, shape[0], place))), None)
+    if isinstance(shape, Mapping):
+        return _wrong_table(value, shape, place)
+    return None if shape(value) else _name(place)
+
+
+def _wrong_table(value: Any, shape: Mapping[str, Any], place: tuple[str, ...]) -> str | None:
+    if not isinstance(value, dict) or any(key not in value for key in _NEEDED.get(place, ())):
+        return _name(place)
+    for key, inner in value.items():
+        part = key if key in shape else ANY
+        if part in shape and (wrong := _wrong(inner, shape[part], (*place, part))):
+            return wrong
+    return None
+
+
+def _name(place: tuple[str, ...]) -> str:
+    return ".".join(place) or "the whole"

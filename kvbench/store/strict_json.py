@@ -1,0 +1,52 @@
+"""JSON that may come from anyone, with every way in which it can be bad as a ValueError.
+
+    parse(data)       # one value; NaN, infinities and nesting beyond the interpreter's limit are refused
+    document(data)    # also: not too deep, no whole number beyond 64 bits
+
+Python's own reader takes NaN, reads 1e400 as infinity, and ends deep nesting with a RecursionError.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+DEEPEST = 32
+LARGEST = 2**64  # seeds are unsigned
+
+
+def parse(data: bytes | str) -> Any:
+    """One JSON value. Raises ValueError."""
+    try:
+        return json.loads(data, parse_constant=_constant, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def document(data: bytes | str) -> Any:
+    """One JSON value that can be walked and written again. Raises ValueError."""
+    value = parse(data)
+    level = [value]
+    for _ in range(DEEPEST):
+        if any(isinstance(v, int) and abs(v) > LARGEST for v in level):
+            raise ValueError("a number beyond 64 bits")
+        level = [inner for v in level if isinstance(v, (dict, list)) for inner in _inside(v)]
+        if not level:
+            return value
+    raise ValueError("nested too deeply")
+
+
+def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else value
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number without a finite value")
+    return value
