@@ -21,6 +21,7 @@ from pathlib import Path
 from kvbench import registry
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.registry import NameTaken
+from kvbench.signals import Signalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _run(file: Path, name: str, label: str) -> None:
         spec.loader.exec_module(module)
     except BaseException as error:
         sys.modules.pop(name, None)
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, (KeyboardInterrupt, Signalled)):
             raise
         raise UserError(f"{label}{_cause(error, file)}") from error
     finally:

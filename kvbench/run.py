@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench import env, models, plugins
+from kvbench import env, models, plugins, signals
 from kvbench.cell_plan import CellPlan, check_weights, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
 from kvbench.engine.flash import check_attn
@@ -26,7 +26,7 @@ from kvbench.engine.plan import measure, read_shape, use_threads
 from kvbench.errors import UserError, show
 from kvbench.prepare import Notice, prepare
 from kvbench.rescore import rescore
-from kvbench.runner import Runner, signals
+from kvbench.runner import Runner
 from kvbench.store import RunFolder
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def execute(
         notice: receives one-line warnings; default prints them to stderr.
 
     Raises:
-        KVBenchError: see the subclasses; Interrupted after Ctrl-C or SIGTERM, with all finished rows saved.
+        KVBenchError: see the subclasses; Interrupted after Ctrl-C, SIGTERM or SIGHUP, with all finished rows saved.
     """
     say = notice or (lambda text: print(f"warning: {text}", file=sys.stderr))
     device = pick_device(config.device)
@@ -124,24 +124,24 @@ def execute(
         for text in folder.notices:
             say(text)
         keys = {row.key for p in plans for row in p.rows}
-        runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
-        if not keys <= done:
-            with signals(runner):
+        runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config, say)
+        with signals.handled(), runner.failures():
+            if not keys <= done:
                 wanted = {"device": str(device), "dtype": config.dtype}
                 loaded = load(ready.where, revision=config.revision, attn=config.attn, **wanted)
                 check_weights(plans, loaded)
                 runner.run(loaded, done)
-        # What nobody could score before, and what a judge compares with answers that only now are all there.
-        again = rescore(
-            folder,
-            works,
-            wanted=lambda e: e.row["status"] == "unscored" or (not e.ok and e.row["row_key"] in done),
-            progress=progress,
-        )
-        if again.strangers:
-            say(f"{again.strangers} answers without a score belong to prompts that are made differently now.")
-        folder.seal()
-        failed = Counter(runner.failed) + Counter(again.failed)
+            # What nobody could score before, and what a judge compares with answers that only now are all there.
+            again = rescore(
+                folder,
+                works,
+                wanted=lambda e: e.row["status"] == "unscored" or (not e.ok and e.row["row_key"] in done),
+                progress=progress,
+            )
+            if again.strangers:
+                say(f"{again.strangers} answers without a score belong to prompts that are made differently now.")
+            folder.seal()
+        failed = runner.failed + Counter(again.failed)
         return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed)
 
 

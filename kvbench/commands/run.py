@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvbench import terminal
+from kvbench import signals, terminal
 from kvbench.budget import label
 from kvbench.commands import options
 from kvbench.commands.checks import check, refuse_key
@@ -208,8 +208,9 @@ def report_on(run_dir: Path, *, quiet: bool) -> None:
     from kvbench.report.load import load
     from kvbench.report.render import Report, text, write
 
-    report = Report.make(load([run_dir]))
-    paths = write(report, run_dir / "report")
+    with signals.phase(lambda: f"interrupted: all rows are saved; 'kvbench report {run_dir}' makes the tables."):
+        report = Report.make(load([run_dir]))
+        paths = write(report, run_dir / "report")
     if not quiet:
         print(text(report))
         terminal.note(f"rows are in {run_dir}, this report in {paths[0]}.")

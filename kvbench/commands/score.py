@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from kvbench import terminal
+from kvbench import signals, terminal
 from kvbench.commands import options
 from kvbench.commands.checks import refuse_key
 from kvbench.commands.request import resumed
@@ -19,6 +20,7 @@ from kvbench.problems import Problems
 from kvbench.progress import Progress
 from kvbench.settings import KEYS, gather
 
+SAVED = "interrupted: scores made so far are saved; the same command scores the other answers."
 EPILOG = """Examples:
   kvbench score results/r1                       # answers that have no score yet
   kvbench score r1 --all                         # every answer again, with the scorers of this version
@@ -59,9 +61,8 @@ def score(
 
     ready = prepare(config, terminal.warning)
     versions = {f"{name}_version": env.version(name) for name in ("kvbench", "torch", "transformers")}
-    with RunFolder.resume(
-        folder.parent, folder.name, environment=versions, take_over=take_over, allow_version_change=True
-    ) as opened:
+    resume = partial(RunFolder.resume, environment=versions, take_over=take_over, allow_version_change=True)
+    with signals.phase(lambda: SAVED), resume(folder.parent, folder.name) as opened:
         # Answers scored by two versions of a task would be averaged as one: either all or none.
         check_data(folder.name, opened.info["environment"]["tasks"], ready.tasks(), versions=not every)
         found = rescore(opened, ready.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))

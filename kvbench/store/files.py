@@ -7,7 +7,6 @@ What a disk promises after fsync but does not keep is beyond these functions.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 from collections.abc import Iterator
@@ -32,10 +31,6 @@ def bare(value: object) -> str:
 def reason(error: OSError) -> str:
     """ "no space left on device" for an ENOSPC."""
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
-
-
-def disk_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def sync_folder(folder: Path) -> None:

@@ -26,9 +26,10 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from kvbench.errors import SetupError, show
-from kvbench.store.files import disk_full, reason, step, sync_folder
+from kvbench.store.files import reason, step, sync_folder
 from kvbench.store.host import boot_id, host_name
 from kvbench.store.names import resume_command
+from kvbench.store.remedies import remedy
 from kvbench.store.schema import check_row, clean_text
 
 FOLDER = "journal"
@@ -186,10 +187,10 @@ class Journal:
 
     def _fail(self, error: OSError) -> NoReturn:
         self._failed = True
-        remedy = "Free space" if disk_full(error) else "Check the disk"
+        first, *rest = remedy(error)
         raise SetupError(
             f"cannot write in {show(self.run_dir)} ({reason(error)}): {_are(self._rows_before + self.saved)} saved. "
-            f"{remedy}, then continue with {resume_command(self.run_dir)}."
+            f"{first.upper()}{''.join(rest)}, then continue with {resume_command(self.run_dir)}."
         ) from error
 
 

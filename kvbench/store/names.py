@@ -38,5 +38,13 @@ def check_run_name(name: str, option: str = "--run-name") -> str:
 
 def resume_command(run_dir: Path) -> str:
     """What to type to continue a run."""
-    out = "" if run_dir.parent == Path(OUT) else f" --out {shlex.quote(str(run_dir.parent))}"
-    return f"kvbench run --resume {run_dir.name}{out}"
+    return f"kvbench run --resume {run_dir.name}{_out(run_dir)}"
+
+
+def repair_command(run_dir: Path) -> str:
+    """What to type to make a run's tables anew."""
+    return f"kvbench repair {run_dir.name}{_out(run_dir)}"
+
+
+def _out(run_dir: Path) -> str:
+    return "" if run_dir.parent == Path(OUT) else f" --out {shlex.quote(str(run_dir.parent))}"
