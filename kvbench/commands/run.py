@@ -136,10 +136,11 @@ def run(
         plan = {"plan": _plan(result)} if result.run_dir is None else {}
         terminal.data({"run": folder, "hash": chosen.hash(), **counts, **plan})
     if result.run_dir is not None and (failed or result.done < result.planned):
-        reasons = ", ".join(f"{count} {status}" for status, count in result.failed.items())
+        not_run = result.planned - result.done
+        counts = dict(result.failed) | ({"not run": not_run} if not_run else {})
+        reasons = ", ".join(f"{count} {status}" for status, count in counts.items())
         again = f"'{resume_command(result.run_dir)}' tries them again"
-        missing = result.planned - result.done + failed
-        raise IncompleteError(f"{missing} of {result.planned} rows have no score ({reasons or 'not run'}); {again}.")
+        raise IncompleteError(f"{not_run + failed} of {result.planned} rows have no score ({reasons}); {again}.")
 
 
 def _gather(params: Mapping[str, Any], problems: Problems) -> Gathered | None:

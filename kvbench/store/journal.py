@@ -12,7 +12,6 @@ torn one. A row is acknowledged only after fdatasync. One process, one thread: l
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -140,8 +139,9 @@ class Journal:
         try:
             if self._fd < 0:
                 self._open()
-            if os.write(self._fd, record) < len(record):  # a full disk takes a part first and fails on the next call
-                raise OSError(errno.ENOSPC, "short write")
+            written = os.write(self._fd, record)
+            while written < len(record):  # a full disk takes a part first and says why on the next call
+                written += os.write(self._fd, record[written:])
         except OSError as error:
             with suppress(OSError):  # save the rows before the one that did not fit, if the disk still allows that
                 os.ftruncate(self._fd, self._end)
