@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import sys
 
-from kvbench import signals
+from kvbench import signals, streams
 
 
 def main() -> int:
+    """Run the command line of this process; returns its exit code."""
+    streams.repair()  # before anything is opened: a closed stream's number would be given to it
     signals.install()
     try:
         from kvbench.cli import main as run
+
+        code = run()
+        signals.settle()
     except signals.Signalled as signalled:
-        print(signalled.told(), file=sys.stderr)
-        return 128 + signalled.number
-    return run()
+        error = signalled.told()
+        signals.say(error, lambda told: print(told, file=sys.stderr, flush=True))
+        return error.exit_code
+    return code
 
 
 if __name__ == "__main__":

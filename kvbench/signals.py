@@ -91,6 +91,12 @@ def shield() -> Iterator[None]:
         handling.raise_if_due()
 
 
+def settle() -> None:
+    """The command has ended: from here on a signal raises nothing, and the process keeps its exit code."""
+    if _handling is not None:
+        _handling.shields += 1
+
+
 def received() -> bool:
     """Whether a signal has asked this process to end."""
     return _handling is not None and _handling.number is not None

@@ -26,10 +26,10 @@ def repair() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
-    if sys.stdout is sys.__stdout__ and not _repaired(sys.stdout):
-        sys.stdout = sys.__stdout__ = _opened(1, sys.stdout, _Output)
-    if sys.stderr is sys.__stderr__ and not _repaired(sys.stderr):
-        sys.stderr = sys.__stderr__ = _opened(2, sys.stderr, _Messages)
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _opened(1, sys.stdout, _Output)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _opened(2, sys.stderr, _Messages)
 
 
 def discard_output() -> None:
@@ -56,10 +56,6 @@ class _Messages(io.FileIO):
             return super().write(data)  # type: ignore[arg-type]
         except OSError:
             return memoryview(data).nbytes  # type: ignore[arg-type]
-
-
-def _repaired(stream: TextIO | None) -> bool:
-    return isinstance(getattr(getattr(stream, "buffer", None), "raw", None), (_Output, _Messages))
 
 
 def _opened(number: int, before: TextIO | None, kind: type[io.FileIO]) -> TextIO:

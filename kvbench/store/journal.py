@@ -187,10 +187,10 @@ class Journal:
 
     def _fail(self, error: OSError) -> NoReturn:
         self._failed = True
-        first, *rest = remedy(error)
+        advice = remedy(error)
         raise SetupError(
             f"cannot write in {show(self.run_dir)} ({reason(error)}): {_are(self._rows_before + self.saved)} saved. "
-            f"{first.upper()}{''.join(rest)}, then continue with {resume_command(self.run_dir)}."
+            f"{advice[:1].upper()}{advice[1:]}, then continue with {resume_command(self.run_dir)}."
         ) from error
 
 

@@ -201,7 +201,7 @@ def test_a_real_limit_on_memory_halves_the_slots(tmp_path):
     assert done.stdout.splitlines()[-1] == "2 {}"
     rows = read_run(tmp_path / "limited").rows
     assert set(rows.status) == {"ok"}
-    [slots] = rows.slots.unique()
+    [slots] = {int(n) for n in rows.slots}
     assert 1 < slots < 16384
     lines = [line for line in done.stderr.splitlines() if "out of memory with" in line]
     assert f"going on with {slots} (" in lines[-1]
@@ -286,4 +286,4 @@ def test_a_model_of_nan_ends_with_exit_code_4_and_one_hint(model, tmp_path, kvbe
         "error: 8 of 8 rows have no score (5 nan_logits, 3 not run); 'kvbench run --resume r' tries them again."
         in done.err
     )
-    assert read_run(tmp_path / "results" / "r").saved == 5
+    assert read_run(tmp_path / "results" / "r").failed == 5

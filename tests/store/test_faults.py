@@ -128,7 +128,9 @@ def test_f05_a_full_disk_while_sealing(small_disk: Path, start: Start, row: Row)
             for i in range(1, 31):
                 journal.append(row(i), output=random.Random(i).randbytes(9000).hex())
         _take_all_but(small_disk, 40_000)
-        with pytest.raises(SetupError, match=r"no space left.*The journal with 31 rows .*free space, then run kvbench repair r1 --out"):
+        with pytest.raises(
+            SetupError, match=r"no space left.*The journal with 31 rows .*free space, then run kvbench repair r1 --out"
+        ):
             run.seal()
     assert {name: (run.path / name).read_bytes() for name in old} == old
     assert len(read_rows(run.path)) == 31
