@@ -28,6 +28,7 @@ from kvbench.errors import Interrupted
 
 PATIENCE = 8.0  # seconds from the first signal to the end that no longer waits for the main thread
 TOGETHER = 0.3  # seconds; timeout(1) and batch systems send one request to the process and to its group
+SOON = 0.01  # seconds
 AGAIN = "interrupted before it finished; the same command starts anew."
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
@@ -181,12 +182,18 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """The exception met a destructor, which lets none pass: raise it again right after."""
+        """The exception met a destructor, which lets none pass: raise it again as soon as that has ended."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False
-            signal.raise_signal(self.number)
+            again = threading.Timer(SOON, self._again, [self.number])
+            again.daemon = True
+            again.start()
         else:
             self._unraisable(unraisable)
+
+    def _again(self, number: int) -> None:
+        if not self._closed and (main := threading.main_thread().ident) is not None:
+            signal.pthread_kill(main, number)
 
     def _watch(self) -> None:
         number, first = 0, 0.0
