@@ -92,7 +92,7 @@ def fetch(
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {show(folder)} is a file; give a folder.")
-    problems, done = Problems(), []
+    problems, done = Problems(), list[dict[str, Any]]()
     progress = _Bytes(quiet=quiet)
     named = _manifests(tasks, problems)
     for name in named:

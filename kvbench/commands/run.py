@@ -137,8 +137,8 @@ def run(
         terminal.data({"run": folder, "hash": chosen.hash(), **counts, **plan})
     if result.run_dir is not None and (failed or result.done < result.planned):
         not_run = result.planned - result.done
-        counts = dict(result.failed) | ({"not run": not_run} if not_run else {})
-        reasons = ", ".join(f"{count} {status}" for status, count in counts.items())
+        lacking = dict(result.failed) | ({"not run": not_run} if not_run else {})
+        reasons = ", ".join(f"{count} {status}" for status, count in lacking.items())
         again = f"'{resume_command(result.run_dir)}' tries them again"
         raise IncompleteError(f"{not_run + failed} of {result.planned} rows have no score ({reasons}); {again}.")
 

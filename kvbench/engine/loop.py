@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -121,7 +121,7 @@ class Engine:
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
         self._sampling = Sampling()
 
-    def generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
+    def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield every sample of every request as it finishes. All requests must share one `Sampling`.
 
         Raises OutOfMemory, after which the engine is of no more use.
