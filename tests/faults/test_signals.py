@@ -168,7 +168,8 @@ def test_every_command_ends_with_one_line(zygote: Zygote, finished: Path, line: 
     case.signal(number)
     assert ended(case, number).startswith(said)
     assert is_gone(blocked)  # of bench, a child of the command
-    assert {name: (finished / name).read_bytes() for name in tables} == tables
+    if not line.startswith("run"):  # which makes the tables anew before it reports
+        assert {name: (finished / name).read_bytes() for name in tables} == tables
     assert len(read_rows(finished)) == ROWS
 
 
