@@ -1,7 +1,27 @@
-"""``python -m kvbench``."""
+"""``python -m kvbench`` and the installed command: signals are handled before anything heavy is imported."""
+
+from __future__ import annotations
 
 import sys
 
-from kvbench.cli import main
+from kvbench import signals, streams
 
-sys.exit(main())
+
+def main() -> int:
+    """Run the command line of this process; returns its exit code."""
+    streams.repair()  # before anything is opened: a closed stream's number would be given to it
+    signals.install()
+    try:
+        from kvbench.cli import main as run
+
+        code = run()
+        signals.settle()
+    except signals.Signalled as signalled:
+        error = signalled.told()
+        signals.say(error, lambda told: print(told, file=sys.stderr, flush=True))
+        return error.exit_code
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

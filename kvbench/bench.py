@@ -26,6 +26,7 @@ from typing import Any
 import torch
 import transformers
 
+from kvbench import signals
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel, pick_device, pick_dtype, prepare
 from kvbench.engine.plan import Machine, ModelShape, measure, roofline
@@ -185,13 +186,18 @@ def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> 
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=lambda: sender.send(work()))
     process.start()
+    signals.at_end(process.kill)
     sender.close()
     try:
         return receiver.recv()
     except EOFError:
         raise KVBenchError("a measuring process ended without a result; its own message is above.") from None
+    except BaseException:
+        process.kill()
+        raise
     finally:
         process.join()
+        signals.not_at_end(process.kill)
 
 
 def shape_vocabulary(shape: str) -> int:

@@ -1,14 +1,13 @@
 """The command line: parses, calls, prints. Each command is a file in `kvbench.commands`.
 
 Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the surroundings; 4 rows missing or failed; 5 a regression; 6 the
-run is in use; 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds the
-traceback. Nothing here or in a command's checks imports torch.
+run is in use; 129, 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds
+the traceback. Nothing here or in a command's checks imports torch.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kvbench import __version__, terminal
+from kvbench import __version__, faults, signals, streams, terminal
 from kvbench.commands import (
     audit,
     bench,
@@ -34,7 +33,7 @@ from kvbench.commands import (
     weights,
 )
 from kvbench.commands import list as list_command
-from kvbench.errors import Interrupted, KVBenchError, UserError
+from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError
 from kvbench.errors import show as quoted
 from kvbench.registry import did_you_mean
 
@@ -101,38 +100,62 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terminal.prepare()
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
+    with signals.handled():
+        try:
+            code = _run([a for a in given if a != "--debug"])
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:  # stdout was closed, as with `| head`: no reader is left to be told
+            streams.discard_output()
+            return 0
+        except BaseException as error:
+            if isinstance(error, (SystemExit, GeneratorExit)):
+                raise
+            if debug:
+                traceback.print_exc()
+            return _end(_expected(error, given, debug))
+
+
+def _run(arguments: list[str]) -> int:
     try:
-        code = app([a for a in given if a != "--debug"], prog_name="kvbench", standalone_mode=False)
-        sys.stdout.flush()
-        return code if isinstance(code, int) else 0
-    except BrokenPipeError:
-        return _reader_gone()
+        code = app(arguments, prog_name="kvbench", standalone_mode=False)
     except SystemExit as leaving:  # typer turns a closed pipe into this
         if isinstance(leaving.__context__, BrokenPipeError):
-            return _reader_gone()
+            raise leaving.__context__ from None
         raise
-    except (KVBenchError, typer.TyperException) as error:
-        if debug:
-            traceback.print_exc()
-        expected = error if isinstance(error, KVBenchError) else _usage(error, given)
-        terminal.fail(expected)
-        return expected.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        terminal.fail(Interrupted("interrupted: nothing was running yet.", 130))
-        return 130
-    except Exception as error:
-        if debug:
-            traceback.print_exc()
-        kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        hint = "" if debug else " --debug shows where."
-        terminal.fail(KVBenchError(f"internal error, please report it: {kind}.{hint}"))
-        return 1
+    return code if isinstance(code, int) else 0
 
 
-def _reader_gone() -> int:
-    """stdout was closed, as with `| head`: nobody is left to tell, and what is still buffered must not raise again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    return 0
+def _end(error: KVBenchError) -> int:
+    """Print the error; what was printed before it comes first."""
+    try:
+        sys.stdout.flush()
+    except (BrokenPipeError, streams.Unprintable):
+        streams.discard_output()
+    if isinstance(error, Interrupted):
+        signals.say(error, terminal.fail)
+    else:
+        terminal.fail(error)
+    return error.exit_code
+
+
+def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenchError:
+    """Any failure as one that the user is told in one line."""
+    if isinstance(error, KVBenchError):
+        return error
+    if isinstance(error, typer.TyperException):
+        return _usage(error, given)
+    if isinstance(error, signals.Signalled):
+        return error.told()
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return Interrupted(signals.AGAIN, 130)
+    kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    if faults.out_of_memory(error):
+        return SetupError(f"out of memory ({faults.first_line(error)}). Use smaller sizes, or a larger machine.")
+    if faults.device_failed(error):
+        return SetupError(f"the device failed ({faults.first_line(error)}).")
+    hint = "" if debug else " --debug shows where."
+    return KVBenchError(f"internal error, please report it: {kind}.{hint}")
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:

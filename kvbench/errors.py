@@ -40,7 +40,9 @@ class RunInUseError(KVBenchError):
 
 
 class Interrupted(KVBenchError):
-    """Stopped by Ctrl-C (exit code 130) or SIGTERM (143); the message says what is saved and how to continue."""
+    """Stopped by Ctrl-C (exit code 130), SIGTERM (143) or SIGHUP (129); the message says what is saved and how to
+    continue.
+    """
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)

@@ -22,6 +22,7 @@ from pathlib import Path
 from kvbench import registry
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.registry import NameTaken
+from kvbench.signals import Signalled
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def _run(file: Path, source: bytes, name: str, label: str) -> None:
         exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
     except BaseException as error:
         sys.modules.pop(name, None)
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, (KeyboardInterrupt, Signalled)):
             raise
         raise UserError(f"{label}{_cause(error, file)}") from error
 

@@ -88,7 +88,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One finished sample. `status` other than "ok" (nan_logits, prompt_too_long) leaves it without a score."""
+    """One finished sample. `status` other than "ok" (nan_logits, oom, prompt_too_long) leaves it without a score."""
 
     request: Request
     sample: int

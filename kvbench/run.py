@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench import env, models, plugins, same_run
+from kvbench import env, models, plugins, same_run, signals
 from kvbench.cell_plan import CellPlan, MethodState, check_weights, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
 from kvbench.engine.flash import check_attn
@@ -25,7 +25,7 @@ from kvbench.engine.model import load, pick_device, pick_dtype
 from kvbench.engine.plan import measure, read_shape, use_threads
 from kvbench.prepare import Notice, prepare
 from kvbench.rescore import rescore
-from kvbench.runner import Runner, signals
+from kvbench.runner import Runner
 from kvbench.store import RunFolder, again
 from kvbench.work import TaskWork
 
@@ -66,7 +66,7 @@ def execute(
         notice: receives one-line warnings; default prints them to stderr.
 
     Raises:
-        KVBenchError: see the subclasses; Interrupted after Ctrl-C or SIGTERM, with all finished rows saved.
+        KVBenchError: see the subclasses; Interrupted after Ctrl-C, SIGTERM or SIGHUP, with all finished rows saved.
     """
     say = notice or (lambda text: print(f"warning: {text}", file=sys.stderr))
     device = pick_device(config.device)
@@ -139,24 +139,24 @@ def execute(
         for text in (*folder.notices, *notices):
             say(text)
         keys = {row.key for p in plans for row in p.rows}
-        runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
-        if not keys <= done:
-            with signals(runner):
+        runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config, say)
+        with signals.handled(), runner.failures():
+            if not keys <= done:
                 wanted = {"device": str(device), "dtype": config.dtype}
                 loaded = load(ready.where, revision=info.commit or config.revision, attn=config.attn, **wanted)
                 check_weights(plans, loaded)
                 runner.run(loaded, done)
-        # What nobody could score before, and what a judge compares with answers that only now are all there.
-        again = rescore(
-            folder,
-            works,
-            wanted=lambda e: e.row["status"] == "unscored" or (not e.ok and e.row["row_key"] in done),
-            progress=progress,
-        )
-        if again.strangers:
-            say(f"{again.strangers} answers without a score belong to prompts that are made differently now.")
-        folder.seal()
-        failed = Counter(runner.failed) + Counter(again.failed)
+            # What nobody could score before, and what a judge compares with answers that only now are all there.
+            rescored = rescore(
+                folder,
+                works,
+                wanted=lambda e: e.row["status"] == "unscored" or (not e.ok and e.row["row_key"] in done),
+                progress=progress,
+            )
+            if rescored.strangers:
+                say(f"{rescored.strangers} answers without a score belong to prompts that are made differently now.")
+            folder.seal()
+        failed = runner.failed + Counter(rescored.failed)
         return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed)
 
 

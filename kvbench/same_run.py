@@ -119,9 +119,7 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
     """
     for task, found in now.items():
         if (known := before.get(task)) is None:
-            raise UserError(
-                f"run {show(run)} does not say which data task {show(task)} had. {ANOTHER.capitalize()}."
-            )
+            raise UserError(f"run {show(run)} does not say which data task {show(task)} had. {ANOTHER.capitalize()}.")
         for what in ("sha256", "revision"):
             if known["data"].get(what) != found["data"].get(what):
                 raise UserError(

@@ -13,6 +13,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, TextIO
 
+from kvbench import streams
 from kvbench.errors import Interrupted, KVBenchError, show
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ WIDE = 400  # columns where stdout is no terminal and COLUMNS is not set: tables
 
 
 def prepare() -> None:
-    """Make printing safe under any locale: what a stream cannot encode is written as an escape."""
+    """Make printing safe: under any locale, where what a stream cannot encode is written as an escape, and to any
+    stream (`kvbench.streams`).
+    """
+    streams.repair()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

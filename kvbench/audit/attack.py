@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvbench import signals
 from kvbench.sandbox.cleanup import remove_tree
 
 _HEADER = re.compile(r"^# ([a-z-]+): (.*)$", re.MULTILINE)
@@ -148,6 +149,8 @@ def targets(answer: str) -> Iterator[Targets]:
         stack.callback(remove_tree, folder)
         sockets = _sockets(stack, folder, token)
         sentinel = subprocess.Popen(sleeper, start_new_session=True)
+        signals.at_end(sentinel.kill)
+        stack.callback(signals.not_at_end, sentinel.kill)
         stack.callback(sentinel.wait)
         stack.callback(sentinel.kill)
         values = {

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvbench import signals
 from kvbench.audit.attack import Attack, Targets, targets
 from kvbench.audit.attack_watch import Peaks, adopt_orphans, survivors, watch
 from kvbench.errors import UserError, show
@@ -87,7 +88,9 @@ def _run(attack: Attack, tier: str) -> Row:
             start_new_session=True,
         )
         port = aims.values["LISTEN_PORT"] if "listen" in attack.checks else None
+        signals.at_end(grader.kill)
         peaks = watch(grader, aims.temporary, port, aims.sentinel.pid, _GRADER_SECONDS)
+        signals.not_at_end(grader.kill)
         alive = survivors([grader.pid, aims.sentinel.pid])
         result = json.loads(result_file.read_text(encoding="utf-8")) if result_file.is_file() else {}
         secret = [*aims.canaries.values(), "CANARY-" + "".join(memory)]

@@ -94,11 +94,10 @@ class Bench:
 
     def _measure(self) -> None:
         cache = self.engine.cache
-        for slot, sequence in enumerate(self.engine.live):
-            if sequence is not None:
-                seen = cache.seen[slot]
-                size = cache.live_bytes(slot) - cache.fixed_bytes(seen)
-                self.holdings.append(Holding(sequence.key, seen, cache.held(slot), size))
+        for slot, sequence in self.engine.slots.live():
+            seen = cache.seen[slot]
+            size = cache.live_bytes(slot) - cache.fixed_bytes(seen)
+            self.holdings.append(Holding(sequence.key, seen, cache.held(slot), size))
         self._count_pages()
 
     def _count_pages(self, idle: bool = False) -> None:

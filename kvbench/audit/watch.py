@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvbench.engine import loop
+from kvbench.engine import draws
 from kvbench.eviction import select
 from kvbench.eviction.api import Method
 from kvbench.eviction.view import LayerView
@@ -31,7 +31,7 @@ class Seen:
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
     """Everything inside the block is seen; the engine's own functions are put back after it."""
-    seen, draw, decide = Seen(), loop.draw, select.decide
+    seen, draw, decide = Seen(), draws.draw, select.decide
     kinds: dict[Any, int] = {}
 
     def new(*kind: Any) -> bool:
@@ -62,7 +62,7 @@ def watching(method: Method) -> Iterator[Seen]:
 
     classes = {type(part) for part in (method.during("prefill"), method.during("decode"))}
     originals = {cls: cls.__dict__["observe"] for cls in classes if "observe" in cls.__dict__}
-    patched: Any = loop
+    patched: Any = draws
     patched.draw, select.decide = drawn, decided
     for cls, original in originals.items():
         cls.observe = observed(original)  # type: ignore[method-assign]

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvbench import registry, terminal
+from kvbench import registry, signals, terminal
 from kvbench.commands import options
 from kvbench.data import Data
 from kvbench.data.fetch import fetch as fetch_data
@@ -34,6 +34,7 @@ PATH = """Examples:
   kvbench data path mt_bench
   kvbench data path gsm8k --data /media/stick/data
 """
+CONTINUES = "tasks fetched; the same command goes on where it was cut off."
 FINE = ("ok", "generated", "by lm-eval")  # states that need nothing
 
 app = typer.Typer(help="Task data: fetch them, check what is here, show where.", invoke_without_command=True)
@@ -91,7 +92,7 @@ def fetch(
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {show(folder)} is a file; give a folder.")
-    problems, done = Problems(), []
+    problems, done = Problems(), list[dict[str, Any]]()
     progress = _Bytes(quiet=quiet)
     named = _manifests(tasks, problems)
     for name in named:
@@ -110,7 +111,7 @@ def fetch(
     for name, manifest in wanted.items():
         if manifest.gated and not quiet:
             terminal.note(f"{show(manifest.hub)} is gated: its terms have to be accepted on its page.")
-        with problems.collect():
+        with signals.phase(lambda: f"interrupted: {len(done)} of {len(wanted)} {CONTINUES}"), problems.collect():
             try:
                 used = fetch_data(name, manifest, folder, revision=data_revision, bar=progress.show)
             finally:

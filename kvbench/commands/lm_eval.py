@@ -12,7 +12,8 @@ from typing import Annotated, Any
 
 import typer
 
-from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError, show
+from kvbench import signals
+from kvbench.errors import KVBenchError, SetupError, UserError, show
 
 EPILOG = """Examples:
   kvbench lm-eval --model_args model=tiny,method=gkv,budget=64,interval=32 --tasks kvbench_chain --limit 32
@@ -48,11 +49,8 @@ def lm_eval(
         raise UserError("lm-eval needs arguments; 'kvbench lm-eval --help' has examples.")
     typed, sys.argv = sys.argv, ["lm-eval", *arguments]
     try:
-        _run()
-    except KeyboardInterrupt:
-        raise Interrupted(
-            "interrupted: lm-eval keeps nothing of an unfinished run, unless with --use_cache.", 130
-        ) from None
+        with signals.phase(lambda: "interrupted: lm-eval keeps nothing of an unfinished run, unless with --use_cache."):
+            _run()
     except (KVBenchError, ImportError):
         raise
     except Exception as error:

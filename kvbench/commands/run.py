@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvbench import hub, terminal
+from kvbench import hub, signals, terminal
 from kvbench.budget import label
 from kvbench.commands import options
 from kvbench.commands.checks import check, refuse_key
@@ -139,10 +139,11 @@ def run(
         plan = {"plan": _plan(result)} if result.run_dir is None else {}
         terminal.data({"run": folder, "hash": chosen.hash(), **counts, **plan})
     if result.run_dir is not None and (failed or result.done < result.planned):
-        reasons = ", ".join(f"{count} {status}" for status, count in result.failed.items())
+        not_run = result.planned - result.done
+        lacking = dict(result.failed) | ({"not run": not_run} if not_run else {})
+        reasons = ", ".join(f"{count} {status}" for status, count in lacking.items())
         again = f"'{resume_command(result.run_dir)}' tries them again"
-        missing = result.planned - result.done + failed
-        raise IncompleteError(f"{missing} of {result.planned} rows have no score ({reasons or 'not run'}); {again}.")
+        raise IncompleteError(f"{not_run + failed} of {result.planned} rows have no score ({reasons}); {again}.")
 
 
 def _gather(params: Mapping[str, Any], problems: Problems) -> Gathered | None:
@@ -212,8 +213,9 @@ def report_on(run_dir: Path, *, quiet: bool) -> None:
     from kvbench.report.load import load
     from kvbench.report.render import Report, text, write
 
-    report = Report.make(load([run_dir]))
-    paths = write(report, run_dir / "report")
+    with signals.phase(lambda: f"interrupted: all rows are saved; 'kvbench report {run_dir}' makes the tables."):
+        report = Report.make(load([run_dir]))
+        paths = write(report, run_dir / "report")
     if not quiet:
         print(text(report))
         terminal.note(f"rows are in {run_dir}, this report in {paths[0]}.")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench import hub, terminal
+from kvbench import hub, signals, terminal
 from kvbench.commands import options
 from kvbench.commands.checks import refuse_key
 from kvbench.commands.continued import asked, continued
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from kvbench.config import RunConfig
     from kvbench.rescore import Rescored
 
+SAVED = "interrupted: scores made so far are saved; the same command scores the other answers."
 EPILOG = """Examples:
   kvbench score results/r1                       # answers that have no score yet
   kvbench score r1 --all                         # every answer again, with the scorers of this version
@@ -78,9 +80,8 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
 
     ready = prepare(config, terminal.warning)
     versions = {f"{name}_version": env.version(name) for name in ("kvbench", "torch", "transformers")}
-    with RunFolder.resume(
-        folder.parent, folder.name, environment=versions, take_over=take_over, allow_version_change=True
-    ) as opened:
+    resume = partial(RunFolder.resume, environment=versions, take_over=take_over, allow_version_change=True)
+    with signals.phase(lambda: SAVED), resume(folder.parent, folder.name) as opened:
         # Answers scored by two versions of a task would be averaged as one: either all or none.
         before = opened.info["environment"]
         same_run.check_data(folder.name, before["tasks"], ready.tasks(), versions=not every)

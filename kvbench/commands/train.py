@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench import terminal
+from kvbench import signals, terminal
 from kvbench.errors import UserError, show
 from kvbench.models import TINY, describe
 from kvbench.problems import Problems
@@ -33,6 +33,7 @@ EPILOG = """Examples:
   kvbench train headkv --model tiny --out tables
   kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json
 """
+CONTINUES = "interrupted: answers and the last checkpoint are saved; the same command goes on from there."
 NAMES = (*RECIPES, *TABLES)
 SHOWN = 8
 TABLE_SAMPLES = 32
@@ -98,7 +99,8 @@ def train(
     numbers = _Numbers(**found)
     folder = check_out(out)
     if kind in RECIPES:
-        _recipe(kind, model, folder, data, numbers, options, device, json=json, quiet=quiet)
+        with signals.phase(lambda: CONTINUES):
+            _recipe(kind, model, folder, data, numbers, options, device, json=json, quiet=quiet)
     else:
         _table(kind, model, folder, numbers, device, json=json, quiet=quiet)
 

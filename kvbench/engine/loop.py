@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from dataclasses import replace
 
 import torch
 
+from kvbench import faults
 from kvbench.engine.attention import AttentionCall, route
+from kvbench.engine.cache import SlotCache
+from kvbench.engine.draws import next_tokens
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.forward import step_writer
 from kvbench.engine.layout import (
@@ -28,14 +31,15 @@ from kvbench.engine.layout import (
     shape_of,
     stored_queries,
 )
+from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model import LoadedModel, load_draft
 from kvbench.engine.packing import packed_linears
 from kvbench.engine.prefill import Prefill, PromptReader, PromptState
 from kvbench.engine.probes import Drafts
 from kvbench.engine.prompt import KeptLog, Rules
 from kvbench.engine.rope import read_rope
-from kvbench.engine.sampler import draw
 from kvbench.engine.sequence import Sequence
+from kvbench.engine.slots import Slots
 from kvbench.eviction import noise
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request, Sampling
@@ -63,6 +67,7 @@ class Engine:
     Raises:
         UserError: the method cannot serve this model.
         SetupError: weights that the method needs are missing or belong to another model.
+        OutOfMemory: so many slots do not fit.
     """
 
     def __init__(
@@ -89,7 +94,7 @@ class Engine:
         geometry = fit(loaded.geometry, method, max_tokens)
         lengths = Lengths(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
         shape = shape_of(loaded.geometry, method, budget, interval, lengths, slots)
-        self.cache = make_cache(geometry, method, shape, loaded.device, loaded.dtype, layout)
+        self.cache = _made(lambda: make_cache(geometry, method, shape, loaded.device, loaded.dtype, layout))
         self._slot_bytes = self.cache.slot_bytes()
         # Entries are counted per KV head, also where every query head has its own.
         self._group = max((g.group for g in loaded.geometry), default=1)
@@ -110,15 +115,26 @@ class Engine:
         )
         self.writer = step_writer(self.cache, rules)
         self._handler: Callable[[AttentionCall], torch.Tensor] = self.writer
-        self.live: list[Sequence | None] = [None] * slots
-        self.last_tokens = [0] * slots
+        self.slots = Slots(slots)
+        self._under_way: list[Sequence] = []
         self._done: deque[Generation] = deque()
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
         self._sampling = Sampling()
 
+    def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
+        """Yield every sample of every request as it finishes. All requests must share one `Sampling`.
+
+        Raises OutOfMemory, after which the engine is of no more use.
+        """
+        try:
+            yield from self._generate(requests)
+        except Exception as error:
+            if not faults.out_of_memory(error):
+                raise
+            raise OutOfMemory(error, self._under_way) from error
+
     @torch.inference_mode()
-    def generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
-        """Yield every sample of every request as it finishes. All requests must share one `Sampling`."""
+    def _generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
         queue = self._queue = deque((r, [self._sequence(r, sample) for sample in r.samples]) for r in requests)
         if len({request.sampling for request, _ in queue}) > 1:
             raise ValueError("the requests of one call must share their sampling parameters")
@@ -126,11 +142,11 @@ class Engine:
             self._sampling = queue[0][0].sampling
         prompt: PromptState | None = None
         waiting: deque[Sequence] = deque()  # of `prompt`, without a slot yet
-        model, slots = self.loaded.model, self.cache.slots
+        model = self.loaded.model
         hidden = self.method.reads_tokens
-        with route(model, lambda call: self._handler(call), hidden), packed_linears(model, slots):
-            while queue or waiting or any(self.live):
-                while (queue or waiting) and None in self.live:
+        with route(model, lambda call: self._handler(call), hidden), packed_linears(model, self.cache.slots):
+            while queue or waiting or self.slots.live():
+                while (queue or waiting) and self.slots.free():
                     if not waiting:
                         request, sequences = queue.popleft()
                         prompt = self._read(request, sequences)
@@ -139,7 +155,7 @@ class Engine:
                         waiting.extend(sequences)
                     assert prompt is not None
                     self._admit(prompt, waiting)
-                if any(self.live):
+                if self.slots.live():
                     self._step()
                 while self._done:
                     yield self._done.popleft()
@@ -171,6 +187,7 @@ class Engine:
                 )
                 self._done.append(refused)
             return None
+        self._under_way = sequences
         began = self._now()
         self._handler = self.reader.handle
         budget = entry_budget(self.method, self.budget, len(request.prompt_ids), self._group)
@@ -184,8 +201,8 @@ class Engine:
 
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> None:
         """Give waiting samples of one prompt their first token and a free slot each."""
-        free = [i for i, s in enumerate(self.live) if s is None][: len(waiting)]
-        started = [waiting.popleft() for _ in free]
+        free = self.slots.free()[: len(waiting)]
+        started = self._under_way = [waiting.popleft() for _ in free]
         tokens, bad = self._draw(prompt.logits.expand(len(started), -1), started)
         placed: list[int] = []
         ended: list[Sequence] = []
@@ -198,49 +215,28 @@ class Engine:
                 continue
             if sequence.tokens or sequence.pending:
                 placed.append(slot)
-                self.live[slot], self.last_tokens[slot] = sequence, self._next_input(sequence)
+                self.slots.seat(slot, sequence)
         for sequence in ended:
             self._finish(sequence)
         if not placed:
             return
         self.cache.install(prompt.layers, placed, prompt.tokens)
-        for slot in placed:
-            occupant = self.live[slot]
-            assert occupant is not None
+        for slot, occupant in self.slots.of(placed):
             self._hold(occupant, slot)
             if self.evictor is not None:
                 self.evictor.start(slot, prompt.budget, prompt.tokens, occupant.key, prompt.decisions)
 
     def _draw(self, logits: torch.Tensor, rows: Collection[Sequence | None]) -> tuple[list[int], list[bool]]:
-        """The next token of every row, logits [R, V]: drawn, or the one that its request forces; and whether its
-        logits were NaN. Rows without a sequence draw anything.
-        """
-        device = logits.device
-        held = [(i, s) for i, s in enumerate(rows) if s and len(s.tokens) < s.request.min_new_tokens and not s.pending]
-        if held:
-            logits = logits.clone()
-            for i, early in held:
-                logits[i, [*self.loaded.stop_ids, *early.request.stop_ids]] = float("-inf")
-        keys = torch.tensor([s.key if s else 0 for s in rows], device=device)
-        steps = torch.tensor([s.drawn if s else 0 for s in rows], device=device)
-        drawn = draw(logits, keys, steps, self._sampling)
-        bad = torch.isnan(logits.gather(-1, drawn[:, None])).squeeze(-1).tolist()
-        tokens: list[int] = drawn.tolist()
-        for i, sequence in enumerate(rows):
-            if sequence and sequence.request.forced:
-                best, token = int(logits[i].argmax()), sequence.request.forced[len(sequence.tokens)]
-                sequence.log_probs.append(float(torch.log_softmax(logits[i].float(), dim=-1)[token]))
-                sequence.likeliest &= best == token
-                tokens[i] = token
-        return tokens, bad
+        return next_tokens(logits, rows, self._sampling, self.loaded.stop_ids)
 
     def _step(self) -> None:
         """One token for every slot, then the evictions that are due."""
         began = self._now()
-        cache, device = self.cache, self.loaded.device
-        live = [i for i, s in enumerate(self.live) if s is not None]
+        cache, device, live = self.cache, self.loaded.device, self.slots.live()
+        slots = [slot for slot, _ in live]
+        self._under_way = [sequence for _, sequence in live]
         positions = self.writer.begin(self._queries_wanted(live))
-        tokens = torch.tensor(self.last_tokens, device=device)
+        tokens = torch.tensor(self.slots.inputs, device=device)
         out = self.loaded.model(
             input_ids=tokens[:, None],
             position_ids=positions[:, None],
@@ -248,28 +244,20 @@ class Engine:
             past_key_values=None,
             use_cache=False,
         )
-        new, bad = self._draw(out.logits[:, -1], self.live)
-        cache.advance(live)
+        new, bad = self._draw(out.logits[:, -1], self.slots.sequences)
+        cache.advance(slots)
         self._measure(live)
         decoded = self._now()
-        ticked = []
-        for slot in live:
-            sequence = self.live[slot]
-            assert sequence is not None
+        for _, sequence in live:
             sequence.clock += 1
-            if self.trigger.due(sequence.clock):
-                ticked.append(slot)
+        ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
         if ticked and self.evictor is not None:
             with one_thread(device):
                 evicted_slots = self.evictor.tick(ticked)
-            for slot in evicted_slots:
-                sequence = self.live[slot]
-                assert sequence is not None
+            for slot, sequence in self.slots.of(evicted_slots):
                 sequence.meter.evicted(cache.held(slot) * self._copies, cache.seen[slot])
         evicted = self._now()
-        for slot in live:
-            sequence = self.live[slot]
-            assert sequence is not None
+        for slot, sequence in live:
             sequence.meter.decode_seconds += (decoded - began) / len(live)
             sequence.meter.evict_seconds += (evicted - decoded) / len(live)
             if not sequence.pending:
@@ -278,14 +266,9 @@ class Engine:
                 self._finish(sequence)
                 self._release(slot)
             elif sequence.tokens or sequence.pending:
-                self.last_tokens[slot] = self._next_input(sequence)
+                self.slots.seat(slot, sequence)
             else:  # its next turn is a new prompt
                 self._release(slot)
-
-    @staticmethod
-    def _next_input(sequence: Sequence) -> int:
-        """What the model reads next: what is pending, else what was drawn last."""
-        return sequence.pending.popleft() if sequence.pending else sequence.tokens[-1]
 
     def _goes_on(self, sequence: Sequence, seen: int) -> bool:
         """Begin a finished sequence's next turn, if it has one: in its slot, or first in the queue as a new prompt."""
@@ -294,21 +277,16 @@ class Engine:
             self._queue.appendleft((sequence.request, [sequence]))
         return follow is not None
 
-    def _queries_wanted(self, live: list[int]) -> bool:
+    def _queries_wanted(self, live: list[tuple[int, Sequence]]) -> bool:
         """Whether this step's queries can still be among the stored ones at some sequence's next tick."""
         width = self.cache.shape.queries
         if width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
             return width > 0
         wanted = range(1, width + 1)
-        clocks = (s.clock for s in (self.live[i] for i in live) if s is not None)
-        return any(self.trigger.due(clock + ahead) for clock in clocks for ahead in wanted)
+        return any(self.trigger.due(sequence.clock + ahead) for _, sequence in live for ahead in wanted)
 
-    def _measure(self, live: list[int]) -> None:
-        total = 0
-        for slot in live:
-            sequence = self.live[slot]
-            assert sequence is not None
-            total += self._hold(sequence, slot)
+    def _measure(self, live: list[tuple[int, Sequence]]) -> None:
+        total = sum(self._hold(sequence, slot) for slot, sequence in live)
         if self.on_step is not None:
             self.on_step(len(live), total, len(live))
 
@@ -326,13 +304,22 @@ class Engine:
 
     def _release(self, slot: int) -> None:
         """An idle slot goes on computing a one-entry row at position 0 that nobody reads."""
-        self.live[slot], self.last_tokens[slot] = None, 0
+        self.slots.clear(slot)
         self.cache.clear(slot)
 
     def _now(self) -> float:
         if self.loaded.device.type == "cuda":
             torch.cuda.synchronize(self.loaded.device)
         return time.perf_counter()
+
+
+def _made(make: Callable[[], SlotCache]) -> SlotCache:
+    try:
+        return make()
+    except Exception as error:
+        if not faults.out_of_memory(error):
+            raise
+        raise OutOfMemory(error) from error
 
 
 def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:

@@ -130,7 +130,7 @@ class Sequence:
         """Append a token and decide whether the turn ends with it. ends: end tokens of the model."""
         if nan:
             self.status, self.stop_reason = "nan_logits", "error"
-            self.note = f"logits were NaN at step {len(self.tokens)}"
+            self.note = f"logits were NaN or infinite at step {len(self.tokens)}"
             return
         self.tokens.append(token)
         self.drawn += 1

@@ -28,6 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
+from kvbench import signals
 from kvbench.errors import SetupError
 from kvbench.scoring.worker import HEADER, send
 from kvbench.task import Doc, Output, Score, Task
@@ -57,6 +58,7 @@ class ScorePool:
         self._judges = ThreadPoolExecutor(JUDGES, thread_name_prefix="kvbench-judge")
         self._alive: set[_Process] = set()
         self._closed = False
+        signals.at_end(self._kill)
 
     def submit(self, task: Task, doc: Doc, output: Output) -> Future[Score]:
         """The score of one output, later. Its result raises only SetupError: no scoring process can be started, or the
@@ -95,12 +97,17 @@ class ScorePool:
             if job is not None:
                 job[0].cancel()
         self._judges.shutdown(wait=not cancel, cancel_futures=cancel)
-        for process in list(self._alive) if cancel else ():
-            process.kill()
+        if cancel:
+            self._kill()
         for _ in self._threads:
             self._jobs.put(None)
         for thread in self._threads:
             thread.join()
+        signals.not_at_end(self._kill)
+
+    def _kill(self) -> None:
+        for process in list(self._alive):
+            process.kill()
 
     def __enter__(self) -> ScorePool:
         return self
@@ -117,8 +124,7 @@ class ScorePool:
             future, task, doc, output = job
             if future.set_running_or_notify_cancel():
                 try:
-                    process = process or _Process()
-                    self._alive.add(process)
+                    process = process or _Process(self._alive)
                     score = process.score(task, doc, output, self.limit_seconds or task.patience(doc))
                     if process.gone:
                         process = None
@@ -150,9 +156,10 @@ def _judge(task: Task, doc: Doc, output: Output) -> Score:
 
 
 class _Process:
-    """One scoring process. `gone` after a time-out or a crash."""
+    """One scoring process, in `alive` until it is closed. `gone` after a time-out or a crash."""
 
-    def __init__(self) -> None:
+    def __init__(self, alive: set[_Process]) -> None:
+        self._among = alive
         env = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         command = [
@@ -163,6 +170,7 @@ class _Process:
         ]  # -P: no module of the working directory gets in
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, env=env)
+        alive.add(self)
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin, self._process.stdout.fileno()
@@ -206,6 +214,7 @@ class _Process:
         self.gone = True
         self._process.kill()
         self._process.wait()
+        self._among.discard(self)
         self._ready.close()
         for stream in (self._process.stdin, self._process.stdout):
             with contextlib.suppress(OSError):  # unsent bytes of a dead process

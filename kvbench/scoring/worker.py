@@ -22,7 +22,10 @@ HEADER = struct.Struct(">Q")
 
 
 def main() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business: it still wants the scores under way
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        # The parent's business, which still wants the scores under way. A handler, because programs inherit SIG_IGN.
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, frame: None)
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever a library prints must not mix with answers
     _limit_memory()

@@ -53,8 +53,17 @@ def resume_command(run_dir: Path) -> str:
         again = used(manifest.read(run_dir))
     except KVBenchError:  # the folder is gone or its disk is; the rest of the line still holds
         again = {}
-    out = [] if run_dir.parent == Path(OUT) else ["--out", str(run_dir.parent)]
-    return line(["kvbench", "run", "--resume", run_dir.name, *out, *words(again)])
+    return line(["kvbench", "run", "--resume", *_place(run_dir), *words(again)])
+
+
+def repair_command(run_dir: Path) -> str:
+    """What to type to make a run's tables anew."""
+    return line(["kvbench", "repair", *_place(run_dir)])
+
+
+def _place(run_dir: Path) -> list[str]:
+    """A run's name, and the folder it lies in where that is not the usual one."""
+    return [run_dir.name, *([] if run_dir.parent == Path(OUT) else ["--out", str(run_dir.parent)])]
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,6 @@ root or on a read-only mount. What a disk promises after fsync but does not keep
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import stat
@@ -43,10 +42,6 @@ def bare(value: object) -> str:
 def reason(error: OSError) -> str:
     """ "no space left on device" for an ENOSPC."""
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
-
-
-def disk_full(error: OSError) -> bool:
-    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def sync_folder(folder: Path) -> None:

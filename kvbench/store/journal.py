@@ -12,7 +12,6 @@ torn one. A row is acknowledged only after fdatasync. One process, one thread: l
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -27,8 +26,9 @@ from typing import Any, NoReturn
 
 from kvbench.errors import SetupError, show
 from kvbench.store.again import resume_command
-from kvbench.store.files import disk_full, own_folder, reason, step, sync_folder
+from kvbench.store.files import own_folder, reason, step, sync_folder
 from kvbench.store.host import boot_id, host_name
+from kvbench.store.remedies import remedy
 from kvbench.store.schema import check_row, clean_text
 
 FOLDER = "journal"
@@ -139,8 +139,9 @@ class Journal:
         try:
             if self._fd < 0:
                 self._open()
-            if os.write(self._fd, record) < len(record):  # a full disk takes a part first and fails on the next call
-                raise OSError(errno.ENOSPC, "short write")
+            written = os.write(self._fd, record)
+            while written < len(record):  # a full disk takes a part first and says why on the next call
+                written += os.write(self._fd, record[written:])
         except OSError as error:
             with suppress(OSError):  # save the rows before the one that did not fit, if the disk still allows that
                 os.ftruncate(self._fd, self._end)
@@ -186,10 +187,10 @@ class Journal:
 
     def _fail(self, error: OSError) -> NoReturn:
         self._failed = True
-        remedy = "Free space" if disk_full(error) else "Check the disk"
+        advice = remedy(error)
         raise SetupError(
             f"cannot write in {show(self.run_dir)} ({reason(error)}): {_are(self._rows_before + self.saved)} saved. "
-            f"{remedy}, then continue with {resume_command(self.run_dir)}."
+            f"{advice[:1].upper()}{advice[1:]}, then continue with {resume_command(self.run_dir)}."
         ) from error
 
 

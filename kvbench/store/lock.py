@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from kvbench import signals
 from kvbench.errors import RunInUseError, SetupError, show
 from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
@@ -64,19 +65,23 @@ class RunLock:
             RunInUseError: another process has it, or may have it.
             SetupError: the file cannot be made.
         """
+        signals.at_end(self.release)
         try:
-            return self._acquire(take_over)
+            with signals.shield():
+                return self._acquire(take_over)
         except OSError as error:
             raise SetupError(f"cannot lock run '{self.run}': {reason(error)}, {show(self.path)}.") from error
 
     def release(self) -> None:
         """Remove the file and give up the lock. Harmless when it is not held, and in a forked child."""
-        if self._fd >= 0 and os.getpid() == self.me.pid:
-            if _is_at(self._fd, self.path):
-                self.path.unlink(missing_ok=True)
-            _held.discard(self._fd)
-            os.close(self._fd)
-        self._fd = -1
+        with signals.shield():
+            if self._fd >= 0 and os.getpid() == self.me.pid:
+                if _is_at(self._fd, self.path):
+                    self.path.unlink(missing_ok=True)
+                _held.discard(self._fd)
+                os.close(self._fd)
+            self._fd = -1
+            signals.not_at_end(self.release)
 
     def _acquire(self, asked: bool) -> list[str]:
         taken_over: list[str] = []

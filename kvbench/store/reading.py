@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from kvbench.errors import SetupError, UserError, show
 from kvbench.store import manifest, tables
+from kvbench.store.again import repair_command
 from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, texts_schema, to_frame, to_table, upgrade
 from kvbench.store.replay import TextReader, replay
@@ -168,5 +169,5 @@ def _damaged(path: Path, why: str) -> SetupError:
 
 def _remedy(path: Path) -> str:
     if (path.parent / manifest.NAME).is_file():
-        return f"'kvbench repair {path.parent.name}' rebuilds it from the journal."
+        return f"{repair_command(path.parent)} rebuilds it from the journal."
     return "Copy it again from where it came."

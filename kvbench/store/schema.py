@@ -80,7 +80,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("device", "name", "", "cpu, or the GPU's name", "host"),
     Column("dtype", "name", "", "number type of weights and cache"),
     Column("attention", "name", "", "what read the prompts: sdpa or flash"),
-    Column("status", "name", "", "ok, nan_logits, prompt_too_long; unscored, grader_error, judge_error, sandbox_error"),
+    Column("status", "name", "", "ok, nan_logits, oom, prompt_too_long; unscored, grader_, judge_ or sandbox_error"),
     Column("note", "text", "", "why a row failed or has no score", "host"),
     Column("stop_reason", "name", "", "stop, stop_string, or length (truncated)"),
     Column("prompt_sha256", "text", "", "hash of the rendered prompt"),

@@ -16,9 +16,11 @@ from typing import Any, BinaryIO
 
 from kvbench.errors import SetupError, show
 from kvbench.store import manifest
+from kvbench.store.again import repair_command
 from kvbench.store.files import open_plain, read_plain, reason, remove_leftovers, replacing, step, sync_folder
 from kvbench.store.frames import TEXT_NAMES, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.lock import RunLock
+from kvbench.store.remedies import remedy
 from kvbench.store.replay import Entry, Replay, TextReader, replay, segments_on_disk
 from kvbench.store.schema import COLUMNS, FORMAT, sort_key
 from kvbench.store.strict_json import document
@@ -53,7 +55,7 @@ def seal(run_dir: Path) -> dict[str, Any]:
         kept = f"The journal with {len(state.done)} rows and the former tables are whole"
         raise SetupError(
             f"cannot write the tables in {show(run_dir)} ({reason(error)}). {kept}; "
-            f"free space, then run 'kvbench repair {run_dir.name}'."
+            f"{remedy(error)}, then run {repair_command(run_dir)}."
         ) from error
     return content
 

@@ -22,16 +22,16 @@ from kvbench.eviction import noise
 def largest_difference(loaded, method_name, *, budget, interval, slots, todo, monkeypatch, **more):
     """Largest |logit - dense logit| over every generated token, and the evictions that happened."""
     seen = defaultdict(list)
-    from kvbench.engine import loop
+    from kvbench.engine import draws
 
-    original = loop.draw
+    original = draws.draw
 
     def spy(logits, keys, steps, sampling):
         for row, key, step in zip(logits, keys.tolist(), steps.tolist()):
             seen[key, step] = row.clone()
         return original(logits, keys, steps, sampling)
 
-    monkeypatch.setattr(loop, "draw", spy)
+    monkeypatch.setattr(draws, "draw", spy)
     history = KeptHistory()
     method = small(method_name)
     engine = Engine(

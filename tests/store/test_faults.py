@@ -112,7 +112,7 @@ def test_f04_a_file_size_limit_acts_like_a_full_disk(tmp_path: Path, child: Chil
     printed, error = process.communicate()
     assert "SetupError: cannot write in" in error
     keys = set(printed.split())
-    assert f": {len(keys)} rows are saved. Free space, then continue" in error
+    assert f": {len(keys)} rows are saved. Raise the limit on file sizes (ulimit -f), then continue" in error
     assert len(keys) > 5
     assert {key for key, ok in _ok(tmp_path / "r1") if ok} == keys
     assert read_run(tmp_path / "r1").notices == ()
@@ -128,7 +128,9 @@ def test_f05_a_full_disk_while_sealing(small_disk: Path, start: Start, row: Row)
             for i in range(1, 31):
                 journal.append(row(i), output=random.Random(i).randbytes(9000).hex())
         _take_all_but(small_disk, 40_000)
-        with pytest.raises(SetupError, match=r"no space left.*The journal with 31 rows .* 'kvbench repair r1'"):
+        with pytest.raises(
+            SetupError, match=r"no space left.*The journal with 31 rows .*free space, then run kvbench repair r1 --out"
+        ):
             run.seal()
     assert {name: (run.path / name).read_bytes() for name in old} == old
     assert len(read_rows(run.path)) == 31

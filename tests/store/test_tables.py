@@ -27,6 +27,7 @@ from kvbench.store import (
     repair,
     table_hash,
 )
+from kvbench.store.names import repair_command
 
 Start = Callable[..., RunFolder]
 Filled = Callable[..., Path]
@@ -209,7 +210,7 @@ class TestDamage:
         with pytest.raises(SetupError) as caught:
             read_rows(path)
         assert str(caught.value) == (
-            "rows.parquet is damaged (no end mark). 'kvbench repair r1' rebuilds it from the journal."
+            f"rows.parquet is damaged (no end mark). {repair_command(path)} rebuilds it from the journal."
         )
         with pytest.raises(SetupError, match="damaged"):
             read_table(path / "rows.parquet")
@@ -223,11 +224,11 @@ class TestDamage:
         for position in random.Random(1).sample(range(len(intact)), 60):
             flipped = bytes([intact[position] ^ 4])
             (path / name).write_bytes(intact[:position] + flipped + intact[position + 1 :])
-            with pytest.raises(SetupError, match=rf"{name} is damaged \(.*'kvbench repair r1'"):
+            with pytest.raises(SetupError, match=rf"{name} is damaged \(.*kvbench repair r1 --out"):
                 (read_rows if name == "rows.parquet" else read_texts)(path)
             (path / name).write_bytes(intact)
         (path / name).unlink()
-        with pytest.raises(SetupError, match=r"cannot read .*'kvbench repair r1'"):
+        with pytest.raises(SetupError, match=r"cannot read .*kvbench repair r1 --out"):
             (read_rows if name == "rows.parquet" else read_texts)(path)
         repair(path)
         assert len(read_texts(path)) == 6

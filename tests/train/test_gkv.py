@@ -16,7 +16,7 @@ from support.models import ARCHITECTURES, build
 
 from kvbench import tiny
 from kvbench.cli import main
-from kvbench.engine import loop
+from kvbench.engine import draws
 from kvbench.engine.model import load
 from kvbench.engine.weights import Base
 from kvbench.errors import UserError
@@ -118,8 +118,8 @@ def test_log_probs_are_those_that_the_tokens_were_drawn_with(loaded, asked, monk
             drawn[key, step] = float(scaled[row, token])
         return tokens
 
-    original = loop.draw
-    monkeypatch.setattr(loop, "draw", draw)
+    original = draws.draw
+    monkeypatch.setattr(draws, "draw", draw)
     recipe = RLRecipe(loaded, settings(ROLL), *asked)
     sequences = [r.answered for group in recipe.sample(0, slice(0, 4)) for r in group]
     part = Part(sequences, loaded.device)

@@ -1,0 +1,238 @@
+"""Signals that ask the process to end: one exception, one line on stderr, and an end within ten seconds in every phase.
+
+    with handled():                                   # once, around everything that a process does
+        with phase(lambda: "3 of 9 rows saved; ..."): # what the line says if a signal ends this block
+            with shield():                            # no exception in here; it comes at the end of the block
+                ...
+
+The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, wherever that is between two operations.
+Python runs signal handlers in the main thread alone, which may be inside a matrix product for a minute; a thread
+therefore watches too. It ends the process `PATIENCE` seconds after the first signal, or at a second one, with the
+same line and exit code. Whatever must not outlive the process (locks, child processes) is registered by `at_end`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import Any
+
+from kvbench.errors import Interrupted
+
+PATIENCE = 8.0  # seconds from the first signal to the end that no longer waits for the main thread
+TOGETHER = 0.3  # seconds; timeout(1) and batch systems send one request to the process and to its group
+SOON = 0.01  # seconds
+AGAIN = "interrupted before it finished; the same command starts anew."
+_NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
+
+
+class Signalled(BaseException):
+    """The user or the system asks this process to end. No Exception: nothing may take it for a failure."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    def told(self, text: str = AGAIN) -> Interrupted:
+        return Interrupted(text, 128 + self.number)
+
+
+@contextlib.contextmanager
+def handled() -> Iterator[None]:
+    """Handle signals inside the block, in the main thread; a block inside another one changes nothing."""
+    global _handling
+    if _handling is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _handling = _Handling()
+    try:
+        yield
+    finally:
+        handling, _handling = _handling, None
+        handling.close()
+
+
+def install() -> None:
+    """Handle signals until the process ends."""
+    global _handling
+    _handling = _handling or _Handling()
+
+
+@contextlib.contextmanager
+def phase(tell: Callable[[], str]) -> Iterator[None]:
+    """A signal that ends the block becomes `Interrupted` with the text that `tell` then gives."""
+    _tellers.append(tell)
+    try:
+        yield
+    except Signalled as signalled:
+        raise signalled.told(tell()) from None
+    finally:
+        _tellers.remove(tell)
+
+
+@contextlib.contextmanager
+def shield() -> Iterator[None]:
+    """Postpone `Signalled` to the end of the block."""
+    handling = _handling
+    if handling is None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handling.shields += 1
+    try:
+        yield
+    finally:
+        handling.shields -= 1
+        handling.raise_if_due()
+
+
+def settle() -> None:
+    """The command has ended: from here on a signal raises nothing, and the process keeps its exit code."""
+    if _handling is not None:
+        _handling.shields += 1
+
+
+def received() -> bool:
+    """Whether a signal has asked this process to end."""
+    return _handling is not None and _handling.number is not None
+
+
+def at_end(clean: Callable[[], None]) -> None:
+    """Call `clean` when a signal ends the process, unless `not_at_end` comes before."""
+    _cleaners[clean] = None
+
+
+def not_at_end(clean: Callable[[], None]) -> None:
+    _cleaners.pop(clean, None)
+
+
+def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
+    """Clean up, then let `tell` print the line of an interrupted command, if the watching thread has not."""
+    clean_up()
+    if _handling is None or _handling.claim():
+        tell(error)
+
+
+def clean_up() -> None:
+    """Call what is registered, newest first."""
+    while _cleaners:
+        clean, _ = _cleaners.popitem()
+        with contextlib.suppress(Exception):
+            clean()
+
+
+class _Handling:
+    """Handlers, and the thread that watches. Made and closed in the main thread."""
+
+    def __init__(self) -> None:
+        self.number: int | None = None  # the first signal
+        self.shields = 0
+        self._raised = False
+        self._line = threading.Lock()  # taken by the thread that prints the line
+        self._closed = False
+        self._before: dict[int, Any] = {}
+        self._reader, self._writer = os.pipe()
+        os.set_blocking(self._writer, False)
+        self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
+        self._unraisable, sys.unraisablehook = sys.unraisablehook, self._swallowed
+        self._watcher = threading.Thread(target=self._watch, name="kvbench-signals", daemon=True)
+        self._watcher.start()
+        for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
+            if number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup
+            self._before[number] = signal.signal(number, self._receive)
+
+    def claim(self) -> bool:
+        return self._line.acquire(blocking=False)
+
+    def raise_if_due(self) -> None:
+        if self.number is not None and not self.shields and not self._raised:
+            self._raised = True
+            raise Signalled(self.number)
+
+    def close(self) -> None:
+        self._raised = True
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup)
+        sys.unraisablehook = self._unraisable
+        self._closed = True
+        os.write(self._writer, b"\0")
+        self._watcher.join()
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def after_fork(self) -> None:
+        """A forked child is another process: signals end it as they end any."""
+        signal.set_wakeup_fd(-1)
+        for number in self._before:
+            signal.signal(number, signal.SIG_DFL)
+        sys.unraisablehook = self._unraisable
+        os.close(self._reader)
+        os.close(self._writer)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.number = self.number or number
+        self.raise_if_due()
+
+    def _swallowed(self, unraisable: Any) -> None:
+        """The exception met a destructor, which lets none pass: raise it again as soon as that has ended."""
+        if unraisable.exc_type is Signalled and self.number is not None:
+            self._raised = False
+            again = threading.Timer(SOON, self._again, [self.number])
+            again.daemon = True
+            again.start()
+        else:
+            self._unraisable(unraisable)
+
+    def _again(self, number: int) -> None:
+        if not self._closed and (main := threading.main_thread().ident) is not None:
+            signal.pthread_kill(main, number)
+
+    def _watch(self) -> None:
+        number, first = 0, 0.0
+        while not self._closed:
+            left = max(0.0, first + PATIENCE - time.monotonic()) if number else None
+            came = os.read(self._reader, 64) if select.select([self._reader], [], [], left)[0] else None
+            asked = [n for n in came or b"" if n in self._before]
+            late = time.monotonic() - first > TOGETHER
+            if number and not self._closed and (came is None or (asked and late)):
+                self._end(number)
+            if asked and not number:
+                number, first = asked[0], time.monotonic()
+
+    def _end(self, number: int) -> None:
+        """The main thread does not end the process, so this thread does."""
+        clean_up()
+        if self.claim():
+            with contextlib.suppress(Exception):
+                os.write(2, (_SHOW_CURSOR if os.isatty(2) else b"") + self._text().encode() + b"\n")
+        os._exit(128 + number)
+
+    def _text(self) -> str:
+        return _tellers[-1]() if _tellers else AGAIN
+
+
+_SHOW_CURSOR = b"\r\x1b[?25h"
+_handling: _Handling | None = None
+_tellers: list[Callable[[], str]] = []
+_cleaners: dict[Callable[[], None], None] = {}
+
+
+def _after_fork() -> None:
+    global _handling
+    _tellers.clear()
+    _cleaners.clear()
+    if _handling is not None:
+        _handling.after_fork()
+        _handling = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

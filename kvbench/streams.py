@@ -1,0 +1,71 @@
+"""Standard streams that may be closed, full or gone.
+
+Descriptors 0 to 2 are opened on the null device where the caller closed them: a file of a run would get their numbers,
+and what a library prints would end up in it. A write to standard output that fails is the command's failure; one to
+standard error is not, because the run matters more than its messages.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import sys
+from typing import TextIO
+
+from kvbench.errors import SetupError
+
+
+class Unprintable(SetupError):
+    """Standard output takes no more."""
+
+
+def repair() -> None:
+    """Make the standard streams safe to print to. Streams that somebody replaced are left alone."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+    if sys.stdout is sys.__stdout__:
+        sys.stdout = _opened(1, sys.stdout, _Output)
+    if sys.stderr is sys.__stderr__:
+        sys.stderr = _opened(2, sys.stderr, _Messages)
+
+
+def discard_output() -> None:
+    """Send what is still buffered for standard output to the null device, so that the interpreter can end."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+
+
+class _Output(io.FileIO):
+    def write(self, data: object) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            why = os.strerror(error.errno).lower() if error.errno else str(error)
+            raise Unprintable(f"cannot write to standard output ({why}).") from None
+
+
+class _Messages(io.FileIO):
+    def write(self, data: object) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)  # type: ignore[arg-type]
+        except OSError:
+            return memoryview(data).nbytes  # type: ignore[arg-type]
+
+
+def _opened(number: int, before: TextIO | None, kind: type[io.FileIO]) -> TextIO:
+    """A text stream to a descriptor, with the encoding that the interpreter chose."""
+    if before is not None:
+        before.flush()
+    raw = kind(number, "w", closefd=False)
+    return io.TextIOWrapper(
+        io.BufferedWriter(raw),
+        encoding=getattr(before, "encoding", None),
+        errors="backslashreplace",
+        line_buffering=number == 2 or raw.isatty(),
+    )
