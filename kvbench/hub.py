@@ -61,12 +61,24 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
             info = huggingface_hub.HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=SECONDS)
         except Exception as error:
             reason = why(error)
-            if reason != "unreachable" or attempt == TRIES - 1 or huggingface_hub.is_offline_mode():
+            if reason != "unreachable" or attempt == TRIES - 1 or is_offline():
                 raise HubError(reason, error) from None
         else:
             files = tuple(sibling.rfilename for sibling in getattr(info, "siblings", None) or ())
             return Answer(str(info.sha), files)
     raise AssertionError  # the last attempt has returned or raised
+
+
+def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
+    """Ask for the head of one file: a gated repository tells its list of files to everyone. Raises HubError."""
+    import huggingface_hub
+
+    url = huggingface_hub.hf_hub_url(name, file, repo_type=kind, revision=commit)
+    try:
+        huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
+    except Exception as error:
+        if (reason := why(error)) in ("gated", "token"):
+            raise HubError(reason, error) from None
 
 
 def hush() -> None:
@@ -76,6 +88,13 @@ def hush() -> None:
     huggingface_hub.logging.set_verbosity_error()
     if os.environ.get("KVBENCH_NO_PROGRESS") or not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
+
+
+def is_offline() -> bool:
+    """Whether the user has forbidden the network (HF_HUB_OFFLINE)."""
+    import huggingface_hub
+
+    return bool(huggingface_hub.is_offline_mode())
 
 
 def is_commit(revision: str | None) -> bool:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -74,7 +75,7 @@ class ModelInfo:
 
 def is_path(name: str) -> bool:
     """Whether a model name means a folder: it begins like a path or exists."""
-    return name.startswith((".", "/", "~")) or "\\" in name or Path(name).is_dir()
+    return name.startswith((".", "/", "~")) or "\\" in name or os.path.exists(name)
 
 
 def describe(name: str, revision: str | None = None) -> ModelInfo:
@@ -144,6 +145,11 @@ def _refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupEr
             )
         case "token":
             return SetupError(f"the hub refuses the token of this machine for {model}. Set HF_TOKEN anew.")
+        case "unreachable" if hub.is_offline():
+            return SetupError(
+                f"cannot reach the hub and {model} is not in the local cache: HF_HUB_OFFLINE is set, so the hub is "
+                "not asked. Unset it, or give a local folder (--model PATH)."
+            )
         case "unreachable":
             return SetupError(
                 f"cannot reach the hub and {model} is not in the local cache. Try again, or give a local folder "
@@ -152,7 +158,7 @@ def _refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupEr
     return None
 
 
-def fetched(name: str, revision: str | None = None) -> ModelInfo:
+def located(name: str, revision: str | None = None) -> ModelInfo:
     """`describe`, after the hub was asked for a model that is not whole in the local cache; its configuration is then.
 
     Raises SetupError when it cannot be had or has no weights that are loaded.
@@ -160,11 +166,17 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
     info = describe(name, revision)
     if info.folder is None or info.where != str(info.folder):
         info = _asked(info, revision)
+    return info
+
+
+def fetched(name: str, revision: str | None = None) -> ModelInfo:
+    """`located`. Raises SetupError also for a model that works only with code from its repository."""
+    info = located(name, revision)
     if info.config.get("auto_map"):
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
         if info.model_type not in CONFIG_MAPPING_NAMES:
-            raise _own_code(name)
+            raise _own_code(info.name)
     return info
 
 

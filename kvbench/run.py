@@ -88,7 +88,7 @@ def execute(
     if dry_run:
         return RunResult(run_dir=None, done=0, planned=total, plans=plans)
 
-    name = run_name or f"{Path(config.model).name}-{config.hash()[:8]}"
+    name = run_name or config.run_name()
     environment = {
         "kvbench_version": env.version("kvbench"),
         "torch_version": env.version("torch"),

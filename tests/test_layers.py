@@ -43,6 +43,7 @@ LAYERS = {
     "kvbench.prompts": 1,
     "kvbench.reader": 2,
     "kvbench.store": 1,
+    "kvbench.store.redact": -1,  # knows texts only; `kvbench.terminal` hides keys in what it prints
     "kvbench.synthetic": 1,
     "kvbench.long_prompt": 2,
     "kvbench.math_task": 2,
@@ -74,6 +75,8 @@ LAYERS = {
     "kvbench.train.gkv_distill": 6,  # its answers are replayed
     "kvbench.work": 4,
     "kvbench.prepare": 5,
+    "kvbench.task_data": 5,
+    "kvbench.vocabulary": 1,
     "kvbench.progress": 4,
     "kvbench.rows": 5,
     "kvbench.cell_plan": 5,

@@ -8,14 +8,12 @@ What needs a tokenizer or a device is checked by the engine before the first tok
 
 from __future__ import annotations
 
-from kvbench import judge
 from kvbench.budget import Budget
 from kvbench.config import RunConfig
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
-from kvbench.judge.settings import NO_ARGV
 from kvbench.models import ModelInfo
 from kvbench.problems import Problems
 from kvbench.task import GenSpec, Task
@@ -38,6 +36,8 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
 def refuse_key(key: str | None) -> None:
     """Raises UserError when a key stands on the command line."""
     if key is not None:
+        from kvbench.judge.settings import NO_ARGV
+
         raise UserError(NO_ARGV)
 
 
@@ -84,6 +84,8 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
             raise UserError(f"{copies}. Use --samples 1 or a temperature above 0.")
     with problems.collect():
         if "judge" in task.needs:
+            from kvbench import judge
+
             judge.check(config.services())
     with problems.collect():
         if config.prompt_style is not None and config.prompt_style not in task.prompt_styles:
