@@ -69,6 +69,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
 @app.callback()
 def _root(
     context: typer.Context,

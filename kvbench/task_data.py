@@ -1,7 +1,7 @@
 """The data of a run's tasks: fetched before torch is imported, and what is missing told for all tasks together.
 
-    fetch(config)                              # SetupError
-    all_missing(first, names, config, data)    # the error for every task that lacks its data
+fetch(config)                              # SetupError
+all_missing(first, names, config, data)    # the error for every task that lacks its data
 """
 
 from __future__ import annotations

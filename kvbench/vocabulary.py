@@ -1,7 +1,7 @@
 """Whether a tokenizer and a model belong together: a token without an embedding would end a run in the middle.
 
-    check(600, 512)                  # SetupError
-    tokens(Path("model"))            # 512, counted in tokenizer.json, without transformers
+check(600, 512)                  # SetupError
+tokens(Path("model"))            # 512, counted in tokenizer.json, without transformers
 """
 
 from __future__ import annotations

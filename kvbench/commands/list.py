@@ -13,7 +13,7 @@ from kvbench.commands import options
 from kvbench.errors import UserError, show
 from kvbench.plugins import load_plugins
 from kvbench.registry import did_you_mean
-from kvbench.task_names import LM_EVAL
+from kvbench.task_names import LM_EVAL, expand, get_task, task_names
 
 if TYPE_CHECKING:
     from kvbench.task import Task

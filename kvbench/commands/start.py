@@ -1,6 +1,6 @@
 """Starts a run: gather, check, and only then hand over to the engine (`kvbench.run`, which imports torch).
 
-    start(context.params)     # what was typed after `kvbench run`
+start(context.params)     # what was typed after `kvbench run`
 """
 
 from __future__ import annotations
