@@ -3,8 +3,8 @@
     note("..."), warning("..."), fail(error)     # one line each on stderr
     table(rich_table), data(document)            # stdout
 
-Text from outside (model output, file names) must pass `kvbench.errors.show` or `clean` before it gets here. What goes to
-stderr may hold the text of any library's or plug-in's exception, so keys and passwords in it are hidden here.
+Text from outside (model output, file names) must pass `kvbench.errors.show` or `clean` before it gets here. What goes
+to stderr may hold the text of any library's or plug-in's exception, so keys and passwords in it are hidden here.
 """
 
 from __future__ import annotations

@@ -8,15 +8,19 @@ What needs a tokenizer or a device is checked by the engine before the first tok
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from kvbench.budget import Budget
 from kvbench.config import RunConfig
-from kvbench.errors import UserError, show
+from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 from kvbench.models import ModelInfo
 from kvbench.problems import Problems
 from kvbench.task import GenSpec, Task
+from kvbench.task_names import LM_EVAL
 from kvbench.work import load_task
 
 
@@ -28,6 +32,8 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
             asked = f"--max-new-tokens {config.max_new_tokens}"
             raise UserError(f"prompt + {asked} is above the model's context of {context} tokens.")
     _check_budgets(config, context, (model and model.group) or 1, problems)
+    with problems.collect():
+        _check_data(config, problems)
     for name in config.tasks:
         with problems.collect():
             _check_task(config, load_task(name, config.task_file), model, problems, duplicates)
@@ -69,6 +75,21 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
                             f"method {show(method.label)} shares the budget of a KV head among the caches of its query "
                             f"heads, so --budget must be at least {least}; got {given}."
                         )
+
+
+def _check_data(config: RunConfig, problems: Problems) -> None:
+    """--data must be there; a file is for tasks that read data, a folder for any tasks of which one does."""
+    if config.data is None:
+        return
+    data = Path(config.data).expanduser()
+    if not os.path.exists(data):
+        raise SetupError(f"--data {show(config.data)} does not exist.")
+    idle = [n for n in config.tasks if not n.startswith(LM_EVAL) and not load_task(n, config.task_file).manifest]
+    if len(idle) == len(config.tasks) or (idle and not data.is_dir()):
+        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+        these = f"{', '.join(map(show, idle[:3]))}{more}"
+        reads = f"task {these} reads" if len(idle) == 1 else f"tasks {these} read"
+        problems.warn(f"{reads} no data; --data {show(config.data)} has no effect there.")
 
 
 def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems: Problems, duplicates: bool) -> None:

@@ -1,4 +1,4 @@
-"""``kvbench run``: its options. `kvbench.commands.start` gathers, checks and starts; `kvbench run --help` needs none of it."""
+"""``kvbench run``: its options. `kvbench.commands.start` gathers, checks and starts; help needs none of that."""
 
 from __future__ import annotations
 

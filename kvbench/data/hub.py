@@ -23,7 +23,6 @@ from kvbench.data.place import Place
 from kvbench.errors import SetupError, show
 from kvbench.task import Manifest
 
-
 TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
