@@ -31,6 +31,9 @@ _UNREACHABLE = {
     "LocalEntryNotFoundError",
     "gaierror",
 }
+LONGEST = 96  # characters of a repository's name
+_PART = r"[A-Za-z0-9_](?:[\w.-]*\w)?"  # begins and ends with neither '-' nor '.'
+_NAME = re.compile(rf"{_PART}(?:/{_PART})?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -88,6 +91,11 @@ def hush() -> None:
     huggingface_hub.logging.set_verbosity_error()
     if os.environ.get("KVBENCH_NO_PROGRESS") or not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
+
+
+def is_name(name: str) -> bool:
+    """Whether a repository can have this name, as huggingface_hub sees it."""
+    return len(name) <= LONGEST and _NAME.fullmatch(name) is not None and "--" not in name and ".." not in name
 
 
 def is_offline() -> bool:

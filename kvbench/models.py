@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +24,6 @@ from kvbench.errors import SetupError, UserError, show
 TINY = "tiny"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +83,13 @@ def describe(name: str, revision: str | None = None) -> ModelInfo:
 
         return _local(name, tiny.path())
     if is_path(name):
-        folder = Path(name).expanduser()
-        if not folder.exists():
+        folder = Path(os.path.expanduser(name))
+        if not os.path.exists(folder):
             raise SetupError(f"model folder {show(name)} does not exist.")
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise SetupError(f"{show(name)} is a file; --model takes a folder or a hub name.")
         return _local(name, folder)
-    if not _HUB_NAME.fullmatch(name):
+    if not hub.is_name(name):
         raise UserError(f"{show(name)} is neither a folder nor a hub name like 'org/model'.")
     cached = _cached(name, revision)
     return ModelInfo(name=name, folder=cached, config=_json(cached / "config.json") if cached else {})

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -39,7 +40,7 @@ def load_plugin(path: str) -> list[str]:
     file = Path(path).expanduser().resolve()
     if file in _LOADED:
         return list(_LOADED[file].names)
-    if file.is_dir():
+    if os.path.isdir(file):
         raise UserError(f"{label} is a folder; give a Python file.")
     if file.suffix != ".py":
         raise UserError(f"{label} is no Python file; its name must end in .py.")
@@ -47,8 +48,8 @@ def load_plugin(path: str) -> list[str]:
         source = file.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{label} does not exist; give the path of a Python file.") from None
-    except OSError as error:
-        raise UserError(f"{label} cannot be read ({error.strerror}).") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{label} cannot be read ({getattr(error, 'strerror', None) or error}).") from None
     saved = registry.methods.save(), registry.tasks.save()
     sha256 = hashlib.sha256(source).hexdigest()
     try:

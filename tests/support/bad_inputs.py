@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -64,7 +65,7 @@ def fill(folder: Path) -> None:
     (folder / "utf16.jsonl").write_bytes(json.dumps(GOOD[0]).encode("utf-16"))
     lines("crlf.jsonl", *GOOD, end="\r\n")
     (folder / "nonewline.jsonl").write_text("\n".join(map(json.dumps, GOOD)), encoding="utf-8")
-    lines("long.jsonl", {"question": "many words " * 1_000_000, "answer": "1"})
+    lines("long.jsonl", {"question": "many words " * 100_000, "answer": "1"})
     os.mkfifo(folder / "pipe")
     (folder / "c.yaml").write_text("budget: 64\n", encoding="utf-8")
     (folder / "both.toml").write_text("seed = 5\n", encoding="utf-8")
@@ -133,18 +134,24 @@ def _write(file: Path, content: Mapping[str, object]) -> None:
     file.write_text(json.dumps(content), encoding="utf-8")
 
 
+def _reseal(run: Path, table: pa.Table) -> None:
+    """Put another table of rows under a run's seal."""
+    pq.write_table(table, run / "rows.parquet")
+    seal = json.loads((run / "seal.json").read_text())
+    seal["sha256"]["rows.parquet"] = hashlib.sha256((run / "rows.parquet").read_bytes()).hexdigest()
+    (run / "seal.json").write_text(json.dumps(seal))
+
+
 @contextlib.contextmanager
 def damaged_runs(results: Path) -> Iterator[None]:
     """Copies of the run r1: held by this process, held by a dead one, and with tables that are not its own."""
-    for name in ("busy", "stale", "newer", "cut", "foreign"):
+    for name in ("busy", "stale", "newer", "halved", "foreign"):
         shutil.copytree(results / "r1", results / name)
-    table = results / "newer/rows.parquet"
-    pq.write_table(pq.read_table(table).replace_schema_metadata({"kvbench.format": "99"}), table)
-    pq.write_table(pa.table({"a": [1]}), results / "foreign/rows.parquet")
-    whole = (results / "cut/rows.parquet").read_bytes()
-    (results / "cut/rows.parquet").write_bytes(whole[: len(whole) // 2])
-    for name in ("newer", "foreign", "cut"):
-        (results / name / "seal.json").unlink()
+    table = pq.read_table(results / "newer/rows.parquet")
+    _reseal(results / "newer", table.replace_schema_metadata({"kvbench.format": "99"}))
+    _reseal(results / "foreign", pa.table({"a": [1]}))
+    whole = (results / "halved/rows.parquet").read_bytes()
+    (results / "halved/rows.parquet").write_bytes(whole[: len(whole) // 2])
     lock = RunLock(results / "busy/lock", "busy")
     lock.acquire()
     gone = subprocess.Popen([sys.executable, "-c", ""])
