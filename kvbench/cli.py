@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from kvbench import __version__, terminal
 from kvbench.commands.index import COMMANDS, load
-from kvbench.errors import Interrupted, KVBenchError, UserError
+from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError
 from kvbench.errors import show as quoted
 
 EPILOG = """Start here:
@@ -107,6 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (KeyboardInterrupt, typer.Abort):
         terminal.fail(Interrupted("interrupted: nothing was running yet.", 130))
         return 130
+    except OSError as error:
+        if debug:
+            traceback.print_exc()
+        terminal.fail(_system(error))
+        return SetupError.exit_code
     except Exception as error:
         if debug:
             traceback.print_exc()
@@ -120,6 +125,12 @@ def _reader_gone() -> int:
     """stdout was closed, as with `| head`: nobody is left to tell, and what is still buffered must not raise again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     return 0
+
+
+def _system(error: OSError) -> SetupError:
+    """What the system refused, which no check foresaw: a name that is too long, a disk that fails."""
+    where = f" {quoted(error.filename)}" if error.filename else ""
+    return SetupError(f"the system refuses{where}: {(error.strerror or str(error)).lower()}.")
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:

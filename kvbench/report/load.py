@@ -9,6 +9,7 @@ questions had equal prompts. A row that is in several runs counts once, an ok on
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -74,11 +75,11 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
     found: list[Path] = []
     for name in names or [str(results)]:
         path = Path(name)
-        if not path.exists() and (results / name).exists():
+        if not os.path.exists(path) and os.path.exists(results / name):  # of `os`, for names that are no path
             path = results / name
-        if path.is_file() or (path / manifest.NAME).is_file():
+        if os.path.isfile(path) or os.path.isfile(path / manifest.NAME):
             found.append(path)
-        elif path.is_dir():
+        elif os.path.isdir(path):
             inside = [path / run for run in list_runs(path)]
             if not inside:
                 raise UserError(f"{show(name)} has no kvbench run (no {manifest.NAME}).")

@@ -68,6 +68,7 @@ def fill(folder: Path) -> None:
     lines("long.jsonl", {"question": "many words " * 100_000, "answer": "1"})
     os.mkfifo(folder / "pipe")
     (folder / "c.yaml").write_text("budget: 64\n", encoding="utf-8")
+    lines("nul.toml", 'model = "a\\u0000b"', 'method = "full"', 'task = "walk"')
     (folder / "both.toml").write_text("seed = 5\n", encoding="utf-8")
     (folder / "typo.toml").write_text(
         "# a comment\n" * 8 + '[run]\nmethod = "gkv"\nseed = 1\nbuget = 64\n', encoding="utf-8"
