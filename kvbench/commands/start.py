@@ -67,7 +67,7 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
         check(chosen, found, problems, duplicates=params["allow_duplicate_samples"])
     if not dry and not problems.errors:
         with problems.collect():
-            check_writable(out)
+            check_writable(params["out"])
     problems.stop()
     assert gathered is not None
     assert chosen is not None

@@ -74,6 +74,8 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
     """Run folders and tables from what was typed: a run's folder or name, a folder of runs, a rows.parquet."""
     found: list[Path] = []
     for name in names or [str(results)]:
+        if not name.strip():
+            raise UserError("the name of a run is empty; 'kvbench report' without one takes all.")
         path = Path(name)
         if not os.path.exists(path) and os.path.exists(results / name):  # of `os`, for names that are no path
             path = results / name

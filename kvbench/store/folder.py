@@ -156,7 +156,7 @@ class RunFolder:
 def check_out(out: str | Path) -> Path:
     """The results folder, made if need be, after really writing in it. A link is followed to a folder."""
     path = Path(out)
-    _there(path)
+    _there(out)
     try:
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
@@ -169,7 +169,7 @@ def check_out(out: str | Path) -> Path:
 
 def check_writable(out: str | Path) -> None:
     """Write where the results folder is or would be, and leave nothing there. Raises UserError, SetupError."""
-    path = _there(Path(out))
+    path = _there(out)
     try:
         probe(path)
     except OSError as error:
@@ -184,9 +184,11 @@ def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
         _check_config(path, manifest.differences(manifest.read(path)["config"], manifest.plain(config)))
 
 
-def _there(out: Path) -> Path:
-    """The folder itself, or the nearest one above that exists. Raises UserError, SetupError."""
-    for part in (out, *out.parents):
+def _there(out: str | Path) -> Path:
+    """The folder itself, or the nearest one above that exists. Raises UserError."""
+    if not str(out).strip():
+        raise UserError("--out is empty; give a folder.")
+    for part in (Path(out), *Path(out).parents):
         try:
             kind = part.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
