@@ -14,28 +14,12 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from kvbench import __version__, faults, signals, streams, terminal
-from kvbench.commands import (
-    audit,
-    bench,
-    data,
-    doctor,
-    lm_eval,
-    repair,
-    replay,
-    report,
-    run,
-    score,
-    show,
-    train,
-    weights,
-)
-from kvbench.commands import list as list_command
+from kvbench.commands.index import COMMANDS, load
 from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError
 from kvbench.errors import show as quoted
-from kvbench.registry import did_you_mean
 
 EPILOG = """Start here:
   kvbench run --suite demo
@@ -49,6 +33,8 @@ class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """An unknown command gets our own message with near names."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from kvbench.registry import did_you_mean
+
             known = self.list_commands(ctx)
             raise UserError(
                 f"no command {quoted(args[0])}.{did_you_mean(args[0], known) or ' There are ' + ', '.join(known) + '.'}"
@@ -56,8 +42,23 @@ class _Group(TyperGroup):
         return super().resolve_command(ctx, args)
 
 
+class _Commands(_Group):
+    """All commands. Help and shell completion get names and one line each; a module is imported to run its command."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = COMMANDS.get(cmd_name)
+        return entry and TyperCommand(name=cmd_name, help=entry.about, rich_markup_mode="rich")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(name, _Group), rest
+
+
 app = typer.Typer(
-    cls=_Group,
+    cls=_Commands,
     name="kvbench",
     help="Compare KV-cache eviction methods: quality, speed and memory at equal physical budgets.",
     epilog=EPILOG,
@@ -66,20 +67,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("run", epilog=run.EPILOG)(run.run)
-app.command("list", epilog=list_command.EPILOG)(list_command.list_)
-app.command("show", epilog=show.EPILOG)(show.show_)
-app.command("report", epilog=report.EPILOG)(report.report)
-app.command("repair", epilog=repair.EPILOG)(repair.repair)
-app.command("score", epilog=score.EPILOG)(score.score)
-app.command("bench", epilog=bench.EPILOG)(bench.bench)
-app.command("replay", epilog=replay.EPILOG)(replay.replay)
-app.add_typer(data.app, name="data", cls=_Group)
-app.command("doctor", epilog=doctor.EPILOG)(doctor.doctor)
-app.command("audit", epilog=audit.EPILOG)(audit.audit)
-app.command("train", epilog=train.EPILOG)(train.train)
-app.add_typer(weights.app, name="weights", cls=_Group)
-app.command("lm-eval", epilog=lm_eval.EPILOG, context_settings=lm_eval.CONTEXT)(lm_eval.lm_eval)
 
 
 @app.callback()
@@ -154,14 +141,24 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
         return SetupError(f"out of memory ({faults.first_line(error)}). Use smaller sizes, or a larger machine.")
     if faults.device_failed(error):
         return SetupError(f"the device failed ({faults.first_line(error)}).")
+    if isinstance(error, OSError):
+        return _system(error)
     hint = "" if debug else " --debug shows where."
     return KVBenchError(f"internal error, please report it: {kind}.{hint}")
+
+
+def _system(error: OSError) -> SetupError:
+    """What the system refused, which no check foresaw: a name that is too long, a disk that fails."""
+    where = f" {quoted(error.filename)}" if error.filename else ""
+    return SetupError(f"the system refuses{where}: {(error.strerror or str(error)).lower()}.")
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
     """A parser's error in our words."""
     option = getattr(error, "option_name", None)
     if option and "such option" in str(error):
+        from kvbench.registry import did_you_mean
+
         known = [name for p in error.ctx.command.params for name in (*p.opts, *p.secondary_opts)]
         return UserError(f"no option {quoted(option)}.{did_you_mean(option, known)}")
     message = str(error.format_message()).strip()

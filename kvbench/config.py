@@ -13,8 +13,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from kvbench import registry
@@ -207,6 +209,11 @@ class RunConfig:
         cells = sorted(self.cells(), key=lambda c: (c.task, c.method.label, order(c.budget or 0)))
         identity["cells"] = [[c.task, c.method.label, _plain(c.budget or 0)] for c in cells]
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+    def run_name(self) -> str:
+        """The name of a run that was given none: model and hash."""
+        model = re.sub(r"[^A-Za-z0-9._-]", "-", Path(self.model).name)[:80].strip(".-") or "model"
+        return f"{model}-{self.hash()[:8]}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for JSON; options of a method as a table."""

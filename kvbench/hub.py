@@ -34,6 +34,9 @@ _UNREACHABLE = {
     "LocalEntryNotFoundError",
     "gaierror",
 }
+LONGEST = 96  # characters of a repository's name
+_PART = r"[A-Za-z0-9_](?:[\w.-]*\w)?"  # begins and ends with neither '-' nor '.'
+_NAME = re.compile(rf"{_PART}(?:/{_PART})?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -106,12 +109,24 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
             info = huggingface_hub.HfApi().repo_info(name, repo_type=kind, revision=revision, timeout=SECONDS)
         except Exception as error:
             reason = why(error)
-            if reason != "unreachable" or attempt == TRIES - 1 or huggingface_hub.is_offline_mode():
+            if reason != "unreachable" or attempt == TRIES - 1 or is_offline():
                 raise HubError(reason, error) from None
         else:
             files = tuple(sibling.rfilename for sibling in getattr(info, "siblings", None) or ())
             return Answer(str(info.sha), files)
     raise AssertionError  # the last attempt has returned or raised
+
+
+def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
+    """Ask for the head of one file: a gated repository tells its list of files to everyone. Raises HubError."""
+    import huggingface_hub
+
+    url = huggingface_hub.hf_hub_url(name, file, repo_type=kind, revision=commit)
+    try:
+        huggingface_hub.get_hf_file_metadata(url, timeout=SECONDS)
+    except Exception as error:
+        if (reason := why(error)) in ("gated", "token"):
+            raise HubError(reason, error) from None
 
 
 def hush() -> None:
@@ -121,6 +136,18 @@ def hush() -> None:
     huggingface_hub.logging.set_verbosity_error()
     if os.environ.get("KVBENCH_NO_PROGRESS") or not sys.stderr.isatty():
         huggingface_hub.utils.disable_progress_bars()
+
+
+def is_name(name: str) -> bool:
+    """Whether a repository can have this name, as huggingface_hub sees it."""
+    return len(name) <= LONGEST and _NAME.fullmatch(name) is not None and "--" not in name and ".." not in name
+
+
+def is_offline() -> bool:
+    """Whether the user has forbidden the network (HF_HUB_OFFLINE)."""
+    import huggingface_hub
+
+    return bool(huggingface_hub.is_offline_mode())
 
 
 def is_commit(revision: str | None) -> bool:

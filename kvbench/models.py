@@ -11,7 +11,7 @@ is not there is unknown (None) until `fetched` asks. Damaged and pickled weights
 from __future__ import annotations
 
 import json
-import re
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +24,6 @@ from kvbench.errors import SetupError, UserError, show
 TINY = "tiny"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
 _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
-_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +80,7 @@ class ModelInfo:
 
 def is_path(name: str) -> bool:
     """Whether a model name means a folder: it begins like a path or exists."""
-    return name.startswith((".", "/", "~")) or "\\" in name or Path(name).is_dir()
+    return name.startswith((".", "/", "~")) or "\\" in name or os.path.exists(name)
 
 
 def describe(name: str, revision: str | None = None) -> ModelInfo:
@@ -91,13 +90,13 @@ def describe(name: str, revision: str | None = None) -> ModelInfo:
 
         return _local(name, tiny.path())
     if is_path(name):
-        folder = Path(name).expanduser()
-        if not folder.exists():
+        folder = Path(os.path.expanduser(name))
+        if not os.path.exists(folder):
             raise SetupError(f"model folder {show(name)} does not exist.")
-        if not folder.is_dir():
+        if not os.path.isdir(folder):
             raise SetupError(f"{show(name)} is a file; --model takes a folder or a hub name.")
         return _local(name, folder)
-    if not _HUB_NAME.fullmatch(name):
+    if not hub.is_name(name):
         raise UserError(f"{show(name)} is neither a folder nor a hub name like 'org/model'.")
     cached = _cached(name, revision)
     return ModelInfo(name=name, folder=cached, config=_json(cached / "config.json") if cached else {})
@@ -156,6 +155,11 @@ def _refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupEr
                 f"model {model} is not in the local cache, and only the run's folder names it: kvbench downloads "
                 f"nothing that a folder asks for. Give --model {shlex.quote(name)} again, or download it first."
             )
+        case "unreachable" if hub.is_offline():
+            return SetupError(
+                f"cannot reach the hub and {model} is not in the local cache: HF_HUB_OFFLINE is set, so the hub is "
+                "not asked. Unset it, or give a local folder (--model PATH)."
+            )
         case "unreachable":
             return SetupError(
                 f"cannot reach the hub and {model} is not in the local cache. Try again, or give a local folder "
@@ -164,7 +168,7 @@ def _refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupEr
     return None
 
 
-def fetched(name: str, revision: str | None = None) -> ModelInfo:
+def located(name: str, revision: str | None = None) -> ModelInfo:
     """`describe`, after the hub was asked for a model that is not whole in the local cache; its configuration is then.
 
     Raises SetupError when it cannot be had or has no weights that are loaded.
@@ -172,11 +176,17 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
     info = describe(name, revision)
     if info.folder is None or info.where != str(info.folder):
         info = _asked(info, revision)
+    return info
+
+
+def fetched(name: str, revision: str | None = None) -> ModelInfo:
+    """`located`. Raises SetupError also for a model that works only with code from its repository."""
+    info = located(name, revision)
     if info.config.get("auto_map"):
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
         if info.model_type not in CONFIG_MAPPING_NAMES:
-            raise _own_code(name)
+            raise _own_code(info.name)
     return info
 
 

@@ -11,6 +11,7 @@ the file is read.
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 import sys
 import traceback
@@ -66,7 +67,7 @@ def load_plugin(path: str) -> list[str]:
 def _source(path: str) -> bytes:
     label = f"--plugin {show(path)}"
     file = Path(path).expanduser().resolve()
-    if file.is_dir():
+    if os.path.isdir(file):
         raise UserError(f"{label} is a folder; give a Python file.")
     if file.suffix != ".py":
         raise UserError(f"{label} is no Python file; its name must end in .py.")
@@ -74,8 +75,8 @@ def _source(path: str) -> bytes:
         return file.read_bytes()
     except FileNotFoundError:
         raise UserError(f"{label} does not exist; give the path of a Python file.") from None
-    except OSError as error:
-        raise UserError(f"{label} cannot be read ({error.strerror}).") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{label} cannot be read ({getattr(error, 'strerror', None) or error}).") from None
 
 
 def check_same(paths: Sequence[str], recorded: Collection[Mapping[str, str]], run: str, *, more: bool) -> None:

@@ -6,7 +6,7 @@ ready.works["walk"].prompts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,14 +14,11 @@ from typing import Any
 import huggingface_hub
 import transformers
 
-from kvbench import models
+from kvbench import models, task_data, vocabulary
 from kvbench.config import RunConfig
-from kvbench.data import Data
-from kvbench.data.missing import DataMissing, together
-from kvbench.errors import KVBenchError, UserError, show
-from kvbench.problems import Several
-from kvbench.task_names import LM_EVAL, collapsed
-from kvbench.work import TaskWork, load_task
+from kvbench.data.missing import DataMissing
+from kvbench.errors import UserError, show
+from kvbench.work import TaskWork
 
 Notice = Callable[[str], None]
 
@@ -54,14 +51,15 @@ def prepare(config: RunConfig, say: Notice, info: models.ModelInfo | None = None
     info = info or models.fetched(config.model, config.revision)
     where = info.where
     tokenizer, model_config = _read_model(where, config)
+    vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
     context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
-    data = Data(config.data, revision=config.data_revision, allow_mismatch=config.allow_data_mismatch)
+    data = task_data.source(config)
     works: dict[str, TaskWork] = {}
     for name in config.tasks:
         try:
             works[name] = TaskWork.load(name, config, data, tokenizer, model_config.model_type, context)
         except DataMissing as error:
-            raise _all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
+            raise task_data.all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
     _check_end(config, where, tokenizer, model_config, works)
     needs = {need for work in works.values() for need in work.task.needs}
     if "code" in needs:
@@ -91,17 +89,6 @@ def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any,
                 f"model {show(config.model)}: no end token known; pass --stop TEXT, or every answer to task "
                 f"{show(endless[0])} has {works[endless[0]].spec.max_new_tokens} tokens."
             )
-
-
-def _all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
-    """What these tasks lack, of which `first` was missed first: all that can be told without asking the network."""
-    others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
-    errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]
-    own = [error for error in errors if not error.task.startswith(LM_EVAL)]  # 'kvbench data fetch' gets only these
-    if not own:
-        return first
-    all_own = together(own, collapsed([error.task for error in own]))
-    return all_own if first in own else Several([first, all_own])
 
 
 def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:

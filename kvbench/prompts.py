@@ -104,15 +104,27 @@ def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool
 
 
 def load_template(path: str | Path) -> str:
-    """The text of a --chat-template file. Its syntax is checked by `check_template`."""
+    """The text of a --chat-template file. Raises UserError when it cannot be read, or is no Jinja."""
     try:
-        return Path(path).read_text(encoding="utf-8")
+        text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"chat template {show(path)} is not UTF-8 (offset {error.start}).") from None
     except (OSError, ValueError) as error:
         raise UserError(
             f"cannot read chat template {show(path)}: {getattr(error, 'strerror', None) or error}."
         ) from None
+    _check_syntax(text, str(path))
+    return text
+
+
+def _check_syntax(text: str, origin: str) -> None:
+    import jinja2
+
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except jinja2.TemplateSyntaxError as error:
+        if "unknown tag" not in str(error.message):  # transformers has tags of its own
+            raise UserError(f"chat template {show(origin)[1:-1]}, line {error.lineno}: {error.message}.") from None
 
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:

@@ -72,7 +72,7 @@ def execute(
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     check_attn(config.attn, device, dtype)
-    name = run_name or f"{Path(config.model).name}-{config.hash()[:8]}"
+    name = run_name or config.run_name()
     info = models.fetched(config.model, config.revision)
     model = same_run.model_record(config, models.state(info))
     same_run.check_model(name, same_run.began(out, name, config, resume=resume), model)

@@ -11,6 +11,7 @@ parsed by `kvbench.values`; what they mean together is checked by the run comman
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Mapping
@@ -123,7 +124,7 @@ def suite_path(name: str) -> Path:
 
 def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
     """Settings and grid blocks of a TOML file, each with its line. Unknown keys are errors with file and line."""
-    if path.is_dir():
+    if os.path.isdir(path):
         raise UserError(f"{option}: {show(path)} is a folder.")
     try:
         text = path.read_text(encoding="utf-8")
@@ -133,8 +134,8 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
         raise UserError(
             f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})."
         ) from None
-    except OSError as error:
-        raise UserError(f"{option}: cannot read {show(path)} ({error.strerror}).") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{option}: cannot read {show(path)} ({getattr(error, 'strerror', None) or error}).") from None
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:

@@ -3,7 +3,8 @@
     note("..."), warning("..."), fail(error)     # one line each on stderr
     table(rich_table), data(document)            # stdout
 
-Text from outside (model output, file names) must pass `kvbench.errors.show` or `clean` before it gets here.
+Text from outside (model output, file names) must pass `kvbench.errors.show` or `clean` before it gets here. What goes
+to stderr may hold the text of any library's or plug-in's exception, so keys and passwords in it are hidden here.
 """
 
 from __future__ import annotations
@@ -34,18 +35,24 @@ def prepare() -> None:
 
 
 def note(text: str) -> None:
-    print(f"note: {text}", file=sys.stderr, flush=True)
+    print(f"note: {_hidden(text)}", file=sys.stderr, flush=True)
 
 
 def warning(text: str) -> None:
-    print(f"warning: {text}", file=sys.stderr, flush=True)
+    print(f"warning: {_hidden(text)}", file=sys.stderr, flush=True)
 
 
 def fail(error: KVBenchError) -> None:
     """Every line of the message is an error of its own; to be interrupted is none."""
     prefix = "" if isinstance(error, Interrupted) else "error: "
     for line in str(error).split("\n"):
-        print(f"{prefix}{clean(line)}", file=sys.stderr, flush=True)
+        print(f"{prefix}{clean(_hidden(line))}", file=sys.stderr, flush=True)
+
+
+def _hidden(text: str) -> str:
+    from kvbench.store.redact import redact_keys
+
+    return redact_keys(text)
 
 
 def clean(text: str) -> str:

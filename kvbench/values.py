@@ -115,6 +115,8 @@ def text(raw: object) -> str:
         raise BadValue("a text", show(raw))
     if not raw.strip():
         raise BadValue(predicate="is empty.")
+    if "\0" in raw:
+        raise BadValue(predicate=f"has a control character (U+0000) at position {raw.index(chr(0))}.")
     return raw.strip()
 
 

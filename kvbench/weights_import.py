@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import pickle
+import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -98,12 +98,26 @@ def read(source: Path, module: str) -> Checkpoint:
             tensors |= part
     if not tensors:
         raise SetupError(f"{show(source)} holds no tensors named '...layers.N.self_attn.{module}...'.")
-    count = 1 + max(layer for layer, _ in tensors)
-    layers = [{name: tensor.float() for (at, name), tensor in tensors.items() if at == i} for i in range(count)]
+    layers = _layers(source, module, tensors)
     for i, layer in enumerate(layers):
         if {n: t.shape for n, t in layer.items()} != {n: t.shape for n, t in layers[0].items()}:
             raise SetupError(f"{show(source)}: the tensors of layer {i} are not those of layer 0.")
     return Checkpoint(layers, used, _config(folder / "config.json"))
+
+
+def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.Tensor]) -> Layers:
+    """The tensors of each layer, in float32. Raises SetupError for a layer that is missing, or a tensor of no use."""
+    layers: dict[int, dict[str, torch.Tensor]] = {}
+    for (at, name), tensor in tensors.items():
+        if tensor.layout != torch.strided or released.dimensions(module, name) not in (None, tensor.dim()):
+            raise SetupError(
+                f"{show(source)}: tensor {show(name)} of layer {at} is {list(tensor.shape)}, which no {module} has."
+            )
+        layers.setdefault(at, {})[name] = tensor.float()
+    lacking = [i for i in range(len(layers)) if i not in layers]
+    if lacking:
+        raise SetupError(f"{show(source)}: layer {max(layers)} has tensors, but layer {lacking[0]} has none.")
+    return [layers[i] for i in range(len(layers))]
 
 
 def _candidates(folder: Path) -> list[Path]:
@@ -126,11 +140,8 @@ def _safetensors(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]
 def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except (OSError, RuntimeError, EOFError, ValueError, KeyError, pickle.UnpicklingError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise SetupError(
-            f"{show(file)} holds more than tensors, or is damaged; nothing of it was run: {reason}"
-        ) from None
+    except Exception as error:  # a pickle is a program, and raises whatever its steps lead to
+        raise SetupError(f"{show(file)} {_refused(error)}; nothing of it was run.") from None
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, Mapping):
@@ -139,13 +150,25 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
     return {place: tensors[name].clone() for name, place in released.wanted(tensors, module).items()}
 
 
+def _refused(error: Exception) -> str:
+    """Why torch would not read a pickle, in our words: its own advise to run what is in it."""
+    if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return f"holds more than tensors (it asks for {show(found[1])})"
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error})"
+    return f"holds more than tensors, or is damaged ({type(error).__name__})"
+
+
 def _config(file: Path) -> dict[str, Any]:
     """A checkpoint's configuration, the fields of its text part on top; empty where there is none."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return config | (config.get("text_config") or {}) if isinstance(config, dict) else {}
+    if not isinstance(config, dict):
+        return {}
+    text = config.get("text_config")
+    return config | text if isinstance(text, dict) else config
 
 
 def _gates(

@@ -16,6 +16,7 @@ points: with the box, or where there is none with the whole answer behind the th
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -94,7 +95,7 @@ def fold(text: str) -> str:
 def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Ids and items of a file. Raises UserError with up to `SHOWN` of its problems and their number."""
     label = show(path)[1:-1]
-    if not path.is_file():
+    if not os.path.isfile(path):
         read_plain(path, f"--task-file {label}", FILE_LIMIT)  # says what it is instead
     problems: list[str] = []
     items: list[tuple[str, Mapping[str, Any]]] = []

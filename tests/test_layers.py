@@ -47,6 +47,7 @@ LAYERS = {
     "kvbench.prompts": 1,
     "kvbench.reader": 2,
     "kvbench.store": 1,
+    "kvbench.store.redact": -1,  # knows texts only; `kvbench.terminal` hides keys in what it prints
     "kvbench.synthetic": 1,
     "kvbench.long_prompt": 2,
     "kvbench.math_task": 2,
@@ -79,6 +80,8 @@ LAYERS = {
     "kvbench.method_source": 3,
     "kvbench.work": 4,
     "kvbench.prepare": 5,
+    "kvbench.task_data": 5,
+    "kvbench.vocabulary": 1,
     "kvbench.progress": 4,
     "kvbench.rows": 5,
     "kvbench.cell_plan": 5,

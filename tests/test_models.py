@@ -99,7 +99,7 @@ def test_revision_of_a_cached_hub_model_is_its_commit(tmp_path: Path) -> None:
     assert models.revision(models.ModelInfo(name="o/m", folder=commit)) == "abc123"
 
 
-def test_what_transformers_could_not_read_is_told_in_one_line(tmp_path: Path) -> None:
+def test_what_transformers_could_not_read_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class LocalEntryNotFoundError(Exception):
         pass
 
@@ -118,6 +118,8 @@ def test_what_transformers_could_not_read_is_told_in_one_line(tmp_path: Path) ->
     assert told(str(tmp_path), ValueError("expected value at line 1\nmore")) == (
         "model 'org/x' cannot be read: expected value at line 1"
     )
+    assert "HF_HUB_OFFLINE is set, so the hub is not asked" in told("org/x", OSError("?"), LocalEntryNotFoundError("?"))
+    monkeypatch.setattr(hub, "is_offline", lambda: False)
     unreachable = told("org/x", OSError("We could not"), LocalEntryNotFoundError("?"))
     assert unreachable == (
         "cannot reach the hub and 'org/x' is not in the local cache. Try again, or give a local folder (--model PATH), "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvbench.errors import show
+from kvbench.store.redact import redact_keys
 
 Verdict = Literal["ok", "FAIL", "n/a"]
 EVICTS_NOTHING = "evicts nothing"
@@ -49,5 +50,5 @@ def told(error: BaseException) -> str:
     # What torch raises from within says less than the line that called it.
     own = [f for f in frames if "site-packages" not in f.filename] or frames
     where = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
-    text = show(lines[0])[1:-1]
+    text = show(redact_keys(lines[0]))[1:-1]
     return f"{type(error).__name__}: {text[:LONGEST]}{where}"

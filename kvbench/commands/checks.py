@@ -8,17 +8,19 @@ What needs a tokenizer or a device is checked by the engine before the first tok
 
 from __future__ import annotations
 
-from kvbench import judge
+import os
+from pathlib import Path
+
 from kvbench.budget import Budget
 from kvbench.config import RunConfig
-from kvbench.errors import UserError, show
+from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
-from kvbench.judge.settings import NO_ARGV
 from kvbench.models import ModelInfo
 from kvbench.problems import Problems
 from kvbench.task import GenSpec, Task
+from kvbench.task_names import LM_EVAL
 from kvbench.work import load_task
 
 
@@ -30,6 +32,8 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
             asked = f"--max-new-tokens {config.max_new_tokens}"
             raise UserError(f"prompt + {asked} is above the model's context of {context} tokens.")
     _check_budgets(config, context, (model and model.group) or 1, problems)
+    with problems.collect():
+        _check_data(config, problems)
     for name in config.tasks:
         with problems.collect():
             _check_task(config, load_task(name, config.task_file), model, problems, duplicates)
@@ -38,6 +42,8 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
 def refuse_key(key: str | None) -> None:
     """Raises UserError when a key stands on the command line."""
     if key is not None:
+        from kvbench.judge.settings import NO_ARGV
+
         raise UserError(NO_ARGV)
 
 
@@ -71,6 +77,21 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
                         )
 
 
+def _check_data(config: RunConfig, problems: Problems) -> None:
+    """--data must be there; a file is for tasks that read data, a folder for any tasks of which one does."""
+    if config.data is None:
+        return
+    data = Path(config.data).expanduser()
+    if not os.path.exists(data):
+        raise SetupError(f"--data {show(config.data)} does not exist.")
+    idle = [n for n in config.tasks if not n.startswith(LM_EVAL) and not load_task(n, config.task_file).manifest]
+    if len(idle) == len(config.tasks) or (idle and not data.is_dir()):
+        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+        these = f"{', '.join(map(show, idle[:3]))}{more}"
+        reads = f"task {these} reads" if len(idle) == 1 else f"tasks {these} read"
+        problems.warn(f"{reads} no data; --data {show(config.data)} has no effect there.")
+
+
 def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems: Problems, duplicates: bool) -> None:
     spec = task.gen(model.model_type if model else "")
     limit, size = config.limit_for(task.name), task.size()
@@ -84,6 +105,8 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
             raise UserError(f"{copies}. Use --samples 1 or a temperature above 0.")
     with problems.collect():
         if "judge" in task.needs:
+            from kvbench import judge
+
             judge.check(config.services())
     with problems.collect():
         if config.prompt_style is not None and config.prompt_style not in task.prompt_styles:

@@ -13,7 +13,7 @@ from kvbench import env, terminal
 from kvbench.errors import KVBenchError, SetupError
 from kvbench.models import TINY, describe
 from kvbench.progress import size
-from kvbench.store import check_out
+from kvbench.store import check_writable
 
 EPILOG = """Examples:
   kvbench doctor
@@ -52,7 +52,7 @@ def _probes(out: str) -> list[tuple[str, Callable[[], str]]]:
         ("built-in model", lambda: f"{describe(TINY).folder}, context {describe(TINY).context}"),
         ("sandbox", _sandbox),
         ("data folder", _data),
-        ("results folder", lambda: f"{check_out(out)} can be written"),
+        ("results folder", lambda: _writable(out)),
     ]
 
 
@@ -61,6 +61,11 @@ def _check(name: str, probe: Callable[[], str]) -> dict[str, Any]:
         return {"check": name, "ok": True, "found": probe()}
     except (KVBenchError, OSError, ImportError) as error:
         return {"check": name, "ok": False, "found": str(error)}
+
+
+def _writable(out: str) -> str:
+    check_writable(out)
+    return f"{out} can be written"
 
 
 def _missing(package: str) -> str:

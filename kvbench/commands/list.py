@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import inspect
 import sys
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvbench import registry, terminal
 from kvbench.commands import options
 from kvbench.errors import UserError, show
-from kvbench.eviction import choose
-from kvbench.eviction.options import describe as describe_options
-from kvbench.models import TINY
-from kvbench.models import describe as describe_model
 from kvbench.plugins import load_plugins
 from kvbench.registry import did_you_mean
-from kvbench.task import Task
 from kvbench.task_names import LM_EVAL, expand, get_task, task_names
+
+if TYPE_CHECKING:
+    from kvbench.task import Task
 
 EPILOG = """Examples:
   kvbench list methods
@@ -94,6 +92,8 @@ def _scope(method: Any) -> str:
 
 
 def _method(name: str) -> dict[str, Any]:
+    from kvbench.eviction import choose
+
     canonical = choose.canonical(name)
     method = choose.make(canonical, {})
     if "+" in canonical:
@@ -122,7 +122,9 @@ def _pair(name: str, method: Any) -> dict[str, Any]:
 
 
 def _options(name: str, prefix: str = "") -> list[dict[str, Any]]:
-    infos = describe_options(registry.methods.get(name))
+    from kvbench.eviction.options import describe
+
+    infos = describe(registry.methods.get(name))
     return [{"option": f"{prefix}{i.name}={i.default}", "type": i.type, "help": i.help} for i in infos]
 
 
@@ -210,13 +212,17 @@ def _source(task: Task) -> str:
 
 
 def _models() -> list[dict[str, Any]]:
-    info = describe_model(TINY)
+    from kvbench.models import TINY, describe
+
+    info = describe(TINY)
     about = "built in; for demos, CI and learning. Any folder or hub name of a transformers model works too."
     return [{"name": TINY, "type": info.model_type, "context": info.context, "about": about}]
 
 
 def _model(name: str) -> dict[str, Any]:
-    info = describe_model(name)
+    from kvbench.models import describe
+
+    info = describe(name)
     keys = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
     shape = {key: info.config.get(key) for key in keys}
     return {

@@ -10,10 +10,11 @@ files stay in the cache of the hub's library. Loading scripts of data sets are r
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from kvbench import hub
 from kvbench.data import cache
@@ -21,6 +22,8 @@ from kvbench.data.missing import DataMissing
 from kvbench.data.place import Place
 from kvbench.errors import SetupError, show
 from kvbench.task import Manifest
+
+TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
@@ -74,7 +77,8 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
     name = f"data set {show(manifest.hub)}"
     match error.why if isinstance(error, hub.HubError) else hub.why(error):
         case "script" | "code":
-            return SetupError(f"{name} ships a loading script; kvbench reads only parquet/JSON/arrow files.")
+            found = re.search(r"found ([\w.-]+\.py)", str(error))
+            return _script(manifest, found[1] if found else "")
         case "gated":
             return SetupError(f"{name} is gated: accept the terms on its page and set HF_TOKEN.")
         case "unreachable":
@@ -104,16 +108,45 @@ def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable"
 
 def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
     """The commit that will be read, or None in the libraries' offline mode, where they look into their caches."""
-    import huggingface_hub
-
-    if huggingface_hub.is_offline_mode():
+    if hub.is_offline():
+        if not manifest.files and not _in_datasets_cache(manifest.hub):
+            raise elsewhere(task, manifest)
         return revision
     try:
-        return hub.ask("dataset", manifest.hub, revision).commit
+        answer = hub.ask("dataset", manifest.hub, revision)
+        if not manifest.files:
+            _check_table(manifest, answer)
+        return answer.commit
     except hub.HubError as error:
         if error.why == "revision" and revision == manifest.revision:
             raise _moved(task, manifest) from None
         raise hub_error(error, task, manifest, revision) from None
+
+
+def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
+    """What the `datasets` library would refuse, told before it is imported. Raises SetupError, HubError."""
+    script = f"{PurePosixPath(manifest.hub).name}.py"
+    if script in answer.files:
+        raise _script(manifest, script)
+    rows = [file for file in answer.files if PurePosixPath(file).suffix in TABLES]
+    if rows:
+        hub.may_read("dataset", manifest.hub, rows[0], answer.commit)
+
+
+def _script(manifest: Manifest, file: str) -> SetupError:
+    named = f" The script is {show(file)}." if file else ""
+    return SetupError(
+        f"data set {show(manifest.hub)} ships a loading script; kvbench reads only parquet/JSON/arrow files.{named}"
+    )
+
+
+def _in_datasets_cache(name: str) -> bool:
+    """Whether the `datasets` library may have a data set in its own cache, where it looks without a network."""
+    from huggingface_hub.constants import HF_HOME
+
+    root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()
+    owner = f"{name.partition('/')[0]}___".lower()
+    return root.is_dir() and any(folder.name.lower().startswith(owner) for folder in root.iterdir())
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:

@@ -108,6 +108,10 @@ class Data:
             return Place(source="bundled", files=(bundled,))
         return hub.cached(manifest, self.revision or manifest.revision)
 
+    def ensure(self, task: str, manifest: Manifest) -> None:
+        """Download a task's data unless they are here. Raises SetupError."""
+        self._place(task, manifest)
+
     def missing(self, wanted: Mapping[str, Manifest]) -> list[DataMissing]:
         """What of this is not here, by task. Nothing is downloaded: it is for when that has failed."""
         found = []

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import transformers
 
+from kvbench import vocabulary
 from kvbench.engine.fingerprint import fingerprint
 from kvbench.engine.flash import Attn, check_attn
 from kvbench.engine.geometry import LayerGeometry, read_geometry
@@ -106,12 +107,9 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     """Wrap a model already in memory. Raises UserError when its architecture is not supported."""
     parameter = next(model.parameters())
     config = model.config.get_text_config()
-    vocabulary = model.get_input_embeddings().weight.shape[0]
-    if tokenizer is not None and len(tokenizer) > vocabulary:
-        raise SetupError(
-            f"the tokenizer has {len(tokenizer)} tokens and the model {vocabulary} embeddings; "
-            "they do not belong together."
-        )
+    embeddings = model.get_input_embeddings().weight.shape[0]
+    if tokenizer is not None:
+        vocabulary.check(len(tokenizer), embeddings)
     return LoadedModel(
         model,
         tokenizer,

@@ -79,9 +79,9 @@ def check_values(method: Method) -> None:
 def split_option(text: str) -> tuple[str | None, str, str]:
     """``[METHOD.]NAME=VALUE`` to (method or None, name, value). Raises UserError."""
     name, equals, value = text.partition("=")
-    if not equals or not name.strip():
+    method, dot, option_name = (part.strip() for part in name.rpartition("."))
+    if not equals or not option_name or (dot and not method):
         raise UserError(f"--method-opt takes NAME=VALUE; got {show(text)}.")
-    method, dot, option_name = name.strip().rpartition(".")
     return (method if dot else None), option_name.replace("-", "_"), value.strip()
 
 

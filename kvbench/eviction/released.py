@@ -17,7 +17,7 @@ from kvbench.lazy import torch
 Layers = list[dict[str, torch.Tensor]]  # tensors of each layer, by their names behind `retention_gate.` and the like
 
 GATE, SCORER = "retention_gate", "judge_model"
-NAMES = re.compile(rf"(?:^|\.)layers\.(\d+)\.self_attn\.({GATE}|{SCORER})\.(.+)$")
+NAMES = re.compile(rf"(?:^|\.)layers\.([0-9]{{1,9}})\.self_attn\.({GATE}|{SCORER})\.(.+)$")
 # Gate -> {released name: ours}; the last linear layer and the bias are the projection out.
 GATES: dict[Gate, dict[str, str]] = {
     "rg": {"linear1.weight": "in.weight", "linear1.bias": "in.bias", "linear2.weight": "out.weight"},
@@ -39,6 +39,14 @@ def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
     """Those names of a checkpoint that belong to GATE or SCORER, with their layer and what is left of the name."""
     found = ((name, NAMES.search(name)) for name in names)
     return {name: (int(m[1]), m[3]) for name, m in found if m is not None and m[2] == module}
+
+
+def dimensions(module: str, name: str) -> int | None:
+    """Dimensions of a released tensor, None for a name that is none: a scorer has one set of layers for each head."""
+    if module == SCORER:
+        return {name: 3 if name.endswith("weight") else 2 for name in SCORERS}.get(name)
+    names = {released for layers in GATES.values() for released in layers} | {"bias"}
+    return {name: 2 if name.endswith("weight") else 1 for name in names}.get(name)
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:

@@ -19,9 +19,6 @@ from urllib.parse import SplitResult, urlsplit
 
 from kvbench.errors import SetupError, UserError, show
 from kvbench.judge.api import Judge
-from kvbench.judge.endpoint import Endpoint
-from kvbench.judge.local import LocalJudge
-from kvbench.store.redact import redact_text
 from kvbench.task import Services
 
 LOCAL = "local:"
@@ -72,7 +69,11 @@ def connect(services: Services) -> Judge | None:
 
 def _make(judge: str, services: Services) -> Judge:
     if judge.startswith(LOCAL):
+        from kvbench.judge.local import LocalJudge
+
         return LocalJudge(_folder(judge.removeprefix(LOCAL)))
+    from kvbench.judge.endpoint import Endpoint  # brings asyncio: only for those who ask a judge
+
     return Endpoint(
         url=judge,
         model=services.judge_model or "",
@@ -87,6 +88,8 @@ def _nobody(judge: str) -> bool:
 
 def _address(judge: str) -> SplitResult:
     """The parts of a judge's URL. Raises UserError for what cannot be asked, or not safely."""
+    from kvbench.store.redact import redact_text
+
     shown = show(redact_text(judge))
     try:
         parts = urlsplit(judge)
@@ -124,6 +127,8 @@ def _check_key(name: str, loopback: bool) -> None:
         if not _WORD.fullmatch(key):
             raise UserError(f"the key in the environment variable {show(name)} has characters that no key has.")
         return
+    from kvbench.store.redact import redact_text
+
     if not _VARIABLE.fullmatch(name) or redact_text(name) != name:
         raise UserError(NO_ARGV)  # a key in the place of a variable's name
     if not loopback or name != Services().judge_key_env:

@@ -9,6 +9,7 @@ questions had equal prompts. A row that is in several runs counts once, an ok on
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,12 +74,14 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
     """Run folders and tables from what was typed: a run's folder or name, a folder of runs, a rows.parquet."""
     found: list[Path] = []
     for name in names or [str(results)]:
+        if not name.strip():
+            raise UserError("the name of a run is empty; 'kvbench report' without one takes all.")
         path = Path(name)
-        if not path.exists() and (results / name).exists():
+        if not os.path.exists(path) and os.path.exists(results / name):  # of `os`, for names that are no path
             path = results / name
-        if path.is_file() or (path / manifest.NAME).is_file():
+        if os.path.isfile(path) or os.path.isfile(path / manifest.NAME):
             found.append(path)
-        elif path.is_dir():
+        elif os.path.isdir(path):
             inside = [path / run for run in list_runs(path)]
             if not inside:
                 raise UserError(f"{show(name)} has no kvbench run (no {manifest.NAME}).")

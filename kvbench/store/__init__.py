@@ -5,7 +5,7 @@ files. Importing this package is cheap: pyarrow and pandas load when a table is 
 """
 
 from kvbench.store.again import resume_command
-from kvbench.store.folder import RunFolder, check_out, list_runs
+from kvbench.store.folder import RunFolder, check_out, check_same, check_writable, list_runs
 from kvbench.store.identity import canonical_json, config_hash, row_key
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
@@ -38,6 +38,8 @@ __all__ = [
     "check_out",
     "check_row",
     "check_run_name",
+    "check_same",
+    "check_writable",
     "config_hash",
     "list_runs",
     "read_rows",

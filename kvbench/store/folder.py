@@ -13,6 +13,7 @@ work. The run is locked until the folder is closed. Files that kvbench did not m
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -156,13 +157,7 @@ class RunFolder:
 def check_out(out: str | Path) -> Path:
     """The results folder, made if need be, after really writing in it. A link is followed to a folder."""
     path = Path(out)
-    for part in (path, *path.parents):
-        if part.is_symlink() and not part.exists():
-            raise UserError(f"--out {show(out)} leads through a link to nothing; give a folder.")
-        if part.exists():
-            if not part.is_dir():
-                raise UserError(f"--out {show(part)} is a file; give a folder.")
-            break
+    _there(out)
     try:
         if not path.is_dir():
             path.mkdir(parents=True, exist_ok=True)
@@ -171,6 +166,46 @@ def check_out(out: str | Path) -> Path:
     except OSError as error:
         raise _unwritable(path, error) from error
     return path
+
+
+def check_writable(out: str | Path) -> None:
+    """Write where the results folder is or would be, and leave nothing there. Raises UserError, SetupError."""
+    path = _there(out)
+    try:
+        probe(path)
+    except OSError as error:
+        raise _unwritable(Path(out), error) from error
+
+
+def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
+    """A run of that name, if there is one, must have this configuration. Raises UserError, SetupError."""
+    path = Path(out) / name
+    _check_ours(path)
+    if os.path.lexists(path / manifest.NAME):
+        _check_config(path, manifest.compare(manifest.read(path), config))
+
+
+def _there(out: str | Path) -> Path:
+    """The folder itself, or the nearest one above that exists. Raises UserError."""
+    if not str(out).strip():
+        raise UserError("--out is empty; give a folder.")
+    for part in (Path(out), *Path(out).parents):
+        try:
+            kind = part.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            if part.is_symlink():
+                raise UserError(f"--out {show(out)} leads through a link to nothing; give a folder.") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"--out {show(out)} cannot be a folder ({_why(error)}).") from None
+        else:
+            if not stat.S_ISDIR(kind):
+                raise UserError(f"--out {show(part)} is a file; give a folder.")
+            return part
+    return Path()
+
+
+def _why(error: OSError | ValueError) -> str:
+    return reason(error) if isinstance(error, OSError) else str(error)
 
 
 def list_runs(out: str | Path) -> list[str]:

@@ -44,12 +44,32 @@ _ENVIRONMENT = (
 
 def redact_text(text: str) -> str:
     """The text with keys, passwords in URLs and the home folder hidden."""
+    text = redact_keys(text)
+    home = os.path.expanduser("~").rstrip("/")
+    return re.sub(rf"(?<![\w.~]){re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
+
+
+def redact_keys(text: str) -> str:
+    """The text with keys and passwords hidden, those in the environment too; paths stay as they are."""
+    for value in _secret_values(os.environ):
+        text = text.replace(value, HIDDEN)
     text = _SHAPES.sub(HIDDEN, text)
     text = _USERINFO.sub(f"{HIDDEN}@", text)
     text = _BEARER.sub(rf"\1 {HIDDEN}", text)
-    text = _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
-    home = os.path.expanduser("~").rstrip("/")
-    return re.sub(rf"(?<![\w.~]){re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
+    return _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
+
+
+def _secret_values(environ: Mapping[str, str]) -> list[str]:
+    """Values of variables whose names announce a secret. Words, paths and names of other variables are none."""
+    return [
+        value
+        for name, value in environ.items()
+        if len(value) >= 8
+        and _SECRET_NAME.search(name)
+        and not value.isalpha()
+        and not value.startswith(("/", "~", "."))
+        and not _VARIABLE_NAME.fullmatch(value)
+    ]
 
 
 def redact_argv(argv: Sequence[str]) -> list[str]:

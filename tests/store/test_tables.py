@@ -77,13 +77,15 @@ def test_other_readers_read_it_as_it_is(filled: Filled) -> None:
 
 
 def test_duckdb_reads_it(filled: Filled) -> None:
-    duckdb = pytest.importorskip("duckdb")
+    import duckdb
+
     path = filled(4, seal=True) / "rows.parquet"
     assert duckdb.sql(f"select method, avg(score) from '{path}' group by method").fetchall() == [("gkv", 0.5)]
 
 
 def test_polars_reads_it(filled: Filled) -> None:
-    polars = pytest.importorskip("polars")
+    import polars
+
     assert polars.read_parquet(filled(4, seal=True) / "rows.parquet")["score"].mean() == 0.5
 
 

@@ -88,33 +88,34 @@ def drip_body(handler: BaseHTTPRequestHandler, got: Got) -> None:
         time.sleep(0.1)
 
 
+@contextlib.contextmanager
+def playing(server: Server) -> Iterator[Server]:
+    """The server at an address of this machine."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client had enough
+                server.act(self)
+
+        do_GET = do_POST
+
+        def log_message(self, *_: object) -> None: ...
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+    server.url = f"http://127.0.0.1:{http.server_port}/v1"
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.socket.close()
+
+
 @pytest.fixture
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Server]]:
     """serve(act, act, ...) starts a server. The judge's key is in JUDGE_KEY; no judge outlives a test."""
     monkeypatch.setenv("JUDGE_KEY", KEY)
     monkeypatch.setattr(settings, "_judges", {})
-    running: list[ThreadingHTTPServer] = []
-
-    def start(*acts: Act) -> Server:
-        server = Server(acts=list(acts))
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # the client had enough
-                    server.act(self)
-
-            do_GET = do_POST
-
-            def log_message(self, *_: object) -> None: ...
-
-        http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        http.daemon_threads = True
-        running.append(http)
-        threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
-        server.url = f"http://127.0.0.1:{http.server_port}/v1"
-        return server
-
-    yield start
-    for http in running:
-        http.shutdown()
-        http.socket.close()
+    with contextlib.ExitStack() as running:
+        yield lambda *acts: running.enter_context(playing(Server(acts=list(acts))))

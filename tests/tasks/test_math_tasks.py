@@ -104,7 +104,8 @@ def hub_rows(name: str) -> list[dict]:
 
 @pytest.mark.parametrize("name", MATHS)
 def test_hub_columns_give_the_same_documents(name: str, monkeypatch: pytest.MonkeyPatch):
-    datasets = pytest.importorskip("datasets")
+    import datasets
+
     table = datasets.Dataset.from_list(hub_rows(name))
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: table)
     found = get_task(name).docs(Data(env={}, allow_mismatch=True))
