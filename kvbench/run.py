@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,10 +22,12 @@ from kvbench import env, models, plugins
 from kvbench.cell_plan import CellPlan, check_weights, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
 from kvbench.engine.flash import check_attn
+from kvbench.engine.geometry import ProbeFailed
 from kvbench.engine.model import load, pick_device, pick_dtype
-from kvbench.engine.plan import measure, read_shape, use_threads
+from kvbench.engine.plan import measure
+from kvbench.engine.shape import ModelShape, estimate_shape, known_shape, read_shape, use_threads
 from kvbench.errors import UserError, show
-from kvbench.prepare import Notice, prepare
+from kvbench.prepare import Notice, Prepared, prepare
 from kvbench.rescore import rescore
 from kvbench.runner import Runner, signals
 from kvbench.store import RunFolder
@@ -74,7 +77,10 @@ def execute(
     check_attn(config.attn, device, dtype)
     ready = prepare(config, say)
     info, works = ready.info, ready.works
-    shape = read_shape(ready.config)
+    load_model = partial(
+        load, ready.where, revision=config.revision, device=str(device), dtype=config.dtype, attn=config.attn
+    )
+    shape, early = (_plan_shape(ready, say), None) if dry_run else known_shape(ready.config, load_model)
     threads = use_threads(shape, device)
     machine = measure(device, dtype)
     identity = {"model": config.model, "model_revision": models.revision(info) or config.revision}
@@ -127,8 +133,7 @@ def execute(
         runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config)
         if not keys <= done:
             with signals(runner):
-                wanted = {"device": str(device), "dtype": config.dtype}
-                loaded = load(ready.where, revision=config.revision, attn=config.attn, **wanted)
+                loaded = early or load_model()
                 check_weights(plans, loaded)
                 runner.run(loaded, done)
         # What nobody could score before, and what a judge compares with answers that only now are all there.
@@ -143,6 +148,19 @@ def execute(
         folder.seal()
         failed = Counter(runner.failed) + Counter(again.failed)
         return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed)
+
+
+def _plan_shape(ready: Prepared, say: Notice) -> ModelShape:
+    """The shape for a plan without weights, estimated where only the loaded model shows its layers."""
+    try:
+        return read_shape(ready.config)
+    except ProbeFailed:
+        shape = estimate_shape(ready.config)
+    say(
+        f"the layers of model type {show(ready.config.model_type)} show only when its weights are loaded; slots, "
+        "memory and speed of this plan are estimated from its config.json."
+    )
+    return shape
 
 
 def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
