@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
-import torch
 import transformers
 from support import zoo
 from support.families import BLOCK, ENGINE_DOCS, FAMILIES, Family, lists
@@ -15,7 +13,6 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 from kvbench import EvictionCache
 from kvbench.cli import main
 from kvbench.engine.model import auto_class
-from kvbench.errors import UserError
 from kvbench.store import read_rows, read_texts
 
 BUDGET, INTERVAL, NEW = 32, 8, 20

@@ -1,6 +1,6 @@
 """The model families that the docs name: which run, and which are refused, each by what text.
 
-    python -m support.families        (in tests/) writes the lists in docs/engine.md anew
+python -m support.families        (in tests/) writes the lists in docs/engine.md anew
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ LONGROPE = {
     "original_max_position_embeddings": 512,
 }
 MROPE = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}}
-HALF_MROPE = {"text_config": {"rope_parameters": MROPE["text_config"]["rope_parameters"] | {"mrope_section": [2, 1, 1]}}}
+HALF_MROPE = {
+    "text_config": {"rope_parameters": MROPE["text_config"]["rope_parameters"] | {"mrope_section": [2, 1, 1]}}
+}
 EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 
 DENSE, MIXTURES, LATENT, VISION = "dense", "mixtures of experts", "latent attention", "vision-language (text)"
@@ -59,7 +61,6 @@ class Family:
     seed: int = 0
 
 
-
 FAMILIES = [
     Family("AFMoE", "afmoe", MIXTURES),
     Family("Apertus", "apertus", DENSE),
@@ -72,7 +73,7 @@ FAMILIES = [
     Family("Cohere 2 Vision", "cohere2_vision", VISION),
     Family("DeepSeek-V2", "deepseek_v2", LATENT, EXPERTS),
     Family("DeepSeek-V3", "deepseek_v3", LATENT),
-    Family("dots.1", "dots1", MIXTURES, EXPERTS),
+    Family("dots.1", "dots1", MIXTURES, EXPERTS | {"n_shared_experts": 1}),
     Family("ERNIE 4.5", "ernie4_5", DENSE),
     Family("ERNIE 4.5 MoE", "ernie4_5_moe", MIXTURES),
     Family("EXAONE 4", "exaone4", DENSE),
@@ -178,7 +179,9 @@ def lists() -> str:
     for refused, title in ((False, "Run"), (True, "Refused by name")):
         these = sorted((f for f in FAMILIES if (f.refused is not None) == refused), key=lambda f: f.group)
         lines += [f"{title}:", ""]
-        lines += [f"- {group}: {', '.join(f.name for f in found)}" for group, found in groupby(these, lambda f: f.group)]
+        lines += [
+            f"- {group}: {', '.join(f.name for f in found)}" for group, found in groupby(these, lambda f: f.group)
+        ]
         lines.append("")
     return "\n".join(lines)
 

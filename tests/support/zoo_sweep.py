@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 import transformers
-from support import zoo
 from transformers.models.auto import modeling_auto
 
 from kvbench import registry
@@ -24,6 +23,7 @@ from kvbench.engine.model import prepare
 from kvbench.engine.shape import read_shape
 from kvbench.errors import KVBenchError
 from kvbench.records import Request, Sampling
+from support import zoo
 
 PROMPT, NEW = 60, 24  # tokens; more than the sliding windows of `zoo`
 LARGE = 50_000_000  # parameters; where the usual names do not make a model small
