@@ -70,7 +70,7 @@ def test_positions_that_a_model_counts_its_own_way_are_refused():
     prepare(model, None)
     inner = model.model.rotary_emb.forward
     model.model.rotary_emb.forward = lambda x, position_ids: inner(x, position_ids - position_ids[:, :1])
-    with pytest.raises(UserError, match="model type 'llama'.*a given position"):
+    with pytest.raises(UserError, match=r"model type 'llama'.*a given position"):
         prepare(model, None)
 
 

@@ -89,7 +89,7 @@ FAMILIES = [
     Family("GLM-4", "glm4", DENSE),
     Family("GLM-4 MoE", "glm4_moe", MIXTURES),
     Family("GLM-4 MoE lite", "glm4_moe_lite", LATENT),
-    Family("GLM-4V", "glm4v", VISION, HALF_MROPE),
+    Family("GLM-4V", "glm4v", VISION, MROPE),
     Family("GLM-4V MoE", "glm4v_moe", VISION, HALF_MROPE),
     Family("GOT-OCR 2", "got_ocr2", VISION),
     Family("GPT-2", "gpt2", DENSE),
