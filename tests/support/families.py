@@ -50,6 +50,7 @@ class Family:
         changes: how its configuration differs from the smallest one of its model type.
         refused: a part of the message; None where it runs.
         estimated: a plan without weights is estimated.
+        late: refused only when its weights are loaded.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Family:
     changes: dict[str, Any] = field(default_factory=dict)
     refused: str | None = None
     estimated: bool = False
+    late: bool = False
     seed: int = 0
 
 
@@ -166,10 +168,22 @@ FAMILIES = [
     Family("DiffLlama", "diffllama", OTHER, refused="twice"),
     Family("Doge", "doge", OTHER, refused="a mask of its own"),
     Family("Moshi", "moshi", OTHER, refused="sliding window"),
-    Family("Kosmos-2.5", "kosmos-2.5", OTHER, refused="alone"),
+    Family("Kosmos-2.5", "kosmos-2.5", OTHER, refused="alone", late=True),
     Family("Llama 4", "llama4", OTHER, refused="chunked_attention"),
-    Family("Llama 3.2 Vision", "mllama", OTHER, refused="layers have no KV cache"),
-    Family("Phi-3 (LongRoPE)", "phi3", OTHER, {"rope_parameters": LONGROPE, "sliding_window": None}, "longrope RoPE"),
+    Family(
+        "Llama 3.2 Vision",
+        "mllama",
+        OTHER,
+        {"text_config": {"cross_attention_layers": [1]}},
+        refused="layers have no KV cache",
+    ),
+    Family(
+        "Phi-3 (LongRoPE)",
+        "phi3",
+        OTHER,
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512},
+        refused="longrope RoPE",
+    ),
 ]
 
 

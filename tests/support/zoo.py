@@ -100,7 +100,10 @@ def build(config: Any, seed: int = 0) -> Any:
 
 def repository(folder: Path, config: Any, seed: int = 0) -> Path:
     """Configuration, safetensors, tokenizer and generation configuration, as on the hub."""
-    build(config, seed).save_pretrained(folder)
+    model = build(config, seed)
+    model.save_pretrained(folder)
+    if type(model.config) is not type(config):  # the model is a part of the repository
+        config.save_pretrained(folder)
     for name in TOKENIZER:
         shutil.copy(tiny.path() / name, folder / name)
     return folder
