@@ -29,7 +29,8 @@ import transformers
 from kvbench import signals
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel, pick_device, pick_dtype, prepare
-from kvbench.engine.plan import Machine, ModelShape, measure, roofline
+from kvbench.engine.plan import Machine, measure, roofline
+from kvbench.engine.shape import ModelShape
 from kvbench.errors import BudgetViolation, KVBenchError, UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method

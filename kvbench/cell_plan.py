@@ -11,7 +11,8 @@ from kvbench import models, plugins
 from kvbench.config import Cell, MethodChoice, RunConfig
 from kvbench.engine.layout import check_prefill
 from kvbench.engine.model import LoadedModel
-from kvbench.engine.plan import Machine, ModelShape, Plan, plan_cell
+from kvbench.engine.plan import Machine, Plan, plan_cell
+from kvbench.engine.shape import ModelShape
 from kvbench.engine.weights import find, load_weights
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method

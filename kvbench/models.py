@@ -66,7 +66,7 @@ class ModelInfo:
         """Query heads that share a KV head; None when it is unknown."""
         text = self.config.get("text_config") or self.config
         query, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
-        return int(query) // int(kv) if query and kv else None
+        return query // kv if isinstance(query, int) and isinstance(kv, int) and kv else None
 
     @property
     def has_chat_template(self) -> bool | None:

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,9 +22,12 @@ from kvbench import env, models, plugins, same_run, signals
 from kvbench.cell_plan import CellPlan, MethodState, check_weights, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
 from kvbench.engine.flash import check_attn
+from kvbench.engine.geometry import ProbeFailed
 from kvbench.engine.model import load, pick_device, pick_dtype
-from kvbench.engine.plan import measure, read_shape, use_threads
-from kvbench.prepare import Notice, prepare
+from kvbench.engine.plan import measure
+from kvbench.engine.shape import ModelShape, estimate_shape, known_shape, read_shape, use_threads
+from kvbench.errors import show
+from kvbench.prepare import Notice, Prepared, prepare
 from kvbench.rescore import rescore
 from kvbench.runner import Runner
 from kvbench.store import RunFolder, again
@@ -78,7 +82,15 @@ def execute(
     same_run.check_model(name, same_run.began(out, name, config, resume=resume), model)
     ready = prepare(config, say, info)
     works = ready.works
-    shape = read_shape(ready.config)
+    load_model = partial(
+        load,
+        ready.where,
+        revision=info.commit or config.revision,
+        device=str(device),
+        dtype=config.dtype,
+        attn=config.attn,
+    )
+    shape, early = (_plan_shape(ready, say), None) if dry_run else known_shape(ready.config, load_model)
     threads = use_threads(shape, device)
     machine = measure(device, dtype)
     methods = {choice: MethodState.of(choice, ready.config, info) for choice in config.methods}
@@ -142,8 +154,7 @@ def execute(
         runner = Runner(folder, works, plans, progress, len(keys & done), total, dtype, str(device), config, say)
         with signals.handled(), runner.failures():
             if not keys <= done:
-                wanted = {"device": str(device), "dtype": config.dtype}
-                loaded = load(ready.where, revision=info.commit or config.revision, attn=config.attn, **wanted)
+                loaded = early or load_model()
                 check_weights(plans, loaded)
                 runner.run(loaded, done)
             # What nobody could score before, and what a judge compares with answers that only now are all there.
@@ -164,3 +175,16 @@ def _unused(works: Mapping[str, TaskWork]) -> tuple[str, ...]:
     """The settings for scoring that no task of the run has a use for."""
     needs = {need for work in works.values() for need in work.task.needs}
     return (*(again.JUDGE if "judge" not in needs else ()), *(("unsafe_run_code",) if "code" not in needs else ()))
+
+
+def _plan_shape(ready: Prepared, say: Notice) -> ModelShape:
+    """The shape for a plan without weights, estimated where only the loaded model shows its layers."""
+    try:
+        return read_shape(ready.config)
+    except ProbeFailed:
+        shape = estimate_shape(ready.config)
+    say(
+        f"the layers of model type {show(ready.config.model_type)} show only when its weights are loaded; slots, "
+        "memory and speed of this plan are estimated from its config.json."
+    )
+    return shape

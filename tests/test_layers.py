@@ -65,6 +65,7 @@ LAYERS = {
     "kvbench.engine.sampler": 3,
     "kvbench.engine.fingerprint": 3,
     "kvbench.engine.flash": 3,
+    "kvbench.engine.positions": 3,
     "kvbench.engine.model": 3,
     "kvbench.engine.weights": 3,
     "kvbench.engine": 4,

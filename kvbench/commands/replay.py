@@ -10,6 +10,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -305,7 +306,7 @@ def _work(
 ) -> tuple[list[Result], dict[type[Analysis], list[Row]], list[LeftOut]]:
     """What the comparison found, or the analyses, and who was left out."""
     from kvbench.engine.model import load, pick_device
-    from kvbench.engine.plan import read_shape, use_threads
+    from kvbench.engine.shape import known_shape, use_threads
     from kvbench.prepare import prepare
     from kvbench.replay.analyses.api import Study
     from kvbench.replay.plan import Target, plan
@@ -320,12 +321,13 @@ def _work(
     folder = one_run(asked.run, Path("results")) if asked.run is not None else None
     for work in works.values() if scoring and folder is None else ():
         check_scorable(work)
-    shape = read_shape(ready.config)
+    load_model = partial(load, ready.where, revision=config.revision, device=config.device, dtype=config.dtype)
+    shape, early = known_shape(ready.config, load_model)
     longest = {name: max(p.max_tokens for p in work.prompts) for name, work in works.items()}
     target = Target(shape.geometry, ready.config, ready.info.folder, max(longest.values()))
     plan(asked.named, asked.every, config.budgets, target)  # what is wrong is told before the model is loaded
     use_threads(shape, pick_device(config.device))
-    loaded = load(ready.where, revision=config.revision, device=config.device, dtype=config.dtype)
+    loaded = early or load_model()
     target = dataclasses.replace(target, fingerprint=loaded.fingerprint)
     chosen, left_out = plan(asked.named, asked.every, config.budgets, target)
     results: list[Result] = []

@@ -27,7 +27,18 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kvbench.errors import UserError, show
 
 # Arguments that models pass along and that do not change what attention computes here.
-_HARMLESS = frozenset({"dropout", "position_ids", "use_cache", "output_router_logits", "cache_position"})
+_HARMLESS = frozenset(
+    {
+        "dropout",
+        "position_ids",
+        "use_cache",
+        "cache_position",
+        "logits_to_keep",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+    }
+)
 _names = itertools.count()
 _replaced: dict[str, str] = {}  # name of a routing -> the implementation that it replaced
 _open: set[str] = set()  # routings in use; they may end in any order
@@ -65,7 +76,8 @@ def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
     hidden: also hand over what each attention layer read.
     """
     name = f"kvbench_{next(_names)}"
-    _replaced[name] = model.config._attn_implementation
+    text = text_model(model)
+    _replaced[name] = text.config._attn_implementation
     _open.add(name)
     read: dict[int, torch.Tensor] = {}  # by attention module
 
@@ -76,27 +88,38 @@ def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
     ALL_ATTENTION_FUNCTIONS.register(name, _adapter(handler, read))
     try:
-        set_implementation(model, name)
+        set_implementation(text, name)
         yield
     finally:
         for hook in hooks:
             hook.remove()
         _open.remove(name)
-        if model.config._attn_implementation == name:  # else a later routing has taken over
+        if text.config._attn_implementation == name:  # else a later routing has taken over
             before = name
             while before in _replaced and before not in _open:  # what is still open, or the model's own
                 before = _replaced[before]
-            set_implementation(model, before)
+            set_implementation(text, before)
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
         if not _open:
             _replaced.clear()
+
+
+def text_model(model: Any) -> Any:
+    """The part of a model that attends to tokens: the language model of a vision-language model, which may have an
+    attention implementation of its own.
+    """
+    try:
+        found = model.get_decoder()
+    except (AttributeError, NotImplementedError):  # transformers does not know it
+        return model
+    return found if hasattr(found, "set_attn_implementation") else model
 
 
 def set_implementation(model: Any, name: str) -> None:
     """Select a registered attention function. Raises UserError when the architecture has no attention interface."""
     if not getattr(model, "_supports_attention_backend", False):
         raise UserError(
-            f"architecture {show(type(model).__name__)} is not supported: "
+            f"model type {show(model.config.model_type)} is not supported: "
             "it does not use transformers' attention interface."
         )
     model.set_attn_implementation(name)
@@ -120,6 +143,10 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
             if given is not None and name not in _HARMLESS:
                 owner = show(type(module).__name__)
                 raise UserError(f"{owner} passes {show(name)} to attention, which kvbench does not apply.")
+        if attention_mask is not None:  # none is given to the model, and transformers makes none for this function
+            raise UserError(
+                f"{show(type(module).__name__)} passes a mask of its own to attention, which kvbench does not apply."
+            )
         layer: Any = module
         if is_causal is False or getattr(layer, "is_causal", True) is False:
             raise UserError(f"{show(type(module).__name__)} attends in both directions; kvbench serves causal models.")
@@ -134,7 +161,7 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
             sinks=s_aux,
             hidden=read.pop(id(module), None),
         )
-        return handler(call), None
+        return handler(call).contiguous(), None  # some models view it without asking
 
     return attention
 

@@ -7,15 +7,20 @@ tensors.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from kvbench.engine.attention import AttentionCall, route
-from kvbench.errors import UserError, show
+from kvbench.errors import KVBenchError, UserError, show
 from kvbench.eviction.api import State
+
+
+class ProbeFailed(UserError):
+    """The model's own code failed in the pass that shows its layers. Meta tensors lack values that real ones have."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +62,10 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
 
     Raises:
         UserError: the model's attention cannot be routed (no attention interface), or it keeps state outside attention.
+        ProbeFailed: the pass itself failed.
     """
     refuse_unsupported(model.config)
+    refuse_state(model)
     layers: dict[int, LayerGeometry] = {}
 
     def record(call: AttentionCall) -> torch.Tensor:
@@ -82,7 +89,7 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
         return call.value.new_zeros(b, t, hq, call.value.shape[-1])
 
     device = next(model.parameters()).device
-    with torch.no_grad(), route(model, record):
+    with torch.no_grad(), route(model, record), own_failures(model):
         model(
             input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
             position_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
@@ -90,13 +97,42 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
             past_key_values=None,
             use_cache=False,
         )
-    wanted = int(model.config.get_text_config().num_hidden_layers)
-    if len(layers) != wanted:
+    wanted = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
+    if not layers or len(layers) != wanted:
         raise UserError(
             f"architecture {show(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers "
             "have no KV cache that kvbench can manage (linear attention, state space, or an own attention path)."
         )
-    return tuple(layers[i] for i in sorted(layers))
+    found = tuple(layers[i] for i in sorted(layers))
+    _check_windows(model.config, found)
+    return found
+
+
+def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
+    """Raises UserError where a layer slides its window by a mask alone: no mask is made for routed attention."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    slides = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True) is not False
+    for place, layer in enumerate(layers):
+        if layer.window is None and (kinds[place] == "sliding_attention" if kinds else slides):
+            raise UserError(
+                f"model type {show(text.model_type)} does not tell attention its sliding window; it is not supported."
+            )
+
+
+@contextlib.contextmanager
+def own_failures(model: Any) -> Iterator[None]:
+    """Name the model type in whatever its code raises. A full or broken device is no fault of the model's code."""
+    try:
+        yield
+    except (KVBenchError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:
+        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        raise ProbeFailed(
+            f"model type {show(model.config.model_type)} is not supported: it cannot read one token without a cache of "
+            f"its own ({type(error).__name__}: {reason})."
+        ) from error
 
 
 def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:
@@ -123,6 +159,15 @@ def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
     """Raises UserError when evicting layers differ in heads or entries, which uneven budgets cannot be counted over."""
     if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
         raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
+
+
+def refuse_state(model: Any) -> None:
+    """Raises UserError for a model that carries more from token to token than keys and values."""
+    if getattr(model, "_is_stateful", False):
+        raise UserError(
+            f"model type {show(model.config.model_type)} keeps a state beside its KV cache (linear attention, state "
+            "space or convolution), which is not supported."
+        )
 
 
 def refuse_unsupported(config: Any) -> None:

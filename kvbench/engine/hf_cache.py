@@ -79,8 +79,8 @@ class EvictionCache(Cache):
         self.method = from_label(method) if isinstance(method, str) else method
         self.interval, self.seed = interval, seed
         self.trigger = self.method.during("decode").trigger(interval)
-        self.max_tokens = max_tokens or int(model.config.get_text_config().max_position_embeddings)
         loaded = prepare(model, tokenizer)
+        self.max_tokens = max_tokens or loaded.context
         self.geometry = fit(loaded.geometry, self.method, self.max_tokens)
         self._loaded, self._group = loaded, max((g.group for g in loaded.geometry), default=1)
         self._copies = self._group if self.method.per_query_head else 1

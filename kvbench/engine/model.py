@@ -15,7 +15,8 @@ from kvbench import vocabulary
 from kvbench.engine.fingerprint import fingerprint
 from kvbench.engine.flash import Attn, check_attn
 from kvbench.engine.geometry import LayerGeometry, read_geometry
-from kvbench.errors import SetupError, UserError, show
+from kvbench.engine.positions import check_positions
+from kvbench.errors import KVBenchError, SetupError, UserError, show
 from kvbench.models import describe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -85,12 +86,30 @@ def load(
     transformers.logging.disable_progress_bar()
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
-        model = transformers.AutoModelForCausalLM.from_pretrained(
+        config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        model = auto_class(config).from_pretrained(
             path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False
         )
-    except (OSError, ValueError, ImportError) as error:
-        raise SetupError(f"model {show(path)} cannot be loaded: {str(error).splitlines()[0]}") from error
+    except (KVBenchError, torch.OutOfMemoryError, torch.AcceleratorError):
+        raise
+    except Exception as error:  # of transformers' code for this model, which raises what it likes
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SetupError(f"model {show(path)} cannot be loaded: {reason}") from error
     return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that builds a model with its language-model head: of text, else of image and text.
+
+    Raises UserError when transformers has neither.
+    """
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    raise UserError(
+        f"model type {show(getattr(config, 'model_type', '?'))} is not supported: transformers "
+        f"{transformers.__version__} has neither a causal language model nor an image-text model of it."
+    )
 
 
 def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
@@ -106,6 +125,8 @@ def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     """Wrap a model already in memory. Raises UserError when its architecture is not supported."""
     parameter = next(model.parameters())
+    geometry = read_geometry(model)
+    check_positions(model)
     config = model.config.get_text_config()
     embeddings = model.get_input_embeddings().weight.shape[0]
     if tokenizer is not None:
@@ -113,7 +134,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     return LoadedModel(
         model,
         tokenizer,
-        read_geometry(model),
+        geometry,
         parameter.device,
         parameter.dtype,
         int(getattr(config, "max_position_embeddings", 0) or 1 << 20),

@@ -6,8 +6,9 @@ with b slots, n mean live entries, kv bytes an entry, W streamed weight bytes, N
 attention do not overlap within a step, so their times add. BW and F are measured on this machine by a short probe,
 not looked up.
 
-A mixture-of-experts model streams fewer weights than counted here, so its limit is understated. Slots follow from the
-machine's total memory, not from what is free at the moment, so that a resumed run gets the same number.
+Of a mixture of experts, W and N count what b tokens reach: a token uses the share a of the routed experts, so that
+1 - (1 - a)^b of their weights are read. Slots follow from the machine's total memory, not from what is free at the
+moment, so that a resumed run gets the same number.
 """
 
 from __future__ import annotations
@@ -20,25 +21,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import transformers
 
-from kvbench.engine.geometry import LayerGeometry, read_geometry, refuse_unsupported
 from kvbench.engine.layout import Lengths, entry_budget, fit, plan_slot_bytes, shape_of
-from kvbench.errors import SetupError, UserError, show
+from kvbench.engine.shape import ModelShape
+from kvbench.errors import SetupError
 from kvbench.eviction.api import Method
 
 MOST_SLOTS = {"cuda": 512, "cpu": 128}  # beyond these, matrix products are compute bound and latency only grows
-SMALL = 20_000_000  # parameters
 USABLE = {"cuda": 0.92, "cpu": 0.5}  # share of the machine's memory a run may plan with
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelShape:
-    """What a plan needs to know of a model; read from its configuration, without weights."""
-
-    geometry: tuple[LayerGeometry, ...]
-    parameters: int
-    streamed: int  # parameters read every step: all but the embedding table, unless it is also the head
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,24 +56,6 @@ class Plan:
             f"{self.slots} slots x {self.entries_peak} entries ({kept}), {self.slot_bytes / 2**20:.2f} MiB a slot, "
             f"hardware limit {self.limit:,.0f} tokens/s"
         )
-
-
-def read_shape(config: Any) -> ModelShape:
-    """Shape of a model from its configuration, built on the meta device. Raises UserError when it is not supported."""
-    refuse_unsupported(config)
-    try:
-        with torch.device("meta"):
-            model = transformers.AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    except ValueError as error:
-        kind = show(getattr(config, "model_type", "?"))
-        raise UserError(f"model type {kind} is not supported: {str(error).splitlines()[0]}") from error
-    total = sum(p.numel() for p in model.parameters())
-    table = model.get_input_embeddings().weight
-    head = model.get_output_embeddings()
-    tied = head is None or head.weight is table
-    return ModelShape(
-        geometry=read_geometry(model.eval()), parameters=total, streamed=total - (0 if tied else table.numel())
-    )
 
 
 def plan_cell(
@@ -147,7 +119,9 @@ def plan_cell(
 def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dtype: torch.dtype) -> float:
     """Tokens/s that memory traffic and arithmetic allow."""
     element = dtype.itemsize
-    weights = max(shape.streamed * element / machine.bandwidth, 2 * shape.streamed * slots / machine.flops)
+    read = shape.streamed + shape.routed * (1 - (1 - shape.active) ** slots)
+    used = shape.streamed + shape.routed * shape.active
+    weights = max(read * element / machine.bandwidth, 2 * used * slots / machine.flops)
     attention = 0.0
     for g in shape.geometry:
         held = entries if g.window is None else min(entries, g.window)
@@ -181,13 +155,3 @@ def _best(device: torch.device, work: Callable[[], Any], repeats: int = 8) -> fl
             torch.cuda.synchronize(device)
         times.append(time.perf_counter() - began)
     return min(times)
-
-
-def use_threads(shape: ModelShape, device: torch.device) -> int:
-    """One CPU thread for a model so small that handing work to threads costs more than it saves.
-
-    Returns the number in use.
-    """
-    if device.type == "cpu" and shape.parameters < SMALL:
-        torch.set_num_threads(1)
-    return torch.get_num_threads()

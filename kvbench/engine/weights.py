@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def model_fields(config: Any) -> dict[str, Any]:
         config = config.get_text_config()
     elif config.get("text_config"):
         config = config["text_config"]
-    get = config.get if isinstance(config, Mapping) else lambda name: getattr(config, name, None)
+    get = config.get if isinstance(config, Mapping) else partial(_attribute, config)
     found = {name: get(name) for name in FIELDS}
     heads = found["num_attention_heads"]
     if found["num_key_value_heads"] is None:
@@ -74,6 +75,13 @@ def model_fields(config: Any) -> dict[str, Any]:
     if found["head_dim"] is None and heads:
         found["head_dim"] = (found["hidden_size"] or 0) // heads
     return found
+
+
+def _attribute(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers refuses it where layers differ
+        return None
 
 
 def config_hash(config: Any) -> str:

@@ -31,7 +31,8 @@ from kvbench import __version__, models, prompts
 from kvbench.engine.layout import check_prefill
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import load
-from kvbench.engine.plan import measure, plan_cell, read_shape, use_threads
+from kvbench.engine.plan import measure, plan_cell
+from kvbench.engine.shape import shape_of_model, use_threads
 from kvbench.errors import SetupError, UserError, show
 from kvbench.integrations.model_args import ModelArgs, in_its_words, read
 from kvbench.integrations.yaml_tasks import DOC, TASK
@@ -71,7 +72,7 @@ class KVBenchLM(TemplateLM):
         if run.chat_template is not None:
             self.tokenizer.chat_template = prompts.load_template(run.chat_template)
         self.revision = models.revision(models.describe(run.model, run.revision))
-        self.shape = read_shape(self.loaded.model.config)
+        self.shape = shape_of_model(self.loaded.model)
         use_threads(self.shape, self.loaded.device)
         self.machine = measure(self.loaded.device, self.loaded.dtype)
         self._device = self.loaded.device

@@ -14,7 +14,8 @@ from typing import Any
 from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model import LoadedModel
-from kvbench.engine.plan import measure, plan_cell, read_shape
+from kvbench.engine.plan import measure, plan_cell
+from kvbench.engine.shape import shape_of_model
 from kvbench.errors import UserError, show
 from kvbench.records import Request, Sampling
 from kvbench.store import read_rows, read_texts
@@ -60,7 +61,7 @@ def own(
     method = registry.methods.get("full")()
     longest = max(len(p.ids) + p.max_new_tokens for p in asked.values())
     plan = plan_cell(
-        read_shape(loaded.model.config),
+        shape_of_model(loaded.model),
         measure(loaded.device, loaded.dtype),
         method,
         budget=None,

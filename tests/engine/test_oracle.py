@@ -1,6 +1,4 @@
-"""The engine against one dense forward pass under the logged masks, for every architecture it is documented to
-serve.
-"""
+"""The engine against one dense forward pass under the logged masks, for many architectures and every method."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ BASE: dict[str, Any] = dict(
 HEAD = dict(head_dim=16)
 ALTERNATE = dict(layer_types=["full_attention", "sliding_attention", "full_attention"], sliding_window=24)
 
-# Architecture -> (configuration class, what differs from BASE). Every model that the engine is documented to serve.
+# Architecture -> (configuration class, what differs from BASE). The zoo (`support.families`) has more of them.
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("LlamaConfig", {}),
     "qwen2": ("Qwen2Config", {}),

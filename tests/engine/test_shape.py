@@ -1,0 +1,85 @@
+"""Shapes of models without their weights, and what is refused because it cannot be served rightly."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import transformers
+from support import zoo
+
+from kvbench.engine.geometry import ProbeFailed
+from kvbench.engine.model import prepare
+from kvbench.engine.plan import Machine, roofline
+from kvbench.engine.shape import estimate_shape, known_shape, read_shape, shape_of_model
+from kvbench.engine.weights import model_fields
+from kvbench.errors import UserError
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "mixtral", "qwen3_vl", "gemma3", "llama"])
+def test_a_configuration_tells_what_the_model_tells(model_type):
+    config = zoo.configuration(model_type, {})
+    assert read_shape(config) == shape_of_model(zoo.build(config))
+
+
+def test_where_the_configuration_does_not_tell_the_loaded_model_does():
+    config = zoo.configuration("jetmoe", {})
+    with pytest.raises(ProbeFailed, match="model type 'jetmoe'"):
+        read_shape(config)
+    loaded = prepare(zoo.build(config), None)
+    shape, again = known_shape(config, lambda: loaded)
+    assert again is loaded
+    assert shape.geometry == loaded.geometry
+    estimated = estimate_shape(config)
+    assert estimated.parameters == shape.parameters
+    assert len(estimated.geometry) == len(shape.geometry)
+
+
+def test_a_step_reads_the_experts_that_its_tokens_reach():
+    shape = read_shape(zoo.configuration("qwen3_moe", {"num_experts": 8, "num_local_experts": 8}))
+    layers, hidden, width = zoo.LAYERS, 64, 32
+    assert shape.routed == layers * 8 * 3 * hidden * width
+    assert shape.active == 0.25
+    slow_memory = Machine(bandwidth=1.0, flops=1e30, memory=1 << 40)
+    reading = [slots / roofline(shape, slow_memory, slots, 0, torch.float32) / 4 for slots in (1, 2)]
+    per_entry = sum(g.kv_heads * (g.head_dim + g.value_dim) for g in shape.geometry)
+    assert reading[0] == pytest.approx(shape.streamed + shape.routed / 4 + per_entry)
+    assert reading[1] == pytest.approx(shape.streamed + shape.routed * 7 / 16 + 2 * per_entry)
+
+
+def test_text_does_not_stream_a_vision_tower_or_an_embedding_table():
+    config = zoo.configuration("qwen3_vl", {})
+    model = zoo.build(config)
+    tower = sum(p.numel() for p in model.model.visual.parameters())
+    shape = shape_of_model(model)
+    assert shape.parameters - shape.streamed >= tower + 512 * 64
+    tied = zoo.configuration("llama", {"tie_word_embeddings": True})
+    assert shape_of_model(zoo.build(tied)).streamed == read_shape(tied).parameters
+
+
+@pytest.mark.parametrize("model_type", ["got_ocr2", "llava", "gemma3"])
+def test_a_model_keeps_its_own_attention(model_type):
+    model = zoo.build(zoo.configuration(model_type, {}))
+    parts = [m for m in model.modules() if isinstance(m, transformers.PreTrainedModel)]
+    before = [part.config._attn_implementation for part in parts]
+    prepare(model, None)
+    assert [part.config._attn_implementation for part in parts] == before
+
+
+def test_positions_that_a_model_counts_its_own_way_are_refused():
+    model = zoo.build(zoo.configuration("llama", {}))
+    prepare(model, None)
+    inner = model.model.rotary_emb.forward
+    model.model.rotary_emb.forward = lambda x, position_ids: inner(x, position_ids - position_ids[:, :1])
+    with pytest.raises(UserError, match=r"model type 'llama'.*a given position"):
+        prepare(model, None)
+
+
+def test_code_that_fails_is_told_with_the_model_type():
+    model = zoo.build(zoo.configuration("llama", {}))
+    model.model.layers[0].mlp.forward = lambda x: x[:, 7, 9999]
+    with pytest.raises(ProbeFailed, match=r"^model type 'llama' is not supported: .*IndexError: "):
+        prepare(model, None)
+
+
+def test_weights_are_known_by_the_fields_of_a_model_whose_layers_differ():
+    assert model_fields(zoo.configuration("gemma4_text", {}))["model_type"] == "gemma4_text"

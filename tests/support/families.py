@@ -1,0 +1,212 @@
+"""The model families that the docs name: which run, and which are refused, each by what text.
+
+python -m support.families        (in tests/) writes the lists in docs/engine.md anew
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+ENGINE_DOCS = Path(__file__).parents[2] / "docs/engine.md"
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024, "rope_theta": 1e4}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 1024,
+}
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "short_factor": [1.0] * 8,
+    "long_factor": [2.0] * 8,
+    "original_max_position_embeddings": 512,
+}
+MROPE = {"text_config": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 2, 2]}}}
+HALF_MROPE = {
+    "text_config": {"rope_parameters": MROPE["text_config"]["rope_parameters"] | {"mrope_section": [2, 1, 1]}}
+}
+EXPERTS = {"n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+
+DENSE, MIXTURES, LATENT, VISION = "dense", "mixtures of experts", "latent attention", "vision-language (text)"
+STATE = "linear attention, state space or convolution"
+INTERFACE = "without the attention interface (ALiBi, own attention)"
+DIRECTIONS = "both directions, or encoder-decoder"
+OTHER = "other attention"
+
+
+@dataclass(frozen=True)
+class Family:
+    """One repository of the zoo.
+
+    Attributes:
+        name: as docs name it; group: under which.
+        changes: how its configuration differs from the smallest one of its model type.
+        refused: a part of the message; None where it runs.
+        estimated: a plan without weights is estimated.
+        late: refused only when its weights are loaded.
+    """
+
+    name: str
+    model_type: str
+    group: str
+    changes: dict[str, Any] = field(default_factory=dict)
+    refused: str | None = None
+    estimated: bool = False
+    late: bool = False
+    seed: int = 0
+
+
+FAMILIES = [
+    Family("AFMoE", "afmoe", MIXTURES),
+    Family("Apertus", "apertus", DENSE),
+    Family("Arcee", "arcee", DENSE),
+    Family("Aria", "aria", VISION, estimated=True),
+    Family("Aya Vision", "aya_vision", VISION),
+    Family("BitNet", "bitnet", DENSE),
+    Family("Cohere", "cohere", DENSE),
+    Family("Cohere 2", "cohere2", DENSE),
+    Family("Cohere 2 Vision", "cohere2_vision", VISION),
+    Family("DeepSeek-V2", "deepseek_v2", LATENT, EXPERTS),
+    Family("DeepSeek-V3", "deepseek_v3", LATENT),
+    Family("dots.1", "dots1", MIXTURES, EXPERTS | {"n_shared_experts": 1}),
+    Family("ERNIE 4.5", "ernie4_5", DENSE),
+    Family("ERNIE 4.5 MoE", "ernie4_5_moe", MIXTURES),
+    Family("EXAONE 4", "exaone4", DENSE),
+    Family("EXAONE MoE", "exaone_moe", MIXTURES),
+    Family("FlexOlmo", "flex_olmo", MIXTURES),
+    Family("Gemma", "gemma", DENSE),
+    Family("Gemma 2", "gemma2", DENSE, {"attn_logit_softcapping": 2.0}),
+    Family("Gemma 3", "gemma3", VISION),
+    Family("Gemma 3 (text)", "gemma3_text", DENSE),
+    Family("Gemma 4", "gemma4", VISION),
+    Family("Gemma 4 (text)", "gemma4_text", DENSE),
+    Family("GLM", "glm", DENSE),
+    Family("GLM-4", "glm4", DENSE),
+    Family("GLM-4 MoE", "glm4_moe", MIXTURES),
+    Family("GLM-4 MoE lite", "glm4_moe_lite", LATENT),
+    Family("GLM-4V", "glm4v", VISION, MROPE),
+    Family("GLM-4V MoE", "glm4v_moe", VISION, HALF_MROPE),
+    Family("GOT-OCR 2", "got_ocr2", VISION),
+    Family("GPT-2", "gpt2", DENSE),
+    Family("GPT-BigCode", "gpt_bigcode", DENSE),
+    Family("GPT-NeoX", "gpt_neox", DENSE),
+    Family("GPT-OSS", "gpt_oss", MIXTURES),
+    Family("Granite", "granite", DENSE),
+    Family("Granite MoE", "granitemoe", MIXTURES),
+    Family("Helium", "helium", DENSE),
+    Family("HunYuan", "hunyuan_v1_dense", DENSE),
+    Family("HunYuan MoE", "hunyuan_v1_moe", MIXTURES),
+    Family("Idefics 3", "idefics3", VISION),
+    Family("InternVL", "internvl", VISION),
+    Family("JetMoE", "jetmoe", MIXTURES, estimated=True),
+    Family("Llama", "llama", DENSE),
+    Family("Llama 3", "llama", DENSE, {"rope_parameters": LLAMA3, "tie_word_embeddings": True}),
+    Family("LLaVA", "llava", VISION),
+    Family("LLaVA-OneVision", "llava_onevision", VISION),
+    Family("MiMo-V2-Flash", "mimo_v2_flash", MIXTURES),
+    Family("MiniCPM 3", "minicpm3", LATENT),
+    Family("MiniMax-M2", "minimax_m2", MIXTURES),
+    Family("Ministral", "ministral", DENSE, {"layer_types": ["full_attention", "sliding_attention"]}),
+    Family("Ministral 3", "ministral3", DENSE),
+    Family("Mistral", "mistral", DENSE, {"sliding_window": None}),
+    Family("Mistral 3", "mistral3", VISION, {"text_config": {"sliding_window": None}}),
+    Family("Mixtral", "mixtral", MIXTURES),
+    Family("Nemotron", "nemotron", DENSE),
+    Family("OLMo", "olmo", DENSE),
+    Family("OLMo 2", "olmo2", DENSE),
+    Family("OLMo 3", "olmo3", DENSE),
+    Family("OLMoE", "olmoe", MIXTURES),
+    Family("OPT", "opt", DENSE),
+    Family("Phi", "phi", DENSE),
+    Family("Phi-3", "phi3", DENSE, {"sliding_window": None}),
+    Family("PhiMoE", "phimoe", MIXTURES),
+    Family("Qwen2", "qwen2", DENSE),
+    Family("Qwen2-MoE", "qwen2_moe", MIXTURES),
+    Family("Qwen2-VL", "qwen2_vl", VISION, MROPE),
+    Family("Qwen2.5-VL", "qwen2_5_vl", VISION, MROPE),
+    Family("Qwen3", "qwen3", DENSE),
+    Family("Qwen3 (YaRN)", "qwen3", DENSE, {"rope_parameters": YARN}),
+    Family("Qwen3-MoE", "qwen3_moe", MIXTURES),
+    Family("Qwen3-VL", "qwen3_vl", VISION, MROPE),
+    Family("Qwen3-VL-MoE", "qwen3_vl_moe", VISION, MROPE),
+    Family("Seed-OSS", "seed_oss", DENSE),
+    Family("SmolLM3", "smollm3", DENSE),
+    Family("SmolVLM", "smolvlm", VISION),
+    Family("Solar Open", "solar_open", MIXTURES),
+    Family("StarCoder 2", "starcoder2", DENSE),
+    Family("VaultGemma", "vaultgemma", DENSE),
+    # refused
+    Family("Bamba", "bamba", STATE, refused="linear_attention"),
+    Family("Falcon-H1", "falcon_h1", STATE, {"mamba_n_heads": 8, "mamba_d_ssm": 128}, refused="'falcon_h1'"),
+    Family("Granite hybrid", "granitemoehybrid", STATE, refused="linear_attention"),
+    Family("Jamba", "jamba", STATE, refused="linear_attention"),
+    Family("LFM2", "lfm2", STATE, {"layer_types": ["conv", "full_attention"]}, refused="conv"),
+    Family("Mamba 2", "mamba2", STATE, {"num_heads": 8, "head_dim": 16}, refused="'mamba2'"),
+    Family("MiniMax", "minimax", STATE, refused="linear_attention"),
+    Family("Nemotron-H", "nemotron_h", STATE, refused="'nemotron_h'"),
+    Family("Qwen3-Next", "qwen3_next", STATE, refused="linear_attention"),
+    Family("Qwen3.5", "qwen3_5", STATE, refused="linear_attention"),
+    Family("RecurrentGemma", "recurrent_gemma", STATE, refused="'recurrent_gemma'"),
+    Family("RWKV", "rwkv", STATE, refused="'rwkv'"),
+    Family("BLOOM", "bloom", INTERFACE, refused="attention interface"),
+    Family("Falcon", "falcon", INTERFACE, refused="attention interface"),
+    Family("GPT-J", "gptj", INTERFACE, refused="attention interface"),
+    Family("MPT", "mpt", INTERFACE, refused="attention interface"),
+    Family("StableLM", "stablelm", INTERFACE, refused="attention interface"),
+    Family("BART", "bart", DIRECTIONS, refused="'bart'"),
+    Family("BERT", "bert", DIRECTIONS, refused="both directions"),
+    Family("PaliGemma", "paligemma", DIRECTIONS, refused="both directions"),
+    Family("T5-Gemma 2", "t5gemma2", DIRECTIONS, refused="encoder-decoder"),
+    Family("DeepSeek-V3.2", "deepseek_v32", OTHER, refused="deepseek_sparse_attention"),
+    Family("DiffLlama", "diffllama", OTHER, refused="twice"),
+    Family("Doge", "doge", OTHER, refused="a mask of its own"),
+    Family("Moshi", "moshi", OTHER, refused="sliding window"),
+    Family("Kosmos-2.5", "kosmos-2.5", OTHER, refused="alone", late=True),
+    Family("Llama 4", "llama4", OTHER, refused="chunked_attention"),
+    Family(
+        "Llama 3.2 Vision",
+        "mllama",
+        OTHER,
+        {"text_config": {"cross_attention_layers": [1]}},
+        refused="layers have no KV cache",
+    ),
+    Family(
+        "Phi-3 (LongRoPE)",
+        "phi3",
+        OTHER,
+        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 512},
+        refused="longrope RoPE",
+    ),
+]
+
+
+def lists() -> str:
+    """The lists of docs/engine.md."""
+    lines = []
+    for refused, title in ((False, "Run"), (True, "Refused by name")):
+        these = sorted((f for f in FAMILIES if (f.refused is not None) == refused), key=lambda f: f.group)
+        lines += [f"{title}:", ""]
+        lines += [
+            f"- {group}: {', '.join(f.name for f in found)}" for group, found in groupby(these, lambda f: f.group)
+        ]
+        lines.append("")
+    return "\n".join(lines)
+
+
+BLOCK = re.compile(r"(<!-- families: .*? -->\n).*?(<!-- end of families -->)", re.S)
+
+
+def write() -> None:
+    text = ENGINE_DOCS.read_text(encoding="utf-8")
+    ENGINE_DOCS.write_text(BLOCK.sub(lambda m: m[1] + lists() + m[2], text), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()
