@@ -11,6 +11,7 @@ from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name, resume_command
 from kvbench.store.reading import (
     Snapshot,
+    read_columns,
     read_rows,
     read_run,
     read_table,
@@ -39,6 +40,7 @@ __all__ = [
     "check_run_name",
     "config_hash",
     "list_runs",
+    "read_columns",
     "read_rows",
     "read_run",
     "read_table",
