@@ -136,7 +136,7 @@ def differences(rows: Rows) -> Iterator[Difference]:
         for kind in Text(options.codes[mine], options.names).present():
             word = f"{ARTEFACTS} of {methods.names[code]}"
             yield from _difference(word, artefacts, mine & (options.codes == kind), ONE_BY_ONE)
-    judges = rows.text("judge").renamed(lambda name: None if name.startswith("nobody") else _DATE.sub("", name))
+    judges = rows.text("judge").renamed(lambda name: None if name.startswith("nobody") else _DATE.sub("", name).strip())
     yield from _difference(
         "judge", judges, judges.codes >= 0, "'kvbench score RUN --all' with one judge makes them alike."
     )

@@ -19,16 +19,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_BYTES = 64 << 20  # that any table may have, unpacked
-_BYTES_A_ROW = 16 << 20  # of an answer with its prompt
+_BYTES = 16 << 20  # that any table may have, unpacked
 
 
 class Damaged(ValueError):
     """The file is no table of kvbench any more; the text says why."""
 
 
-def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]) -> pa.Table:
+def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
     """The columns of `schema`, cast to its types, with the file's metadata; columns that the file lacks are null.
+
+    Args:
+        required: columns that have a value in every row.
+        row_bytes: the most that a row may have, unpacked, on average.
 
     Raises:
         UserError: the file is not kvbench's, or a newer kvbench made it.
@@ -44,7 +47,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
                 raise UserError(f"{bare(name)} has no kvbench metadata.")
             manifest.check_format(name, int(metadata[FORMAT_KEY.encode()]))
             names = _check_columns(parquet.schema_arrow, schema, required)
-            _check_size(parquet.metadata, names, os.fstat(file.fileno()).st_size)
+            _check_size(parquet.metadata, names, os.fstat(file.fileno()).st_size, row_bytes)
             table = parquet.read(columns=names)
             table.validate(full=True)
         table = _cast(table, schema.with_metadata(metadata))
@@ -74,7 +77,7 @@ def _check_columns(found: pa.Schema, schema: pa.Schema, required: Sequence[str])
     return names
 
 
-def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int) -> None:
+def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
     """Raise Damaged where the footer claims what a file of this size cannot hold: every row has a key of its own."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
@@ -82,7 +85,7 @@ def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int) -> Non
     for group in map(footer.row_group, range(footer.num_row_groups)):
         columns = map(group.column, range(group.num_columns))
         claimed += sum(c.total_uncompressed_size for c in columns if c.path_in_schema in names)
-    if claimed > _BYTES + _BYTES_A_ROW * footer.num_rows:
+    if claimed > _BYTES + row_bytes * footer.num_rows:
         raise Damaged(f"it claims {claimed} bytes in {footer.num_rows} rows")
 
 

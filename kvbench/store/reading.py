@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+_ROW, _TEXT = 64 << 10, 16 << 20  # bytes of a row, and of a prompt with its answers; none of ours has as many
+
 
 @dataclass(frozen=True)
 class Snapshot:
@@ -158,7 +160,7 @@ def _parse(path: Path, schema: pa.Schema) -> pa.Table:
         if file.read(4) not in (b"PAR1", b""):
             raise UserError(f"{bare(path.name)} has no kvbench metadata.")
         try:
-            return parquet.decode(path.name, file, schema, required)
+            return parquet.decode(path.name, file, schema, required, _ROW if required else _TEXT)
         except parquet.Damaged as error:
             raise _damaged(path, str(error)) from error
 
