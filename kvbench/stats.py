@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ Scores = Sequence[Sequence[float]]  # one inner sequence per question
 
 FEW_QUESTIONS = 40  # up to here, and near 0 or 1, the normal interval is too narrow or leaves [0, 1]
 NEAR_EDGE = 0.1
+SIGNS_AT_ONCE = 2**16  # fit the processor's cache
 ROUNDING = 1e-12  # standard errors and differences below this share of the scores are zero
 
 
@@ -80,9 +82,23 @@ def question_means(scores: Scores) -> Floats:
     """Mean score of each question. A question without any sample is an error: it would silently change the mean."""
     import numpy as np
 
-    if any(len(question) == 0 for question in scores):
-        raise ValueError("a question has no samples")
-    return np.array([np.mean(question) for question in scores], dtype=float)
+    means = np.empty(len(scores))
+    for places, samples in _by_length(scores):
+        if samples.shape[1] == 0:
+            raise ValueError("a question has no samples")
+        means[places] = samples.mean(axis=1)
+    return means
+
+
+def _by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
+    """Questions with equally many samples together: their places, and their scores as [questions, samples]."""
+    import numpy as np
+
+    places: dict[int, list[int]] = {}
+    for place, question in enumerate(scores):
+        places.setdefault(len(question), []).append(place)
+    for found in places.values():
+        yield found, np.array([scores[place] for place in found], dtype=float)
 
 
 def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level: float = 0.95) -> Estimate:
@@ -128,7 +144,10 @@ def _fixed_se(scores: Scores) -> float:
 
     if len(scores) == 0 or min(len(question) for question in scores) < 2:
         return math.nan
-    return float(np.sqrt(sum(np.var(question, ddof=1) / len(question) for question in scores)) / len(scores))
+    noise = np.empty(len(scores))
+    for places, samples in _by_length(scores):
+        noise[places] = samples.var(axis=1, ddof=1) / samples.shape[1]
+    return float(np.sqrt(sum(noise.tolist())) / len(scores))
 
 
 def _interval(means: Floats, mean: float, se: float, groups: int, level: float) -> tuple[float, float, str]:
@@ -270,8 +289,9 @@ def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, se
         return float(np.mean(np.abs(every @ values) >= bar))
     generator = np.random.default_rng(seed)
     hits = 0
-    for start in range(0, permutations, 1000):  # in blocks: 10,000 x 1,319 signs would take 100 MB
-        block = min(1000, permutations - start)
+    rows = max(1, SIGNS_AT_ONCE // len(values))
+    for start in range(0, permutations, rows):
+        block = min(rows, permutations - start)
         signs = 1.0 - 2.0 * generator.integers(0, 2, size=(block, len(values)))
         hits += int(np.sum(np.abs(signs @ values) >= bar))
     return (hits + 1) / (permutations + 1)
@@ -279,14 +299,18 @@ def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, se
 
 def smallest_drop(se: float, df: int, *, power: float = 0.8, alpha: float = 0.05, sides: int = 1) -> float:
     """The true drop that a t test with this standard error finds with the given power. NaN without spread."""
+    return _shift(df, power, alpha / sides) * se if df >= 1 and se > 0 else math.nan
+
+
+@cache
+def _shift(df: int, power: float, alpha: float) -> float:
+    """The smallest drop in standard errors. Cells of a table have the same few degrees of freedom."""
     from scipy.optimize import brentq
     from scipy.stats import nct
     from scipy.stats import t as student
 
-    if df < 1 or not se > 0:
-        return math.nan
-    critical = float(student.ppf(1 - alpha / sides, df))
-    return float(brentq(lambda shift: nct.sf(critical, df, shift) - power, 0.0, 10 * critical + 10)) * se
+    critical = float(student.ppf(1 - alpha, df))
+    return float(brentq(lambda shift: nct.sf(critical, df, shift) - power, 0.0, 10 * critical + 10))
 
 
 # --- families ---------------------------------------------------------------------------------------------------------

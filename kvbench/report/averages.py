@@ -20,8 +20,9 @@ from typing import Any
 
 from kvbench.budget import Budget, label
 from kvbench.errors import KVBenchError
+from kvbench.report.agree import SAME, values_of
 from kvbench.report.cells import CellRow
-from kvbench.report.load import SAME, Group, values_of
+from kvbench.report.load import Group
 from kvbench.report.tables import TaskTable
 from kvbench.task import Task
 from kvbench.task_names import base_name, get_task

@@ -15,18 +15,16 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvbench import stats
 from kvbench.budget import Budget, label
 from kvbench.errors import UserError
-from kvbench.report.cells import cells_of
+from kvbench.report.cells import cells_of, clusters_of
 from kvbench.report.load import Group, Loaded
 from kvbench.report.render import Block
+from kvbench.report.rows import ranks
 from kvbench.report.tables import headline_of, shared_options
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 NOTHING = "-"
 ACROSS = 5  # columns of scores that fit 80 characters
@@ -97,34 +95,35 @@ class CategoryReport:
 
 
 def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[CategoryCell]:
-    rows = group.rows[group.rows["category"].notna()]
-    split = rows["category"].astype(str).str.split("/")
-    counts = set(split.str.len())
+    names = group.rows.text("category")
+    rows = group.rows.where(names.codes >= 0)
+    split = {names.names[code]: names.names[code].split("/") for code in names.present()}
+    counts = {len(parts) for parts in split.values()}
     if len(counts) != 1:  # none, or "/" is part of a name
-        split, counts = rows["category"].astype(str).map(lambda name: [name]), {1}
+        split, counts = {name: [name] for name in split}, {1}
     (parts,) = counts
     found = LENGTH.search(group.task)
-    clusters = dict(zip(rows["doc_id"], rows["cluster_id"].fillna(rows["doc_id"])))
+    clusters = clusters_of(rows)
     for part in range(parts):
-        names = rows.assign(part=split.str[part])
-        for category, own in names.groupby("part", sort=True):
+        categories = rows.text("category").renamed(lambda name, part=part: split[name][part] if name in split else None)
+        order = sorted(categories.names)
+        for (place,), own in rows.parts(ranks(categories.names)[categories.codes]):
             for method, budget, cell in cells_of(own, shared):
                 yield CategoryCell(
                     task=LENGTH.sub("", group.task),
                     group=group.label,
                     part=part + 1,
                     parts=parts,
-                    category=str(category),
+                    category=order[place],
                     method=method,
                     budget=budget,
                     length=int(found[1]) if found else None,
                     headline=headline_of(group.task),
-                    score=_estimate(cell, headline_of(group.task), clusters),
+                    score=_estimate(cell.scores(headline_of(group.task)), clusters),
                 )
 
 
-def _estimate(rows: pd.DataFrame, headline: str, clusters: Mapping[str, str]) -> stats.Estimate:
-    scores = stats.by_question(rows.to_dict("records"), headline)
+def _estimate(scores: Mapping[str, Sequence[float]], clusters: Mapping[str, str]) -> stats.Estimate:
     return stats.estimate(list(scores.values()), clusters=[clusters[question] for question in scores])
 
 

@@ -13,17 +13,15 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import Any
 
 from kvbench import stats
 from kvbench.budget import Budget
-from kvbench.errors import KVBenchError
+from kvbench.errors import KVBenchError, SetupError, show
 from kvbench.eviction import choose
-from kvbench.report.load import RUN
+from kvbench.report.rows import RUN, Rows, Text, ranks
 from kvbench.scoring.math import normalise_answer
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PASS_AT = (1, 2, 4, 8, 16, 32)
 NO_BUDGET = -1  # sorts the full cache first
@@ -86,7 +84,7 @@ def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = N
 
     `shared` are left out where the defaults are not known, because the method is not installed here.
     """
-    given = json.loads(options) if isinstance(options, str) and options else {}
+    given = options_of(options) if isinstance(options, str) and options else {}
     try:
         default = choose.make(method, {}).options()
     except KVBenchError:
@@ -95,113 +93,160 @@ def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = N
     return f"{method}({', '.join(differing)})" if differing else method
 
 
-def cells_of(
-    rows: pd.DataFrame, shared: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[str, Budget | None, pd.DataFrame]]:
+def options_of(text: str) -> dict[str, Any]:
+    """A method's options. Raises SetupError where a table has something else."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise SetupError(
+            f"column options of rows.parquet holds {show(text)}, which are no options: the table is damaged."
+        )
+    return found
+
+
+def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Budget | None, Rows]]:
     """(label, budget, rows) of each cell, in the order of tables: by budget, then by method."""
-    columns = rows.assign(
-        share=rows["budget_share"].fillna(NO_BUDGET),
-        size=rows["budget"].where(rows["budget_share"].isna()).fillna(NO_BUDGET).astype(int),
-        options=rows["options"].fillna("{}"),
-    )
-    # By label rather than by options as text: a row from before an option existed says the same with fewer words.
-    kinds = columns[["method", "options"]].drop_duplicates().itertuples(index=False)
-    labels = {(method, options): method_label(method, options, shared[method]) for method, options in kinds}
-    columns["label"] = [labels[kind] for kind in zip(columns["method"], columns["options"])]
-    for (share, size, _, label), part in columns.groupby(
-        ["share", "size", "method", "label"], sort=True, observed=True
+    import numpy as np
+
+    share = np.nan_to_num(rows.number("budget_share"), nan=NO_BUDGET)
+    size = np.where(share == NO_BUDGET, np.nan_to_num(rows.number("budget"), nan=NO_BUDGET), NO_BUDGET)
+    shares, share_at = np.unique(share, return_inverse=True)
+    sizes, size_at = np.unique(size, return_inverse=True)
+    methods, labels = rows.text("method"), _labels(rows, shared)
+    order = sorted(labels.names)
+    for (s, n, _, label), part in rows.parts(
+        share_at, size_at, ranks(methods.names)[methods.codes], ranks(labels.names)[labels.codes]
     ):
-        budget = float(share) if share != NO_BUDGET else int(size) if size != NO_BUDGET else None
-        yield label, budget, part
+        budget = float(shares[s]) if shares[s] != NO_BUDGET else int(sizes[n]) if sizes[n] != NO_BUDGET else None
+        yield order[label], budget, part
 
 
 def make_cell(
     label: str,
     budget: Budget | None,
-    rows: pd.DataFrame,
+    rows: Rows,
     by_question: dict[str, list[float]],
-    clusters: dict[str, str],
-    unfinished: dict[str, str],
+    clusters: Mapping[str, str],
+    unfinished: Mapping[str, str],
 ) -> CellRow:
-    ok = rows[rows["status"] == "ok"]
+    status = rows.text("status")
+    ok, unscored = rows.where(status.is_one_of("ok")), int(status.is_one_of("unscored").sum())
     made = made_rows(rows)
     busy = _busy(made)
-    records = rows.to_dict("records")
-    runs = [run for run in rows[RUN].unique() if run in unfinished]
-    rates = stats.rates(list(ok["stop_reason"].fillna("")), list(ok["no_answer"].dropna()))
-    bounded = rows["decode_bounded"].dropna()
+    runs = rows.text(RUN)
+    no_answer, bounded = present(ok.number("no_answer")), present(rows.number("decode_bounded"))
+    rates = stats.rates([reason or "" for reason in ok.text("stop_reason").list()], no_answer.tolist())
     return CellRow(
         method=label,
         budget=budget,
         decode_bounded=bool(bounded.all()) if len(bounded) else True,
-        evicts=bool(rows["interval"].notna().any()),
+        evicts=bool(len(present(rows.number("interval")))),
         score=stats.estimate(list(by_question.values()), clusters=[clusters[q] for q in by_question]),
-        others={column: question_mean(stats.by_question(records, column)) for column in SCORES},
-        floor=mean(ok["floor"]),
+        others={column: question_mean(rows.scores(column)) for column in SCORES},
+        floor=mean(ok.number("floor")),
         pass_at=_pass_at(ok),
         maj=_majority(ok),
         samples=len(ok),
-        failed=len(rows) - len(ok) - int((rows["status"] == "unscored").sum()),
-        unscored=int((rows["status"] == "unscored").sum()),
+        failed=len(rows) - len(ok) - unscored,
+        unscored=unscored,
         truncated=rates["truncated"],
         no_answer=rates["no_answer"],
-        entries_after_evict=_most(made["entries_after_evict"]),
-        entries_peak=_most(made["entries_peak"]),
-        entries_mean=mean(made["entries_mean"]),
-        kv_bytes_peak=mean(made["kv_bytes_peak"]),
-        kv_bytes_mean=mean(made["kv_bytes_mean"]),
+        entries_after_evict=_most(made.number("entries_after_evict")),
+        entries_peak=_most(made.number("entries_peak")),
+        entries_mean=mean(made.number("entries_mean")),
+        kv_bytes_peak=mean(made.number("kv_bytes_peak")),
+        kv_bytes_mean=mean(made.number("kv_bytes_mean")),
         tokens_per_second=speed(made),
-        roofline_share=mean(made["roofline_share"]),
-        evict_share=float(made["evict_seconds"].sum() / busy) if busy > 0 else math.nan,
-        progress=", ".join(unfinished[run] for run in runs),
+        roofline_share=mean(made.number("roofline_share")),
+        evict_share=float(present(made.number("evict_seconds")).sum() / busy) if busy > 0 else math.nan,
+        progress=", ".join(unfinished[runs.names[code]] for code in runs.present() if runs.names[code] in unfinished),
     )
 
 
-def _pass_at(ok: pd.DataFrame) -> dict[int, float]:
+def clusters_of(rows: Rows) -> dict[str, str]:
+    """The source that each question shares with others; its own id where it has none."""
+    import numpy as np
+
+    questions, sources = rows.text("doc_id"), rows.text("cluster_id")
+    last = np.full(len(questions.names), -1)
+    last[questions.codes] = np.arange(len(rows))
+    places = np.flatnonzero(last >= 0)
+    found = zip(places.tolist(), sources.codes[last[places]].tolist())
+    return {questions.names[q]: questions.names[q] if source < 0 else sources.names[source] for q, source in found}
+
+
+def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
+    """Each row's label.
+
+    By label rather than by options as text: a row from before an option existed says the same with fewer words.
+    """
+    import numpy as np
+
+    methods, options = rows.text("method"), rows.text("options")
+    kinds, of = np.unique(methods.codes * len(options.names) + options.codes, return_inverse=True)
+    named = [divmod(int(kind), len(options.names)) if kind >= 0 else (-1, 0) for kind in kinds]
+    labels = [
+        method_label(name := methods.names[m], options.names[o], shared[name]) if m >= 0 else None for m, o in named
+    ]
+    return Text.of(labels, of)
+
+
+def _pass_at(ok: Rows) -> dict[int, float]:
     """pass@k on the exact score, for k = 1, 2, 4, ... up to the fewest samples that a question has."""
-    scores = list(stats.by_question(ok.to_dict("records")).values())
+    scores = list(ok.scores("score").values())
     fewest = min(map(len, scores), default=0)
     if fewest < 2:
         return {}
     return {k: stats.mean_pass_at_k(scores, k) for k in PASS_AT if k <= fewest}
 
 
-def _majority(ok: pd.DataFrame) -> float:
+def _majority(ok: Rows) -> float:
     """maj@n on the exact score, with the answers that the task extracted."""
-    import pandas as pd
-
-    scored = ok[ok["score"].notna()]
-    groups = [group for _, group in scored.groupby("doc_id", sort=False)]
-    if not groups or max(map(len, groups)) < 2 or scored["extracted"].isna().all():
+    scores = ok.number("score")
+    scored = ok.where(scores == scores)
+    by_question = scored.scores("score")
+    extracted = scored.text("extracted")
+    if max(map(len, by_question.values()), default=0) < 2 or not extracted.present():
         return math.nan
-    answers = [[None if pd.isna(a) else str(a) for a in group["extracted"]] for group in groups]
-    return stats.maj_at_n(answers, [list(group["score"]) for group in groups], same=normalise_answer)
+    answers = scored.having(answer=extracted.codes.astype(float)).scores("answer")
+    said = [[None if code < 0 else extracted.names[int(code)] for code in codes] for codes in answers.values()]
+    return stats.maj_at_n(said, list(by_question.values()), same=cache(normalise_answer))
 
 
-def made_rows(rows: pd.DataFrame) -> pd.DataFrame:
+def made_rows(rows: Rows) -> Rows:
     """Rows with an answer: what was held and how fast it went needs no score."""
-    return rows[rows["status"].isin(("ok", "unscored"))]
+    return rows.where(rows.text("status").is_one_of("ok", "unscored"))
 
 
-def _busy(made: pd.DataFrame) -> float:
-    return float((made["decode_seconds"].fillna(0) + made["evict_seconds"].fillna(0)).sum())
+def _busy(made: Rows) -> float:
+    import numpy as np
+
+    seconds = (np.nan_to_num(made.number(name)) for name in ("decode_seconds", "evict_seconds"))
+    return float(sum(seconds).sum())
 
 
-def speed(made: pd.DataFrame) -> float:
+def speed(made: Rows) -> float:
     """Tokens per second; the first of each answer comes with its prompt."""
     busy = _busy(made)
-    return float((made["output_tokens"] - 1).clip(lower=0).sum() / busy) if busy > 0 else math.nan
+    return float((present(made.number("output_tokens")) - 1).clip(0).sum() / busy) if busy > 0 else math.nan
 
 
 def question_mean(scores: Mapping[str, Sequence[float]]) -> float:
     return float(stats.question_means(list(scores.values())).mean()) if scores else math.nan
 
 
+def present(values: Any) -> Any:
+    """The numbers that there are."""
+    return values[values == values]
+
+
 def mean(values: Any) -> float:
-    kept = values.dropna()
-    return float(kept.astype(float).mean()) if len(kept) else math.nan
+    kept = present(values)
+    return float(kept.mean()) if len(kept) else math.nan
 
 
 def _most(values: Any) -> float:
-    kept = values.dropna()
+    kept = present(values)
     return float(kept.max()) if len(kept) else math.nan

@@ -11,43 +11,30 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.registry import did_you_mean
-from kvbench.store import list_runs, manifest, read_run, read_table
+from kvbench.report import agree
+from kvbench.report.agree import NOTED, ONE_BY_ONE, SAME, Mixture
+from kvbench.report.rows import KEY, RUN, Rows
+from kvbench.store import list_runs, manifest, read_columns, read_run
 
 if TYPE_CHECKING:
-    import pandas as pd
+    import pyarrow as pa
 
-RUN = "run"  # column with the run's name, added here
-# What must be equal in one table, and how it is called in the message.
-SAME = {
-    "model": "model",
-    "model_revision": "model revision",
-    "dtype": "dtype",
-    "seed": "seed",
-    "interval": "interval",
-    "compress": "compression",
-    "prefill": "prefill",
-    "prefill_chunk": "prefill chunk",
-    "prompt_style": "prompt style",
-    "thinking": "thinking",
-    "temperature": "temperature",
-    "top_p": "top-p",
-    "top_k": "top-k",
-    "min_p": "min-p",
-    "max_new_tokens": "max new tokens",
-    "stop": "stop strings",
-    "attention": "attention",
-    "multi_turn_cache": "later turns",
-    "task_version": "task version",
-}
-# A task may draw its questions differently, and a long prompt leaves less room for the answer.
-BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
-_DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"  # when a judge was asked does not matter
+# The columns that some report looks at; the others are not read.
+COLUMNS = (
+    *SAME,
+    *("row_key", "task", "doc_id", "cluster_id", "category", "method", "method_version", "options", "artefacts"),
+    *("budget", "budget_share", "decode_bounded", "status", "stop_reason", "prompt_sha256", "prompt_tokens", "judge"),
+    *("output_tokens", "extracted", "score", "score_partial", "score_strict", "floor", "no_answer"),
+    *("entries_after_evict", "entries_peak", "entries_mean", "kv_bytes_peak", "kv_bytes_extra", "kv_bytes_mean"),
+    *("kv_bytes_prefill_peak", "decode_seconds", "evict_seconds", "roofline_share"),
+    *(column for column, _, _ in NOTED),
+)
 FIRST_FORMAT = {"compress": "query-aware", "prefill": "full"}  # of rows that evict and do not say
 
 
@@ -57,17 +44,21 @@ class Group:
 
     task: str
     label: str
-    rows: pd.DataFrame
+    rows: Rows
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rows of all runs in comparable groups. `unfinished` maps a run to its "412 of 960 rows"."""
+    """Rows of all runs in comparable groups. `unfinished` maps a run to its "412 of 960 rows".
+
+    `mixed`: what rows of one table differ in though they may, with the tasks whose tables these are.
+    """
 
     groups: list[Group]
     runs: list[dict[str, Any]]
     unfinished: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
+    mixed: list[tuple[Mixture, list[str]]] = field(default_factory=list)
 
 
 def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
@@ -101,105 +92,94 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
         split: group by everything that differs, instead of an error.
         skip: leave out runs that cannot be read, with a notice, instead of an error.
     """
-    import pandas as pd
-
     for name in group_by:
         if name not in SAME:
             raise UserError(f"--group-by {show(name)}.{did_you_mean(name, list(SAME))} Columns: {', '.join(SAME)}.")
-    frames, runs, unfinished, notices = [], [], {}, []
+    tables: list[tuple[str, pa.Table]] = []
+    runs: list[dict[str, Any]] = []
+    unfinished: dict[str, str] = {}
+    notices: list[str] = []
     for path in paths:
         name = path.name if path.is_dir() else path.parent.name
-        if path.is_dir():
-            try:
-                snapshot = read_run(path)
-            except KVBenchError as error:
-                if not skip:
-                    raise
-                notices.append(f"run {show(name)} is left out: {error}")
-                continue
-            frame = snapshot.rows
-            notices += [f"{name}: {text}" for text in snapshot.notices]
-            if snapshot.planned is not None and snapshot.saved < snapshot.planned:
-                unfinished[name] = snapshot.progress
+        try:
+            tables.append((name, _read(path, name, unfinished, notices)))
+        except KVBenchError as error:
+            if not skip or not path.is_dir():
+                raise
+            notices.append(f"run {show(name)} is left out: {error}")
         else:
-            frame = read_table(path)
-        frames.append(_filled(frame).assign(**{RUN: name}))
-        runs.append({"run": name, "path": str(path), "rows": len(frame)})
-    rows = pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
-    if rows.empty:
+            runs.append({"run": name, "path": str(path), "rows": len(tables[-1][1])})
+    if not any(run["rows"] for run in runs):
         there = ", ".join(show(r["run"]) for r in runs)
         raise UserError("\n".join([*notices, f"there are no rows yet in {there}." if there else "no run can be read."]))
-    ok_first = rows.sort_values("status", key=lambda status: status != "ok", kind="stable")
-    rows = ok_first.drop_duplicates("row_key").sort_index()
+    rows, repeated = _each_once(Rows.of(tables))
+    rows = _filled(rows.without(KEY))
     groups = []
-    for task, part in rows.groupby("task", observed=True, sort=False):
-        columns = [column for column in SAME if values_of(part, column)[1:]] if split else group_by
-        for label, group in _groups(part, columns):
-            _check(str(task), group)
-            groups.append(Group(str(task), label, group))
-    return Loaded(groups, runs, unfinished, notices)
+    tasks = rows.text("task")
+    for code in tasks.present():
+        part = rows.where(tasks.codes == code) if len(tasks.present()) > 1 else rows
+        for label, group in agree.split_all(part) if split else agree.split(part, group_by):
+            agree.check(tasks.names[code], group)
+            groups.append(Group(tasks.names[code], label, group))
+    return Loaded(groups, runs, unfinished, notices + repeated, _mixed(groups))
 
 
-def _filled(rows: pd.DataFrame) -> pd.DataFrame:
+def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str]) -> pa.Table:
+    """The rows of a run or of a table; what there is to say of a run is added."""
+    if not path.is_dir():
+        return read_columns(path, COLUMNS)
+    snapshot = read_run(path, COLUMNS)
+    notices += [f"{name}: {text}" for text in snapshot.notices]
+    if snapshot.planned is not None and snapshot.saved < snapshot.planned:
+        unfinished[name] = snapshot.progress
+    return snapshot.table
+
+
+def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
+    """The mixtures of all groups, equal ones of several tasks together."""
+    found: dict[Any, tuple[Mixture, list[str]]] = {}
+    for group in groups:
+        for mixture in agree.mixtures(group.rows):
+            former, tasks = found.get(key := (mixture.column, mixture.method, *mixture.counts), (None, []))
+            if former is not None:
+                counts = {value: count + former.counts[value] for value, count in mixture.counts.items()}
+                mixture = replace(mixture, counts=counts)
+            found[key] = mixture, list(dict.fromkeys([*tasks, group.task]))
+    return list(found.values())
+
+
+def _each_once(rows: Rows) -> tuple[Rows, list[str]]:
+    """Each row key once, an ok row before others, and a line for each run of which rows were left out."""
+    import numpy as np
+
+    keys = rows.text(KEY).codes
+    order = np.argsort(~rows.text("status").is_one_of("ok"), kind="stable")
+    first = np.empty(int(keys.max()) + 1, dtype=np.int64)
+    first[keys[order][::-1]] = order[::-1]  # of equal places the last assignment stays: the first in order
+    kept = first[keys] == np.arange(len(rows))
+    if kept.all():
+        return rows, []
+    runs = rows.text(RUN)
+    took = np.unique(np.stack([runs.codes[~kept], runs.codes[first[keys[~kept]]]]), axis=1, return_counts=True)
+    lines = [
+        f"{_counted(count)} of {runs.names[loser]} left out: {runs.names[winner]} has them too (equal row keys), and "
+        f"a row counts once. {ONE_BY_ONE}"
+        for (loser, winner), count in zip(took[0].T.tolist(), took[1].tolist())
+    ]
+    return rows.where(kept), lines
+
+
+def _counted(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _filled(rows: Rows) -> Rows:
     """Rows with what is left out where it is the usual, so that they do not agree with everything."""
-    old = rows["interval"].notna()
-    filled = {c: rows[c].where(rows[c].notna() | ~old, value) for c, value in FIRST_FORMAT.items()}
-    return rows.assign(**filled, stop=rows["stop"].astype(object).fillna("[]"))
-
-
-def values_of(rows: pd.DataFrame, column: str) -> list[Any]:
-    """The values of a column in order. Rows without one (the full cache has no interval) agree with every value, and so
-    do questions with each other that are drawn differently by the task itself.
-    """
-    values = sorted(rows[column].dropna().unique())
-    by_question = column in BY_QUESTION and len(values) > 1
-    if by_question and rows.groupby("doc_id", observed=True)[column].nunique().max() <= 1:
-        return [None]
-    return values or [None]
-
-
-def _groups(rows: pd.DataFrame, columns: Sequence[str]) -> list[tuple[str, pd.DataFrame]]:
-    """Rows apart by the values of the columns; a row without a value is in every group."""
-    groups = [("", rows)]
-    for column in columns:
-        groups = [
-            (
-                ", ".join(filter(None, (label, f"{SAME[column]} {value}"))),
-                part if value is None else part[_agrees(part[column], value)],
-            )
-            for label, part in groups
-            for value in values_of(part, column)
-        ]
-    return groups
-
-
-def _agrees(values: Any, value: Any) -> Any:
-    return (values == value).fillna(False) | values.isna()
-
-
-def _check(task: str, rows: pd.DataFrame) -> None:
-    """Raise UserError naming two runs and what differs between them."""
-    for column, word in SAME.items():
-        _check_column(rows, column, word, f"--group-by {column} makes one table each.")
-    for method, mine in rows.groupby("method", observed=True, sort=False):
-        _check_column(mine, "method_version", f"{method} version", "Report them one by one.")
-        for _, same in mine.groupby("options", observed=True, sort=False):
-            _check_column(same, "artefacts", f"tables, drafts or plug-in of {method}", "Report them one by one.")
-    judges = rows.assign(judge=rows["judge"].str.replace(_DATE, "", regex=True))
-    judges = judges[~judges["judge"].str.startswith("nobody", na=False)]  # the full cache is its own equal
-    _check_column(judges, "judge", "judge", "'kvbench score RUN --all' with one judge makes them alike.")
-    prompts = rows.groupby("doc_id", observed=True)["prompt_sha256"].nunique()
-    if (prompts > 1).any():
-        question = prompts.index[prompts > 1][0]
-        raise UserError(
-            f"question {show(question)} of task {show(task)} had two different prompts (other data or template); "
-            "scores are not comparable. Report the runs one by one."
-        )
-
-
-def _check_column(rows: pd.DataFrame, column: str, word: str, remedy: str) -> None:
-    if len(values_of(rows, column)) > 1:
-        found = rows.dropna(subset=[column]).drop_duplicates(column)
-        a, b = found.iloc[0], found.iloc[1]
-        of = f"{a[RUN]} is of {word} {a[column]} and {b[RUN]} of {word} {b[column]}"
-        raise UserError(f"{of}; scores are not comparable. {remedy}")
+    evicts = rows.number("interval") >= 0
+    usual = {name: rows.text(name).filled(value, evicts) for name, value in FIRST_FORMAT.items()}
+    return rows.having(
+        **usual,
+        stop=rows.text("stop").filled("[]"),
+        options=rows.text("options").filled("{}"),
+        doc_id=rows.text("doc_id").filled(""),
+    )

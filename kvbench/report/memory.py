@@ -20,18 +20,17 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from kvbench.budget import Budget, label
+from kvbench.errors import SetupError, show
 from kvbench.progress import size
-from kvbench.report.cells import cells_of
-from kvbench.report.load import RUN, Loaded
+from kvbench.report.cells import cells_of, present
+from kvbench.report.load import Loaded
 from kvbench.report.render import Block
+from kvbench.report.rows import RUN, Rows
 from kvbench.report.tables import shared_options
 from kvbench.store import manifest
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 PAGE = 16  # entries; that of kvbench.engine.paged, which needs torch
 SLACK = 1.05
@@ -113,9 +112,11 @@ class MemoryReport:
         shared = shared_options(loaded)
         tables = []
         for group in loaded.groups:
-            rows = _with_bytes(group.rows, layers)
-            cells = [_cell(name, budget, part) for name, budget, part in cells_of(rows, shared)]
-            notes = [*_notes(cells), *([LATER] if rows["later"].isna().any() else [])]
+            rows = group.rows
+            later = _later(rows)
+            held = _held(rows, later, layers)
+            cells = [_cell(name, budget, held.at(part)) for name, budget, part in cells_of(rows, shared)]
+            notes = [*_notes(cells), *([LATER] if (later != later).any() else [])]
             tables.append(MemoryTable(group=group.label, task=group.task, cells=cells, notes=notes))
         return cls(loaded, tables)
 
@@ -139,98 +140,147 @@ def read_layers(path: Path) -> list[Layer] | None:
     folder = path if path.is_dir() else path.parent
     if not (folder / manifest.NAME).is_file():
         return None
-    found = manifest.read(folder)["environment"].get("kv_cache")
-    if found is None:
-        return None
-    return [
-        Layer(
-            kv_heads=layer["kv_heads"],
-            entry_bytes=(layer["head_dim"] + layer["value_dim"]) * found["element_bytes"],
-            window=layer["window"],
-        )
-        for layer in found["layers"]
-    ]
+    environment = manifest.read(folder)["environment"]
+    try:
+        found = environment.get("kv_cache")
+        if found is None:
+            return None
+        return [_layer(layer, found["element_bytes"]) for layer in found["layers"]]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise SetupError(f"{show(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers.") from None
 
 
-def _with_bytes(rows: pd.DataFrame, layers: Mapping[str, Sequence[Layer] | None]) -> pd.DataFrame:
-    """Rows with what is nominal, measured and allowed of each; NaN for those that failed before anything was held."""
-    rows = rows.assign(later=_later(rows))
-    longest = _number((rows["prompt_tokens"] + rows["max_new_tokens"] + rows["later"].fillna(0)).max())
-    made = [_row(row, layers[row[RUN]], longest) for row in rows.to_dict("records")]
-    names = ("nominal_entries", "nominal", "measured", "allowed", "ratio", "over", "shown")
-    return rows.assign(**{name: [values[name] for values in made] for name in names})
+def _layer(layer: Mapping[str, Any], element_bytes: int) -> Layer:
+    sizes = [layer["kv_heads"], layer["head_dim"], layer["value_dim"], element_bytes]
+    window = layer["window"]
+    if not all(isinstance(size, int) and 0 <= size < 2**31 for size in [*sizes, window or 0]):
+        raise ValueError("not a size")
+    heads, keys, values, _ = sizes
+    return Layer(kv_heads=heads, entry_bytes=(keys + values) * element_bytes, window=window)
 
 
-def _later(rows: pd.DataFrame) -> pd.Series:
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Each row's figures; NaN for those that failed before anything was held."""
+
+    rows: Rows
+    entries: Any  # nominal, per layer and KV head
+    nominal: Any
+    measured: Any
+    allowed: Any
+    ratio: Any
+    over: Any
+
+    def at(self, rows: Rows) -> Held:
+        """Those of some of the rows."""
+        at = self.rows.places.searchsorted(rows.places)  # both in order
+        figures = (self.entries, self.nominal, self.measured, self.allowed, self.ratio, self.over)
+        return Held(rows, *(figure[at] for figure in figures))
+
+
+def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Held:
+    """What is nominal, measured and allowed of each row."""
+    import numpy as np
+
+    prompt, budget, peak = (rows.number(name) for name in ("prompt_tokens", "budget", "entries_peak"))
+    known = later == later  # how long the later questions are
+    sequence = prompt + rows.number("output_tokens") - 1 + np.nan_to_num(later)  # the last token drawn is never run
+    bounded = rows.number("decode_bounded") == 1
+    most = np.where(bounded, budget + rows.number("interval"), _least(budget, prompt) + sequence - prompt)
+    entries = np.where(budget == budget, _least(sequence, most), sequence)
+    lengths = prompt + rows.number("max_new_tokens") + np.nan_to_num(later)
+    nominal, page = _nominal(rows, entries, sequence, float(np.fmax.reduce(lengths, initial=math.nan)), layers)
+    measured, allowed = rows.number("kv_bytes_peak") - rows.number("kv_bytes_extra"), SLACK * nominal + page
+    # A question that is read after the compression comes on top of the budget, by a length that rows do not have.
+    judged = bounded & ~rows.text("compress").is_one_of("query-agnostic") & known
+    over = judged & ((measured > allowed) | (peak > SLACK * entries))
+    ratio = np.divide(measured, nominal, out=np.full(len(rows), math.nan), where=nominal != 0)
+    return Held(rows, entries, nominal, measured, allowed, ratio, over)
+
+
+def _nominal(
+    rows: Rows, entries: Any, sequence: Any, longest: float, layers: Mapping[str, Sequence[Layer] | None]
+) -> tuple[Any, Any]:
+    """Bytes of keys and values of so many entries, and of a page, in each row's own model; NaN where it is unknown."""
+    import numpy as np
+
+    nominal, page = np.full(len(rows), math.nan), np.full(len(rows), math.nan)
+    runs = rows.text(RUN)
+    for code in runs.present():
+        own, model = runs.codes == code, layers[runs.names[code]]
+        if model is None:
+            continue
+        # A window that no sequence outgrows is none, as in the engine.
+        rings = [g for g in model if g.window is not None and g.window < longest]
+        others = [g for g in model if g not in rings]
+        held = entries[own] * sum(g.kv_heads * g.entry_bytes for g in others)
+        held += sum(_least(sequence[own], float(g.window or 0)) * g.kv_heads * g.entry_bytes for g in rings)
+        nominal[own], page[own] = held, PAGE * sum(g.kv_heads * g.entry_bytes for g in others)
+    return nominal, page
+
+
+def _least(a: Any, b: Any) -> Any:
+    """The smaller one; `a` where `b` is missing, and missing where `a` is."""
+    import numpy as np
+
+    return np.where(b < a, b, a)
+
+
+def _later(rows: Rows) -> Any:
     """Tokens of each conversation's later questions: what the full cache held beyond prompt and answers.
 
-    0 where there are no later questions, null where the full cache was not run.
+    0 where there are no later questions, NaN where the full cache was not run.
     """
-    talks = rows["multi_turn_cache"].notna()
-    full = rows[talks & rows["interval"].isna()]
-    beyond = full["entries_peak"] - (full["prompt_tokens"] + full["output_tokens"] - 1)
-    known = beyond.clip(lower=0).groupby(full["doc_id"], observed=True).max()
-    return rows["doc_id"].map(known).astype(float).where(talks, 0.0)
+    import numpy as np
+
+    talks = rows.text("multi_turn_cache").codes >= 0
+    questions, interval = rows.text("doc_id"), rows.number("interval")
+    full = rows.where(talks & (interval != interval))
+    beyond = full.number("entries_peak") - (full.number("prompt_tokens") + full.number("output_tokens") - 1)
+    known = np.full(len(questions.names), math.nan)
+    np.fmax.at(known, full.text("doc_id").codes, beyond.clip(0))
+    return np.where(talks, known[questions.codes], 0.0)
 
 
-def _row(row: Mapping[str, Any], layers: Sequence[Layer] | None, longest: float) -> dict[str, Any]:
-    budget, interval, prompt, generated, peak, total, beside = (
-        _number(row[name])
+def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
+    shown = _largest(held)
+    rows = held.rows.where([shown])
+    interval, bounded, after, peak, beside, reading = (
+        float(rows.number(name)[0])
         for name in (
-            "budget", "interval", "prompt_tokens", "output_tokens", "entries_peak", "kv_bytes_peak", "kv_bytes_extra",
+            "interval", "decode_bounded", "entries_after_evict", "entries_peak", "kv_bytes_extra",
+            "kv_bytes_prefill_peak",
         )
     )  # fmt: skip
-    later = _number(row["later"])
-    known = not math.isnan(later)
-    sequence = prompt + generated - 1 + (later if known else 0)  # the last token drawn is never run
-    bounded = _is(row["decode_bounded"])
-    entries = sequence
-    if not math.isnan(budget):
-        entries = min(sequence, budget + interval if bounded else min(budget, prompt) + sequence - prompt)
-    nominal = page = math.nan
-    if layers is not None:
-        # A window that no sequence outgrows is none, as in the engine.
-        rings = [g for g in layers if g.window is not None and g.window < longest]
-        others = [g for g in layers if g not in rings]
-        nominal = entries * sum(g.kv_heads * g.entry_bytes for g in others)
-        nominal += sum(min(sequence, g.window or 0) * g.kv_heads * g.entry_bytes for g in rings)
-        page = PAGE * sum(g.kv_heads * g.entry_bytes for g in others)
-    measured, allowed = total - beside, SLACK * nominal + page
-    # A question that is read after the compression comes on top of the budget, by a length that rows do not have.
-    judged = bounded and row["compress"] != "query-agnostic" and known
-    over = judged and (measured > allowed or peak > SLACK * entries)
-    ratio = measured / nominal if nominal else math.nan
-    shown = (over, *(-1.0 if math.isnan(x) else x for x in (measured, ratio)))  # the largest stands for its cell
-    return {
-        "nominal_entries": entries, "nominal": nominal, "measured": measured, "allowed": allowed, "ratio": ratio,
-        "over": over, "shown": shown,
-    }  # fmt: skip
-
-
-def _cell(method: str, budget: Budget | None, rows: pd.DataFrame) -> MemoryCell:
-    shown = max(rows.to_dict("records"), key=lambda row: row["shown"])
-    measured, nominal, beside = shown["measured"], shown["nominal"], _number(shown["kv_bytes_extra"])
-    interval = _number(shown["interval"])
+    measured, ratios = float(held.measured[shown]), present(held.ratio)
     return MemoryCell(
         method=method,
         budget=budget,
         interval=None if math.isnan(interval) else int(interval),
-        decode_bounded=_is(shown["decode_bounded"]),
+        decode_bounded=bounded == 1,
         evicts=not math.isnan(interval),
-        nominal_entries=shown["nominal_entries"],
-        entries_after_evict=_number(shown["entries_after_evict"]),
-        entries_peak=_number(shown["entries_peak"]),
-        nominal_bytes=nominal,
+        nominal_entries=float(held.entries[shown]),
+        entries_after_evict=after,
+        entries_peak=peak,
+        nominal_bytes=float(held.nominal[shown]),
         measured_bytes=measured,
-        ratio=shown["ratio"],
-        largest_ratio=float(rows["ratio"].max()),
-        allowed_bytes=shown["allowed"],
+        ratio=float(held.ratio[shown]),
+        largest_ratio=float(ratios.max()) if len(ratios) else math.nan,
+        allowed_bytes=float(held.allowed[shown]),
         beside_bytes=beside,
         beside_share=beside / measured if measured else math.nan,
-        reading_bytes=_number(shown["kv_bytes_prefill_peak"]),
-        over=bool(rows["over"].any()),
-        samples=int(rows["measured"].notna().sum()),
+        reading_bytes=reading,
+        over=bool(held.over.any()),
+        samples=len(present(held.measured)),
     )
+
+
+def _largest(held: Held) -> int:
+    """The place of the sample that stands for its cell: one over its bound, then the largest, then the first."""
+    import numpy as np
+
+    keys = (-np.nan_to_num(held.ratio, nan=-1.0), -np.nan_to_num(held.measured, nan=-1.0), ~held.over)
+    return int(np.lexsort(keys)[0])
 
 
 def _notes(cells: Sequence[MemoryCell]) -> list[str]:
@@ -266,15 +316,6 @@ def flat(table: MemoryTable, cell: MemoryCell) -> dict[str, Any]:
     data = names | {"budget": cell.budget, "budget_share": share} | asdict(cell)
     data["budget"] = None if share is not None else cell.budget
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in data.items()}
-
-
-def _number(value: Any) -> float:
-    """NaN for every kind of missing value."""
-    return math.nan if value is None or str(value) == "<NA>" else float(value)
-
-
-def _is(value: Any) -> bool:
-    return value is not None and str(value) != "<NA>" and bool(value)
 
 
 def _entries(value: float) -> str:

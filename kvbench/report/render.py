@@ -22,6 +22,7 @@ from typing import Any, ClassVar, Protocol
 from kvbench import __version__, terminal
 from kvbench.errors import SetupError, show
 from kvbench.report import averages
+from kvbench.report.agree import sentence
 from kvbench.report.averages import AverageTable, make_averages
 from kvbench.report.columns import cost, flat, quality, samples
 from kvbench.report.load import Loaded
@@ -119,6 +120,8 @@ def text(report: Drawable) -> str:
                 console.print(terminal.clean(note))
             if block.notes:
                 console.print()
+        for line in _mixed(report):
+            console.print(terminal.clean(line))
         console.print(report.about)
     return captured.get().rstrip("\n")
 
@@ -130,6 +133,7 @@ def markdown(report: Drawable) -> str:
         for columns, cells in block.grids:
             lines += [*_md_table(columns, cells), ""]
         lines += [f"{md(note)}\n" for note in block.notes]
+    lines += [f"{md(line)}\n" for line in _mixed(report)]
     lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
     return "\n".join(lines)
 
@@ -146,7 +150,11 @@ def csv_text(report: Drawable) -> str:
 def json_text(report: Drawable) -> str:
     """One document on one line."""
     about = {"kvbench": __version__, "runs": report.loaded.runs, "unfinished": report.loaded.unfinished}
-    return json.dumps(about | report.data(), allow_nan=False)
+    mixed = [
+        {"tasks": tasks, "column": mixture.column, "method": mixture.method, "rows": mixture.counts}
+        for mixture, tasks in report.loaded.mixed
+    ]
+    return json.dumps(about | ({"mixed": mixed} if mixed else {}) | report.data(), allow_nan=False)
 
 
 FORMATS: dict[str, Callable[[Drawable], str]] = {"text": text, "markdown": markdown, "csv": csv_text, "json": json_text}
@@ -166,6 +174,11 @@ def write(report: Drawable, folder: Path) -> list[Path]:
     except OSError as error:
         raise SetupError(f"cannot write the report in {show(folder)} ({reason(error)}).") from None
     return [folder / file for file in texts]
+
+
+def _mixed(report: Drawable) -> list[str]:
+    """What rows of one table differ in though they may: versions, devices."""
+    return [sentence(mixture, tasks) for mixture, tasks in report.loaded.mixed]
 
 
 def _title(table: TaskTable) -> str:

@@ -9,11 +9,10 @@ over the table. A cell that could not be compared has `against` None.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kvbench import stats
 from kvbench.budget import label as label_of
@@ -24,18 +23,18 @@ from kvbench.report.cells import (
     Against,
     CellRow,
     cells_of,
+    clusters_of,
     made_rows,
     make_cell,
     mean,
     method_label,
+    options_of,
     question_mean,
     speed,
 )
 from kvbench.report.load import Group, Loaded
+from kvbench.report.rows import Rows
 from kvbench.task_names import get_task
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 ALPHA = 0.05
 
@@ -66,8 +65,13 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
 
 def _variants(loaded: Loaded) -> list[tuple[str, str]]:
     """Every method with its options as text."""
-    named = [group.rows[["method", "options"]].drop_duplicates() for group in loaded.groups]
-    return [(str(m), o) for part in named for m, o in zip(part["method"], part["options"].fillna("{}"))]
+    return [
+        (methods.names[m], options.names[o])
+        for group in loaded.groups
+        for methods, options in [(group.rows.text("method"), group.rows.text("options"))]
+        for m, o in sorted(set(zip(methods.codes.tolist(), options.codes.tolist())))
+        if m >= 0
+    ]
 
 
 def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
@@ -78,7 +82,7 @@ def shared_options(loaded: Loaded) -> dict[str, dict[str, Any]]:
 
 def _shared(options: Sequence[str]) -> dict[str, Any]:
     """The options that have one value in all rows of a method."""
-    tables = [json.loads(text) for text in options]
+    tables = [options_of(text) for text in options]
     return {k: v for k, v in tables[0].items() if all(k in table and table[k] == v for table in tables)}
 
 
@@ -88,16 +92,16 @@ def _table(
     rows, headline = group.rows, headline_of(group.task)
     cells: list[CellRow] = []
     scores: list[dict[str, list[float]]] = []
-    parts: list[pd.DataFrame] = []
-    clusters: dict[str, str] = dict(zip(rows["doc_id"], rows["cluster_id"].fillna(rows["doc_id"])))
+    parts: list[Rows] = []
+    clusters = clusters_of(rows)
     for label, budget, part in cells_of(rows, shared):
-        by_question = stats.by_question(part.to_dict("records"), headline)
+        by_question = part.scores(headline)
         scores.append(by_question)
         parts.append(part)
         cells.append(make_cell(label, budget, part, by_question, clusters, unfinished))
     cells = _compare(cells, scores, clusters, baseline)
-    intervals = rows["interval"].dropna().unique()
-    interval = int(intervals[0]) if len(intervals) else None
+    intervals = rows.firsts("interval")
+    interval = intervals[0][1] if intervals else None
     return TaskTable(
         group=group.label,
         task=group.task,
@@ -169,9 +173,7 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
     return variants[0]
 
 
-def _ratios(
-    cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]], parts: Sequence[pd.DataFrame]
-) -> list[CellRow]:
+def _ratios(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]) -> list[CellRow]:
     """Shares of the full cache, each over the questions that the cell and the full cache both have."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
@@ -180,15 +182,25 @@ def _ratios(
     found = []
     for cell, mine, part in zip(cells, scores, parts, strict=True):
         made = made_rows(part)
-        both = made[made["doc_id"].isin(whole["doc_id"])], whole[whole["doc_id"].isin(made["doc_id"])]
+        both = _shared_rows(made, whole), _shared_rows(whole, made)
         means = [question_mean({q: of[q] for q in mine if q in scores[full]}) for of in (mine, scores[full])]
         of_full = {
             "score": _share(*means),
-            "bytes": _share(*(mean(rows["kv_bytes_peak"]) for rows in both)),
+            "bytes": _share(*(mean(rows.number("kv_bytes_peak")) for rows in both)),
             "speed": _share(*map(speed, both)),
         }
         found.append(replace(cell, of_full=of_full))
     return found
+
+
+def _shared_rows(rows: Rows, other: Rows) -> Rows:
+    """The rows of questions that the others have too."""
+    import numpy as np
+
+    questions = rows.text("doc_id")
+    there = np.zeros(len(questions.names), dtype=bool)
+    there[other.text("doc_id").codes] = True
+    return rows.where(there[questions.codes])
 
 
 def _share(part: float, whole: float) -> float:

@@ -12,6 +12,7 @@ from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name
 from kvbench.store.reading import (
     Snapshot,
+    read_columns,
     read_rows,
     read_run,
     read_table,
@@ -42,6 +43,7 @@ __all__ = [
     "check_writable",
     "config_hash",
     "list_runs",
+    "read_columns",
     "read_rows",
     "read_run",
     "read_table",

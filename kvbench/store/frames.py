@@ -6,7 +6,7 @@ a missing float, so that a frame looks the same whether it came from the journal
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 TEXT_NAMES = ("row_key", "prompt", "output", "turns")  # turns: a JSON list, where there are several
 
 
-def rows_schema() -> pa.Schema:
-    """The schema of rows.parquet. Unit and meaning stand in every field's metadata."""
+def rows_schema(names: Collection[str] = NAMES) -> pa.Schema:
+    """The schema of rows.parquet, or of some of its columns. Unit and meaning stand in every field's metadata."""
     import pyarrow as pa
 
     types = {
@@ -32,7 +32,11 @@ def rows_schema() -> pa.Schema:
         "bool": pa.bool_(),
         "time": pa.timestamp("us", tz="UTC"),
     }
-    fields = [pa.field(c.name, types[c.kind], metadata={"unit": c.unit, "meaning": c.meaning}) for c in COLUMNS]
+    fields = [
+        pa.field(c.name, types[c.kind], metadata={"unit": c.unit, "meaning": c.meaning})
+        for c in COLUMNS
+        if c.name in names
+    ]
     return pa.schema(fields, metadata={FORMAT_KEY: str(FORMAT)})
 
 
@@ -43,29 +47,17 @@ def texts_schema() -> pa.Schema:
     return pa.schema([pa.field(n, pa.string()) for n in TEXT_NAMES], metadata={FORMAT_KEY: str(FORMAT)})
 
 
-def to_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+def to_table(rows: Sequence[Mapping[str, Any]], names: Collection[str] = NAMES) -> pa.Table:
     """Checked rows as an Arrow table; columns that a row of an older kvbench lacks are null."""
     import pyarrow as pa
 
-    schema = rows_schema()
+    schema = rows_schema(names)
     arrays = []
-    for column, field in zip(COLUMNS, schema, strict=True):
-        values = [row.get(column.name) for row in rows]
-        if column.kind == "time":
+    for field in schema:
+        values = [row.get(field.name) for row in rows]
+        if pa.types.is_timestamp(field.type):
             values = [None if v is None else datetime.fromisoformat(v) for v in values]
         arrays.append(pa.array(values, field.type))
-    return pa.Table.from_arrays(arrays, schema=schema)
-
-
-def upgrade(table: pa.Table) -> pa.Table:
-    """A table of an older format in this one's columns: those it lacks are null, types are cast."""
-    import pyarrow as pa
-
-    schema = rows_schema()
-    arrays = [
-        table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type)
-        for f in schema
-    ]
     return pa.Table.from_arrays(arrays, schema=schema)
 
 

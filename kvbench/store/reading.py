@@ -10,33 +10,42 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING
 
 from kvbench.errors import SetupError, UserError, show
-from kvbench.store import manifest, tables
+from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
 from kvbench.store.files import bare, open_plain, reason
-from kvbench.store.frames import TEXT_NAMES, columns_as_lists, texts_schema, to_frame, to_table, upgrade
-from kvbench.store.replay import TextReader, replay
-from kvbench.store.schema import DETERMINISTIC, FORMAT, FORMAT_KEY, NAMES, OK, sort_key
+from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
+from kvbench.store.replay import Replay, TextReader, replay
+from kvbench.store.schema import DETERMINISTIC, FORMAT, FORMAT_KEY, NAMES, OK, REQUIRED, sort_key
 
 if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+_ROW, _TEXT = 64 << 10, 16 << 20  # bytes of a row, and of a prompt with its answers; none of ours has as many
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Snapshot:
     """A run at one moment. `saved` rows are ok or wait for a score, the others `failed`; `planned` None: unknown."""
 
-    rows: pd.DataFrame
+    table: pa.Table
     saved: int
     failed: int
     planned: int | None
     sealed: bool
     notices: tuple[str, ...]
+
+    @cached_property
+    def rows(self) -> pd.DataFrame:
+        """The table as a frame."""
+        return to_frame(self.table)
 
     @property
     def progress(self) -> str:
@@ -44,22 +53,33 @@ class Snapshot:
         return f"{self.saved} rows" if self.planned is None else f"{self.saved} of {self.planned} rows"
 
 
-def read_run(run_dir: str | Path) -> Snapshot:
-    """The rows of a run, finished or not."""
+def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
+    """The rows of a run, finished or not. `columns`: those to read; `status` must be one."""
     path = Path(run_dir)
     planned = manifest.read(path).get("planned")
     notices: list[str] = []
-    table = _sealed(path, tables.ROWS)
+    table = _sealed(path, tables.ROWS, rows_schema(columns))
     sealed = table is not None
     if table is None:
         state = replay(path)
         notices = state.notices
-        table = to_table(sorted((e.row for e in state.entries.values()), key=sort_key))
-    elif (written := _format(table.schema)) < FORMAT and set(NAMES) - set(table.column_names):
+        table = _from_journal(path, state, columns)
+    elif (written := int(table.schema.metadata[FORMAT_KEY.encode()])) < FORMAT:
         notices = [f"{tables.ROWS} has the older format {written}; columns that it lacks are empty."]
-    frame = to_frame(upgrade(table))
-    saved = int(frame["status"].isin((OK, "unscored")).sum())
-    return Snapshot(frame, saved, len(frame) - saved, planned, sealed, tuple(notices))
+    counts = table.column("status").cast("string").value_counts().to_pylist()
+    saved = sum(found["counts"] for found in counts if found["values"] in (OK, "unscored"))
+    return Snapshot(table, saved, len(table) - saved, planned, sealed, tuple(notices))
+
+
+def _from_journal(run_dir: Path, state: Replay, columns: Collection[str]) -> pa.Table:
+    import pyarrow as pa
+
+    try:
+        return to_table(sorted((e.row for e in state.entries.values()), key=sort_key), columns)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise SetupError(
+            f"the journal of {show(run_dir)} holds a row that kvbench did not write ({bare(error)})."
+        ) from error
 
 
 def read_rows(run_dir: str | Path) -> pd.DataFrame:
@@ -73,7 +93,7 @@ def read_texts(run_dir: str | Path) -> pd.DataFrame:
 
     path = Path(run_dir)
     manifest.read(path)
-    table = _sealed(path, tables.TEXTS)
+    table = _sealed(path, tables.TEXTS, texts_schema())
     if table is None:
         entries = sorted(replay(path).entries.values(), key=lambda e: sort_key(e.row))
         with TextReader(path) as reader:
@@ -83,7 +103,12 @@ def read_texts(run_dir: str | Path) -> pd.DataFrame:
 
 
 def read_table(path: str | Path) -> pd.DataFrame:
-    """One rows.parquet as a frame. Columns that an older format lacks are null.
+    """One rows.parquet as a frame. Raises as `read_columns`."""
+    return to_frame(read_columns(path))
+
+
+def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:
+    """Columns of one rows.parquet. Those that an older format lacks are null.
 
     Raises:
         UserError: there is none, it is not kvbench's, or it was made by a newer kvbench.
@@ -91,7 +116,7 @@ def read_table(path: str | Path) -> pd.DataFrame:
     """
     file = Path(path)
     in_a_run = (file.parent / manifest.NAME).is_file()  # a link in a run's folder is not followed, a typed one is
-    return to_frame(upgrade(_parse(file if in_a_run else file.resolve())))
+    return _parse(file if in_a_run else file.resolve(), rows_schema(columns))
 
 
 def table_hash(rows: pd.DataFrame) -> str:
@@ -109,7 +134,7 @@ def table_hash(rows: pd.DataFrame) -> str:
     return digest.hexdigest()
 
 
-def _sealed(run_dir: Path, name: str) -> pa.Table | None:
+def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
     """A table of a sealed run, checked against its seal; None when the journal has to be read."""
     seal = tables.read_seal(run_dir)
     while seal is not None and tables.is_current(run_dir, seal):
@@ -119,7 +144,7 @@ def _sealed(run_dir: Path, name: str) -> pa.Table | None:
         except OSError as error:
             raise SetupError(f"cannot read {show(path)} ({reason(error)}). {_remedy(path)}") from error
         if intact:
-            return _parse(path)
+            return _parse(path, schema)
         again = tables.read_seal(run_dir)
         if again == seal:
             raise _damaged(path, "it is not the file that seal.json describes")
@@ -129,35 +154,19 @@ def _sealed(run_dir: Path, name: str) -> pa.Table | None:
     return None
 
 
-def _parse(path: Path) -> pa.Table:
+def _parse(path: Path, schema: pa.Schema) -> pa.Table:
+    required = [name for name in REQUIRED if name in schema.names]
     try:
         file = os.fdopen(open_plain(path), "rb")
     except OSError as error:
         raise UserError(f"cannot read {show(path)} ({reason(error)}).") from error
     with file:
-        head = file.read(4)
-        if head not in (b"PAR1", b""):
+        if file.read(4) not in (b"PAR1", b""):
             raise UserError(f"{bare(path.name)} has no kvbench metadata.")
-        return _decode(path, file)
-
-
-def _decode(path: Path, file: BinaryIO) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with pq.ParquetFile(file, page_checksum_verification=True) as table:
-            metadata = table.schema_arrow.metadata or {}
-            if FORMAT_KEY.encode() not in metadata:
-                raise UserError(f"{bare(path.name)} has no kvbench metadata.")
-            manifest.check_format(path.name, int(metadata[FORMAT_KEY.encode()]))
-            return table.read()
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise _damaged(path, "it cannot be decoded") from error
-
-
-def _format(schema: pa.Schema) -> int:
-    return int(schema.metadata[FORMAT_KEY.encode()])
+        try:
+            return parquet.decode(path.name, file, schema, required, _ROW if required else _TEXT)
+        except parquet.Damaged as error:
+            raise _damaged(path, str(error)) from error
 
 
 def _damaged(path: Path, why: str) -> SetupError:

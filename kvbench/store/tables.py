@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kvbench.errors import SetupError, show
 from kvbench.store import manifest
@@ -25,11 +25,15 @@ from kvbench.store.replay import Entry, Replay, TextReader, replay, segments_on_
 from kvbench.store.schema import COLUMNS, FORMAT, sort_key
 from kvbench.store.strict_json import document
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 ROWS, TEXTS, SEAL = "rows.parquet", "texts.parquet", "seal.json"
 
 _LARGEST_SEAL = 64 << 20  # bytes; those of thousands of segments have some hundred kilobytes
 _TEXTS_AT_ONCE = 256  # outputs of reasoning models have tens of kilobytes each
 _NAMES = [c.name for c in COLUMNS if c.kind == "name"]
+_REMEDY = "Put back a copy of it; or delete it, then run 'kvbench repair' to make the tables from the journal."
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
 
@@ -43,7 +47,8 @@ def seal(run_dir: Path) -> dict[str, Any]:
     entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
     try:
         with replacing(run_dir / ROWS) as rows, replacing(run_dir / TEXTS) as texts:
-            content = _describe(state, _write_rows(rows, entries), _write_texts(texts, run_dir, entries))
+            made = write_rows(rows, to_table([e.row for e in entries]))
+            content = _describe(state, made, _write_texts(texts, run_dir, entries))
             content["sha256"] = {ROWS: sha256(Path(rows.name)), TEXTS: sha256(Path(texts.name))}
             step("tables verified")
             (run_dir / SEAL).unlink(missing_ok=True)  # from here on until the new seal, readers use the journal
@@ -68,6 +73,8 @@ def repair(run_dir: str | Path, *, take_over: bool = False) -> dict[str, Any]:
     lock.acquire(take_over=take_over)
     try:
         check_journal_complete(path)
+        if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:
+            raise SetupError(f"{show(path)} has no journal, from which its tables could be made. Put it back.")
         remove_leftovers(path)
         return seal(path)
     finally:
@@ -75,14 +82,38 @@ def repair(run_dir: str | Path, *, take_over: bool = False) -> dict[str, Any]:
 
 
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
-    """The content of seal.json, or None when the run is not sealed."""
+    """The content of seal.json, or None when the run is not sealed.
+
+    Raises:
+        SetupError: it cannot be read, or it is not what `seal` writes.
+        UserError: a newer kvbench made it.
+    """
+    path = run_dir / SEAL
     try:
-        content = document(read_plain(run_dir / SEAL, _LARGEST_SEAL))
-    except (OSError, ValueError):
+        content = document(read_plain(path, _LARGEST_SEAL))
+    except FileNotFoundError:
         return None
-    manifest.check_format(SEAL, content.get("format"))
+    except OSError as error:
+        raise SetupError(f"cannot read {show(path)} ({reason(error)}). {_REMEDY}") from error
+    except ValueError:
+        raise SetupError(f"{show(path)} is damaged. {_REMEDY}") from None
+    if isinstance(content, dict) and isinstance(content.get("format"), int):
+        manifest.check_format(SEAL, content["format"])
+    if not _is_seal(content):
+        raise SetupError(f"{show(path)} is not the seal of a run. {_REMEDY}")
     sealed: dict[str, Any] = content
     return sealed
+
+
+def _is_seal(content: Any) -> bool:
+    """Whether all that readers of a seal rely on is there, in its type."""
+    if not isinstance(content, dict) or not isinstance(content.get("format"), int):
+        return False
+    segments, hashes = content.get("segments"), content.get("sha256")
+    if not isinstance(segments, list) or not isinstance(hashes, dict):
+        return False
+    whole = all(isinstance(hashes.get(name), str) for name in (ROWS, TEXTS))
+    return whole and all(isinstance(s, dict) and isinstance(s.get("name"), str) and "bytes" in s for s in segments)
 
 
 def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
@@ -107,10 +138,10 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _write_rows(file: BinaryIO, entries: Sequence[Entry]) -> int:
+def write_rows(file: BinaryIO, table: pa.Table) -> int:
+    """Write a table of rows and read it back. Returns how many there are."""
     import pyarrow.parquet as pq
 
-    table = to_table([e.row for e in entries])
     pq.write_table(table, file, use_dictionary=_NAMES, **_OPTIONS)
     file.flush()
     step("rows written")

@@ -311,26 +311,23 @@ def test_a_table_file_alone_makes_a_report(make_run: Callable, rows: Callable) -
     assert one(run / "rows.parquet").cells == one(run).cells
 
 
-def test_pass_at_k_and_majority_over_samples(tmp_path):
+def test_pass_at_k_and_majority_over_samples(make_run: Callable, rows: Callable) -> None:
     """Three questions of four samples: 1, 2 and 0 right; the majority is right on the second only."""
-    rows = []
     answers = {"q1": ("7", "8", "8", "9"), "q2": ("5", "5", "6", "4"), "q3": (None, "1", "2", "3")}
     right = {"q1": (1, 0, 0, 0), "q2": (1, 1, 0, 0), "q3": (0, 0, 0, 0)}
-    for doc in answers:
-        for sample in range(4):
-            rows.append({"doc_id": doc, "score": float(right[doc][sample]), "extracted": answers[doc][sample]})
-    import pandas as pd
-
-    from kvbench.report.cells import _majority, _pass_at
-
-    frame = pd.DataFrame(rows)
-    at = _pass_at(frame)
-    assert list(at) == [1, 2, 4]
-    assert at[1] == pytest.approx((0.25 + 0.5 + 0) / 3)
-    assert at[2] == pytest.approx((0.5 + (1 - 1 / 6) + 0) / 3)
-    assert at[4] == pytest.approx(2 / 3)
-    assert _majority(frame) == pytest.approx(1 / 3)
-    assert _pass_at(frame[frame.doc_id.ne("q1") | frame.index.isin([0])]) == {}
+    (plain,) = rows("gkv", 48, [0.0])
+    made = [
+        plain | {"doc_id": doc, "sample": k, "row_key": f"{doc}{k}", "score": float(right[doc][k]), "extracted": answer}
+        for doc in answers
+        for k, answer in enumerate(answers[doc])
+    ]
+    gkv = cell(one(make_run("r1", made)), "gkv", 48)
+    assert list(gkv.pass_at) == [1, 2, 4]
+    assert gkv.pass_at[1] == pytest.approx((0.25 + 0.5 + 0) / 3)
+    assert gkv.pass_at[2] == pytest.approx((0.5 + (1 - 1 / 6) + 0) / 3)
+    assert gkv.pass_at[4] == pytest.approx(2 / 3)
+    assert gkv.maj == pytest.approx(1 / 3)
+    assert cell(one(make_run("r2", [made[0], *made[4:]])), "gkv", 48).pass_at == {}
 
 
 def test_a_share_is_one_cell_whatever_it_means_for_each_prompt(make_run: Callable, rows: Callable) -> None:

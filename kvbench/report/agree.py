@@ -1,0 +1,284 @@
+"""What rows must have in common to stand in one table, and what is said where they differ.
+
+    check("walk", rows)                    # UserError: two models, prompts, judges ... in one table
+    for label, part in split(rows, ("model",)): ...
+    for mixture in mixtures(rows): sentence(mixture, ["walk"])
+
+`SAME`, what differs within a method (`differences`), the judge and the prompts are refused: scores would differ for a
+reason that is no method. `NOTED` is told below the tables: sampled answers repeat exactly only with equal versions,
+device and slots.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.errors import UserError, show
+from kvbench.report.rows import RUN, Rows, Text
+from kvbench.store.schema import NAMES
+
+# What must be equal in one table, and how it is called in the message.
+SAME = {
+    "model": "model",
+    "model_revision": "model revision",
+    "dtype": "dtype",
+    "seed": "seed",
+    "interval": "interval",
+    "compress": "compression",
+    "prefill": "prefill",
+    "prefill_chunk": "prefill chunk",
+    "prompt_style": "prompt style",
+    "thinking": "thinking",
+    "temperature": "temperature",
+    "top_p": "top-p",
+    "top_k": "top-k",
+    "min_p": "min-p",
+    "max_new_tokens": "max new tokens",
+    "stop": "stop strings",
+    "attention": "attention",
+    "multi_turn_cache": "later turns",
+    "task_version": "task version",
+}
+# A task may draw its questions differently, and a long prompt leaves less room for the answer.
+BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
+ARTEFACTS = "tables, drafts or plug-in"
+ONE_BY_ONE = "Report the runs one by one."
+# What is said below a table: the column, its name in the sentence, and within what it is expected to be equal.
+NOTED = (
+    ("kvbench_version", "versions of kvbench", ()),
+    ("torch_version", "versions of torch", ()),
+    ("transformers_version", "versions of transformers", ()),
+    ("python_version", "versions of Python that ran the programs", ()),
+    ("device", "devices", ()),
+    ("method_source", "sources of {method}", ("method",)),
+    ("slots", "numbers of slots of {method}", ("method", "options", "budget_share", "budget")),
+)
+NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # when a judge was asked does not matter
+
+
+@dataclass(frozen=True, slots=True)
+class Mixture:
+    """A column in which the rows of a table differ though they may. `counts`: rows by value."""
+
+    column: str
+    method: str | None  # where only the rows of one method are meant
+    what: str
+    counts: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """What must be equal beyond `SAME` and is not. `values`: of the rows that it concerns."""
+
+    word: str
+    values: Text
+    remedy: str
+
+
+def values_of(rows: Rows, column: str) -> list[Any]:
+    """The values of a column in order. Rows without one (the full cache has no interval) agree with every value, and so
+    do questions with each other that are drawn differently by the task itself.
+    """
+    values = rows.values(column)
+    if column in BY_QUESTION and len(values) > 1 and _torn(rows, rows.number(column)) is None:
+        return [None]
+    return values or [None]
+
+
+def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
+    """Rows apart by the values of the columns; a row without a value is in every part."""
+    parts = [("", rows)]
+    for column in columns:
+        parts = [
+            (
+                _joined(label, f"{SAME[column]} {value}"),
+                part if value is None else part.where(_agrees(part, column, value)),
+            )
+            for label, part in parts
+            for value in values_of(part, column)
+        ]
+    return parts
+
+
+def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
+    """Rows apart by everything that must be equal, but for the prompts of equal questions."""
+    for label, part in split(rows, [column for column in SAME if values_of(rows, column)[1:]]):
+        yield from _split_further(label, part)
+
+
+def check(task: str, rows: Rows) -> None:
+    """Raise UserError naming two runs and what differs between them."""
+    for column, word in SAME.items():
+        if len(values_of(rows, column)) > 1:
+            found = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
+            raise _refusal(found, f"--group-by {column} makes one table each.")
+    for difference in differences(rows):
+        raise _told(rows, difference)
+    if (question := _torn(rows, rows.text("prompt_sha256").codes)) is not None:
+        raise UserError(
+            f"question {show(question)} of task {show(task)} had two different prompts (other data or template); "
+            f"scores are not comparable. {ONE_BY_ONE}"
+        )
+
+
+def differences(rows: Rows) -> Iterator[Difference]:
+    """What differs within a method, and between judges."""
+    methods, options = rows.text("method"), rows.text("options")
+    versions, artefacts = rows.text("method_version"), rows.text("artefacts")
+    for code in methods.present():
+        mine = methods.codes == code
+        yield from _difference(f"{methods.names[code]} version", versions, mine, ONE_BY_ONE)
+        for kind in Text(options.codes[mine], options.names).present():
+            word = f"{ARTEFACTS} of {methods.names[code]}"
+            yield from _difference(word, artefacts, mine & (options.codes == kind), ONE_BY_ONE)
+    judges = rows.text("judge").renamed(lambda name: None if name.startswith("nobody") else _DATE.sub("", name).strip())
+    yield from _difference(
+        "judge", judges, judges.codes >= 0, "'kvbench score RUN --all' with one judge makes them alike."
+    )
+
+
+def mixtures(rows: Rows) -> Iterator[Mixture]:
+    """What rows of one table differ in and is worth a note."""
+    for column, what, within in NOTED:
+        if column not in NAMES:
+            continue
+        found: dict[str | None, dict[str, int]] = {}
+        for part in _within(rows, within):
+            counts = _counts(part, column)
+            method = part.text("method").list()[0] if within else None
+            if len(counts) > 1:
+                total = found.setdefault(method, {})
+                total |= {value: total.get(value, 0) + count for value, count in counts.items()}
+        for method, counts in found.items():
+            yield Mixture(column, method, what.format(method=method), dict(sorted(counts.items())))
+
+
+def sentence(mixture: Mixture, tasks: Sequence[str]) -> str:
+    """ "walk, chain: rows of two versions of torch, 2.12.0 (24 rows) and 2.13.0 (8 rows)." """
+    listed = [f"{value} ({count} {'row' if count == 1 else 'rows'})" for value, count in mixture.counts.items()]
+    number = NUMBERS.get(len(listed), str(len(listed)))
+    return f"{', '.join(tasks)}: rows of {number} {mixture.what}, {', '.join(listed[:-1])} and {listed[-1]}."
+
+
+def _split_further(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
+    difference = next(differences(rows), None)
+    if difference is None:
+        yield label, rows
+        return
+    values = difference.values
+    for code in sorted(values.present(), key=values.names.__getitem__):
+        part = rows.where((values.codes == code) | (values.codes < 0))
+        yield from _split_further(_joined(label, _named(difference, values.names[code])), part)
+
+
+def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Difference]:
+    """One, if rows of it have several values."""
+    mine = Text(values.codes.copy(), values.names)
+    mine.codes[~of] = -1
+    if len(mine.present()) > 1:
+        yield Difference(word, mine, remedy)
+
+
+def _told(rows: Rows, difference: Difference) -> UserError:
+    """The error that names two runs, and of tables, drafts and plug-ins those that differ."""
+    values = difference.values
+    codes = values.present()[:2]
+    runs = [_run(rows, int((values.codes == code).argmax())) for code in codes]
+    if not difference.word.startswith(ARTEFACTS):
+        found = [(run, f"{difference.word} {values.names[code]}") for run, code in zip(runs, codes)]
+        return _refusal(found, difference.remedy)
+    listed = [f"{_named(difference, values.names[code])} in {run}" for run, code in zip(runs, codes)]
+    return UserError(
+        f"the {difference.word} differ: {' and '.join(listed)}; scores are not comparable. {difference.remedy}"
+    )
+
+
+def _refusal(found: Sequence[tuple[str, str]], remedy: str) -> UserError:
+    (a, first), (b, second) = found
+    return UserError(f"{a} is of {first} and {b} of {second}; scores are not comparable. {remedy}")
+
+
+def _named(difference: Difference, value: str) -> str:
+    """ "gkv version 2"; of tables, drafts and plug-ins those that differ, "plug-in mine 3f2a9c01"."""
+    if not difference.word.startswith(ARTEFACTS):
+        return f"{difference.word} {value}"
+    values = difference.values
+    every = [_object(values.names[code]) for code in values.present()]
+    mine = _object(value)
+    differing = [name for one in every for name in one if any(other.get(name) != one[name] for other in every)]
+    return ", ".join(f"{name} {mine.get(name, 'none')}" for name in dict.fromkeys(differing))
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    return found if isinstance(found, dict) else {text: ""}
+
+
+def _agrees(rows: Rows, column: str, value: Any) -> Any:
+    if isinstance(rows.columns[column], Text):
+        text = rows.text(column)
+        return text.is_one_of(value) | (text.codes < 0)
+    numbers = rows.number(column)
+    return (numbers == value) | (numbers != numbers)
+
+
+def _within(rows: Rows, columns: Sequence[str]) -> Iterator[Rows]:
+    """Rows of equal values in the columns; a budget that is a share is not also a number."""
+    import numpy as np
+
+    if not columns:
+        yield rows
+        return
+    keys = []
+    for column in columns:
+        if isinstance(rows.columns[column], Text):
+            codes = rows.text(column).codes
+            keys.append(codes if column == "method" else codes + 1)
+        else:
+            numbers = np.nan_to_num(rows.number(column), nan=-1.0)
+            shared = rows.number("budget_share") >= 0
+            keys.append(np.unique(np.where(shared & (column == "budget"), -1, numbers), return_inverse=True)[1])
+    for _, part in rows.parts(*keys):
+        yield part
+
+
+def _counts(rows: Rows, column: str) -> dict[str, int]:
+    """How many rows have each value."""
+    import numpy as np
+
+    if isinstance(rows.columns[column], Text):
+        text = rows.text(column)
+        numbers = np.bincount(text.codes + 1, minlength=len(text.names) + 1)[1:]
+        return {name: int(number) for name, number in zip(text.names, numbers) if number}
+    values, numbers = np.unique(rows.number(column), return_counts=True)
+    return {f"{value:g}": int(number) for value, number in zip(values, numbers) if value == value}
+
+
+def _torn(rows: Rows, values: Any) -> str | None:
+    """The first question whose rows have several values; None where each has one. -1 and NaN are no values."""
+    import numpy as np
+
+    questions = rows.text("doc_id")
+    there = (values == values) & (values != -1) if values.dtype.kind == "f" else values >= 0
+    codes, found = questions.codes[there], values[there]
+    first = np.zeros(len(questions.names), dtype=found.dtype)
+    first[codes[::-1]] = found[::-1]
+    torn = np.unique(codes[found != first[codes]])
+    return min((questions.names[code] for code in torn), default=None)
+
+
+def _run(rows: Rows, place: int) -> str:
+    runs = rows.text(RUN)
+    return runs.names[runs.codes[place]]
+
+
+def _joined(*labels: str) -> str:
+    return ", ".join(filter(None, labels))

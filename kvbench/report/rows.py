@@ -1,0 +1,254 @@
+"""Rows of a report as numpy columns: no row is ever a Python object.
+
+    rows = Rows.of([("r1", table)])
+    rows.number("score")            # floats, NaN where there is none; True and False are 1 and 0
+    rows.text("method").names       # distinct texts; .codes says which of them a row has, -1: none
+    rows.where(rows.number("score") == 1).scores("score_partial")
+
+A `Rows` is a choice of places, in rising order, in columns that all its parts share: a cell costs what its own rows
+cost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvbench.store.schema import COLUMNS
+
+if TYPE_CHECKING:
+    import numpy as np
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+
+RUN = "run"  # column with the run's name, added here
+KEY = "row_key"  # a million of them: only which are equal is kept, not what they are
+KINDS = {column.name: column.kind for column in COLUMNS}
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A column of texts: each row's place in `names`, -1 where it has none. Names are distinct."""
+
+    codes: Ints
+    names: list[str]
+
+    @classmethod
+    def of(cls, names: Sequence[str | None], codes: Ints) -> Text:
+        """Names that may repeat, and None where there is none."""
+        import numpy as np
+
+        distinct = list(dict.fromkeys(name for name in names if name is not None))
+        if len(distinct) == len(names):
+            return cls(codes, distinct)
+        places = {name: place for place, name in enumerate(distinct)}
+        moved = np.array([-1 if name is None else places[name] for name in names] + [-1])
+        return cls(moved[codes], distinct)
+
+    def renamed(self, rename: Callable[[str], str | None]) -> Text:
+        return Text.of([rename(name) for name in self.names], self.codes)
+
+    def filled(self, name: str, where: Any = True) -> Text:
+        """With `name` where there is none."""
+        import numpy as np
+
+        codes = np.where((self.codes < 0) & where, len(self.names), self.codes)
+        return Text.of([*self.names, name], codes)
+
+    def at(self, places: Ints) -> Text:
+        return Text(self.codes[places], self.names)
+
+    def present(self) -> list[int]:
+        """Codes of the names that some row has, in order of first appearance."""
+        found, first = distinct(self.codes[self.codes >= 0])
+        return [int(found[i]) for i in first.argsort()]
+
+    def is_one_of(self, *names: str) -> Any:
+        wanted = [code for code, name in enumerate(self.names) if name in names]
+        if len(wanted) == 1:
+            return self.codes == wanted[0]
+        import numpy as np
+
+        return np.isin(self.codes, wanted)
+
+    def list(self) -> list[str | None]:
+        return [None if code < 0 else self.names[code] for code in self.codes.tolist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Places in shared columns. `columns`: arrays of floats, and texts."""
+
+    columns: Mapping[str, Any]
+    places: Ints
+
+    @classmethod
+    def of(cls, tables: list[tuple[str, pa.Table]]) -> Rows:
+        """The rows of runs, one after the other. `tables` have equal schemas; the list is emptied, to free them."""
+        import numpy as np
+        import pyarrow as pa
+
+        names, lengths = [name for name, _ in tables], [len(table) for _, table in tables]
+        together = pa.concat_tables([table for _, table in tables])
+        tables.clear()
+        columns: dict[str, Any] = {}
+        for name in together.column_names:
+            columns[name] = _column(name, together.column(name))
+            together = together.drop_columns([name])  # frees it: a million rows are read within a gigabyte
+        pa.default_memory_pool().release_unused()
+        columns[RUN] = Text.of(names, np.repeat(np.arange(len(names)), lengths))
+        return cls(columns, np.arange(sum(lengths)))
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def number(self, name: str) -> Floats:
+        values: Floats = self.columns[name][self.places]
+        return values
+
+    def text(self, name: str) -> Text:
+        column: Text = self.columns[name]
+        return column.at(self.places)
+
+    def where(self, chosen: Any) -> Rows:
+        """The rows that are chosen: by a mask, or by their positions."""
+        return Rows(self.columns, self.places[chosen])
+
+    def having(self, **columns: Any) -> Rows:
+        """The same rows with other columns beside the present ones, or in their place."""
+        import numpy as np
+
+        kept = self.columns
+        if len(kept[RUN].codes) != len(self):
+            kept = {n: c.at(self.places) if isinstance(c, Text) else c[self.places] for n, c in kept.items()}
+        return Rows({**kept, **columns}, np.arange(len(self)))
+
+    def without(self, name: str) -> Rows:
+        return Rows({n: column for n, column in self.columns.items() if n != name}, self.places)
+
+    def values(self, name: str) -> list[Any]:
+        """The distinct values of a column in order, in the column's own type."""
+        if isinstance(self.columns[name], Text):
+            text = self.text(name)
+            return sorted(text.names[code] for code in text.present())
+        numbers = self.number(name)
+        numbers = numbers[numbers == numbers]
+        if not len(numbers) or (numbers == numbers[0]).all():
+            return [typed(name, x) for x in numbers[:1]]
+        import numpy as np
+
+        return [typed(name, x) for x in np.unique(numbers)]
+
+    def firsts(self, name: str) -> list[tuple[int, Any]]:
+        """(position, value) of each distinct value's first row, in order of the rows."""
+        if isinstance(self.columns[name], Text):
+            column, values = self.text(name), self.text(name).codes
+            found, first = distinct(values)
+            pairs = [(int(p), column.names[code]) for code, p in zip(found.tolist(), first) if code >= 0]
+        else:
+            found, first = distinct(self.number(name))
+            pairs = [(int(p), typed(name, x)) for x, p in zip(found, first) if x == x]
+        return sorted(pairs, key=lambda pair: pair[0])
+
+    def parts(self, *keys: Any) -> Iterator[tuple[tuple[int, ...], Rows]]:
+        """Rows with equal keys, in the order of the keys. Keys are arrays of whole numbers from 0; -1 is left out."""
+        import numpy as np
+
+        sizes = [int(key.max(initial=0)) + 1 for key in keys]
+        together = np.ravel_multi_index([np.maximum(key, 0) for key in keys], sizes)
+        together = np.where(np.logical_and.reduce([key >= 0 for key in keys]), together, -1)
+        order = np.argsort(together, kind="stable")
+        found = together[order]
+        starts = np.flatnonzero(np.diff(found, prepend=-2))
+        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(found)]):
+            if found[start] >= 0:
+                key = tuple(int(k) for k in np.unravel_index(int(found[start]), sizes))
+                yield key, self.where(order[start:end])
+
+    def scores(self, name: str) -> dict[str, list[float]]:
+        """The numbers of each doc_id in order of appearance; rows without one are left out."""
+        import numpy as np
+
+        values, questions = self.number(name), self.text("doc_id")
+        there = values == values
+        values, codes = values[there], questions.codes[there]
+        order = np.argsort(codes, kind="stable")
+        starts = np.flatnonzero(np.diff(codes[order], prepend=-2))
+        numbers = values[order].tolist()
+        ends = [*starts[1:].tolist(), len(numbers)]
+        first = order[starts]  # where each question appears
+        found = [(questions.names[codes[f]], numbers[s:e]) for f, s, e in zip(first, starts.tolist(), ends)]
+        return {found[i][0]: found[i][1] for i in np.argsort(first).tolist()}
+
+
+def distinct(values: Any) -> tuple[Any, Any]:
+    """Distinct values, and where each appears first."""
+    import numpy as np
+
+    if len(values) and (values == values[0]).all():
+        return values[:1], np.zeros(1, dtype=np.int64)
+    found: tuple[Any, Any] = np.unique(values, return_index=True)
+    return found
+
+
+def typed(name: str, value: Any) -> Any:
+    """A number of a column as that column has it."""
+    kind = KINDS.get(name, "float64")
+    return bool(value) if kind == "bool" else int(value) if kind.startswith("int") else float(value)
+
+
+def ranks(names: Iterable[str]) -> Ints:
+    """The place of each name among all, sorted."""
+    import numpy as np
+
+    listed = list(names)
+    order = {name: place for place, name in enumerate(sorted(set(listed)))}
+    return np.array([order[name] for name in listed] + [-1])  # the last is that of -1: no name
+
+
+def _column(name: str, column: pa.ChunkedArray) -> Any:
+    """An Arrow column as a text column or as floats. What is not finite is missing, as the schema says."""
+    import numpy as np
+    import pyarrow as pa
+
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_dictionary(kind):
+        encoded = column.dictionary_encode() if pa.types.is_string(kind) else column.unify_dictionaries()
+        array = encoded.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # without any chunk
+            array = pa.array([], encoded.type)
+        codes = _compact(_plain(array.indices.cast(pa.int32()), np.int32, -1))
+        return Text(codes, []) if name == KEY else Text.of(array.dictionary.to_pylist(), codes)
+    if pa.types.is_boolean(kind):
+        column = column.cast(pa.uint8())
+    chunks = [_plain(chunk, np.float64, math.nan) for chunk in column.cast(pa.float64(), safe=False).chunks]
+    numbers = np.concatenate([np.empty(0), *chunks])
+    numbers[~np.isfinite(numbers)] = np.nan
+    return _compact(numbers)
+
+
+def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
+    """An Arrow array of numbers as numpy's, from its buffers: Arrow's own way imports pandas, for half a second."""
+    import numpy as np
+
+    start, end = array.offset, array.offset + len(array)
+    valid, values = array.buffers()
+    numbers = np.frombuffer(values or b"", dtype=kind, count=end if values else 0)[start:].copy()
+    if array.null_count:
+        there = np.unpackbits(np.frombuffer(valid, dtype=np.uint8), count=end, bitorder="little")[start:]
+        numbers[there == 0] = missing
+    return numbers
+
+
+def _compact(values: Any) -> Any:
+    """The same array; where all its values are equal they take the place of one."""
+    import numpy as np
+
+    if len(values) and ((values == values[0]).all() or (values != values).all()):
+        return np.broadcast_to(values[:1].copy(), values.shape)
+    return values

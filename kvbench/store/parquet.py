@@ -1,0 +1,99 @@
+"""Reads a table of kvbench out of a parquet file from anywhere: what it gets is checked, whatever the file claims.
+
+A file that is foreign or damaged, claims more rows or bytes than its size allows, lacks a column that every row has, or
+holds other types is refused with one line, before its pages are read where that can be told from its footer.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, BinaryIO
+
+from kvbench.errors import UserError
+from kvbench.store import manifest
+from kvbench.store.files import bare
+from kvbench.store.schema import FORMAT_KEY
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+_BYTES = 16 << 20  # that any table may have, unpacked
+
+
+class Damaged(ValueError):
+    """The file is no table of kvbench any more; the text says why."""
+
+
+def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
+    """The columns of `schema`, cast to its types, with the file's metadata; columns that the file lacks are null.
+
+    Args:
+        required: columns that have a value in every row.
+        row_bytes: the most that a row may have, unpacked, on average.
+
+    Raises:
+        UserError: the file is not kvbench's, or a newer kvbench made it.
+        Damaged: it cannot be decoded.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False) as parquet:
+            metadata = parquet.schema_arrow.metadata or {}
+            if FORMAT_KEY.encode() not in metadata:
+                raise UserError(f"{bare(name)} has no kvbench metadata.")
+            manifest.check_format(name, int(metadata[FORMAT_KEY.encode()]))
+            names = _check_columns(parquet.schema_arrow, schema, required)
+            _check_size(parquet.metadata, names, os.fstat(file.fileno()).st_size, row_bytes)
+            table = parquet.read(columns=names)
+            table.validate(full=True)
+        table = _cast(table, schema.with_metadata(metadata))
+    except Damaged:
+        raise
+    except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
+        raise Damaged("it cannot be decoded") from error
+    for column in required:
+        if table.column(column).null_count:
+            raise Damaged(f"a row has no {column}")
+    return table
+
+
+def _check_columns(found: pa.Schema, schema: pa.Schema, required: Sequence[str]) -> list[str]:
+    """The names of the columns to read."""
+    import pyarrow as pa
+
+    names = [name for name in schema.names if name in found.names]
+    for name in required:
+        if name not in names:
+            raise Damaged(f"it has no column {name}")
+    for name in names:
+        if len(found.get_all_field_indices(name)) > 1:
+            raise Damaged(f"it has several columns {name}")
+        if pa.types.is_nested(found.field(name).type):
+            raise Damaged(f"column {name} holds {bare(found.field(name).type)}")
+    return names
+
+
+def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
+    """Raise Damaged where the footer claims what a file of this size cannot hold: every row has a key of its own."""
+    if footer.num_rows > size:
+        raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
+    claimed = 0
+    for group in map(footer.row_group, range(footer.num_row_groups)):
+        columns = map(group.column, range(group.num_columns))
+        claimed += sum(c.total_uncompressed_size for c in columns if c.path_in_schema in names)
+    if claimed > _BYTES + row_bytes * footer.num_rows:
+        raise Damaged(f"it claims {claimed} bytes in {footer.num_rows} rows")
+
+
+def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+
+    arrays = [
+        table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type)
+        for f in schema
+    ]
+    return pa.Table.from_arrays(arrays, schema=schema)
