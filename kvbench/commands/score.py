@@ -62,6 +62,9 @@ def score(
     with RunFolder.resume(
         folder.parent, folder.name, environment=versions, take_over=take_over, allow_version_change=True
     ) as opened:
+        opened.done_keys()
+        for text in opened.notices:
+            terminal.warning(text)
         # Answers scored by two versions of a task would be averaged as one: either all or none.
         check_data(folder.name, opened.info["environment"]["tasks"], ready.tasks(), versions=not every)
         found = rescore(opened, ready.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))
