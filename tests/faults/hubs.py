@@ -15,22 +15,23 @@ from support.hub import Hub, Repo
 from kvbench import hub as product
 from kvbench import tiny
 
+LIBRARY = 1  # questions that the hub's library may put for itself
 TASK = RUN.replace("--task walk/orbit-100", "--task math500")
 
 
 @scenario("F21")
 def unreachable(stage: Stage) -> None:
     pauses = sum(product.PAUSE * 2**n for n in range(product.TRIES - 1))
-    assert product.TRIES * product.SECONDS + pauses <= 60
+    assert (product.TRIES + LIBRARY) * product.SECONDS + pauses <= 60
     with _silent() as (silent, connections):
         for url, tries in (("http://127.0.0.1:9", 0), (silent, product.TRIES)):
             for line, text in ((f"{RUN} --model org/x", "org/x"), (TASK, "math500")):
                 connections.clear()
-                ended = stage.call(line, _hub_at(url, stage.folder, NO_WEIGHTS))
+                ended = stage.call(line, _hub_at(url, stage.folder, NO_WEIGHTS, seconds=0.1))
                 assert (ended.code, ended.out) == (3, ""), ended
                 assert "the hub" in ended.err
                 assert text in ended.err
-                assert len(connections) == tries
+                assert tries <= len(connections) <= tries + LIBRARY
     _gone_in_mid_run(stage)
 
 
@@ -72,19 +73,20 @@ def _silent() -> Iterator[tuple[str, list[str]]]:
         connection.close()
 
 
-def _hub_at(url: str, home: Path, then: Before | None = None) -> Before:
-    """A hub at this address, an empty cache, and a tenth of a second for every answer that it owes."""
+def _hub_at(url: str, home: Path, then: Before | None = None, *, seconds: float = 10.0) -> Before:
+    """A hub at this address that is given so many seconds for an answer, and an empty cache."""
 
     def before(tell: Tell) -> None:
         import huggingface_hub
         import transformers.utils.hub
 
         cache = str(home / "hub")
-        for module in (huggingface_hub.constants, huggingface_hub.file_download.constants):
-            module.ENDPOINT, module.HF_HUB_OFFLINE, module.HF_HUB_CACHE = url, False, cache
-            module.HF_HUB_DISABLE_XET = True
+        constants = huggingface_hub.constants
+        constants.ENDPOINT, constants.HF_HUB_OFFLINE, constants.HF_HUB_CACHE = url, False, cache
+        constants.HUGGINGFACE_CO_URL_TEMPLATE = f"{url}/{{repo_id}}/resolve/{{revision}}/{{filename}}"
+        constants.HF_HUB_DISABLE_XET = True
         transformers.utils.hub.TRANSFORMERS_CACHE = cache
-        product.SECONDS, product.PAUSE = 0.1, 0.01
+        product.SECONDS, product.PAUSE = seconds, 0.01
         if then:
             then(tell)
 

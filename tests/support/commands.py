@@ -61,7 +61,7 @@ class Command:
         stdout: int | None = None,
     ) -> None:
         warm()
-        self._files = [tempfile.TemporaryFile() for _ in range(2)]
+        self._files = [tempfile.TemporaryFile() for _ in range(2)]  # noqa: SIM115  # closed by `close`
         reader, writer = os.pipe()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -153,7 +153,7 @@ def _child(
         os.dup2(out, 1)
         os.dup2(err, 2)
         sys.stdin = open(os.devnull)  # noqa: SIM115
-        sys.stdout, sys.stderr = (open(n, "w", encoding="utf-8", buffering=1, closefd=False) for n in (1, 2))
+        sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, encoding="utf-8", closefd=False) for n in (1, 2))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(cwd)
         for name in [n for n in os.environ if n.startswith("KVBENCH_")]:

@@ -93,6 +93,7 @@ class Campaign:
             for made in (f"run{turn}", f"scored{turn}", f"all{turn}"):
                 shutil.rmtree(self._path(made), ignore_errors=True)
             turn += 1
+            print(f"{sum(self.left.values())} kills to go", file=sys.stderr, flush=True)
         return self.tallies
 
     def _prepare(self) -> None:
@@ -254,7 +255,9 @@ def _broken_grader(tell: Tell) -> None:
 
 def table(tallies: dict[str, Tally], campaign: Campaign) -> str:
     """The result in Markdown."""
-    head = "| killed | kills | rows acknowledged | lost | torn records | final tables | not equal |\n" + "| --- " * 7 + "|"
+    head = (
+        "| killed | kills | rows acknowledged | lost | torn records | final tables | not equal |\n" + "| --- " * 7 + "|"
+    )
     rows = {kind: (t.kills, t.acknowledged, t.lost, t.torn, t.tables, len(t.different)) for kind, t in tallies.items()}
     rows["all"] = tuple(map(sum, zip(*rows.values())))  # type: ignore[assignment]
     lines = [f"| {kind} | {' | '.join(map(str, numbers))} |" for kind, numbers in rows.items()]
