@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kvbench import tiny
-from kvbench.report.load import load
-from kvbench.store import RunLock, read_rows
+from kvbench.store import read_rows
 
 SMALL = "--task walk/orbit-100 --limit 2 --interval 8 --max-new-tokens 24 --seed 0"
 # One interpreter runs these one after the other: importing torch takes longer than the runs.
@@ -150,57 +145,3 @@ def test_report_on_any_terminal(session: dict, kvbench: Callable, folder: Path, 
     result = kvbench("report", "r1", cwd=folder, env=env)
     assert result.code == 0, result.err
     assert result.out.isascii() or "LC_ALL" not in env
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_says_how_to_continue_and_does(
-    kvbench: Callable, tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    line = "run --method full,gkv,knorm,tova --budget 32 --task walk/orbit-100 --limit 6 --interval 8 --slots 2"
-    command = [sys.executable, "-m", "kvbench", *line.split(), "--run-name", "r1"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "KVBENCH_NO_PROGRESS": "1"}
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    journal = tmp_path / "results/r1/journal"
-    deadline = time.monotonic() + 120
-    while not any(p.stat().st_size > 4000 for p in journal.glob("*")) and time.monotonic() < deadline:
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.02)
-    process.send_signal(number)
-    out, err = process.communicate(timeout=60)
-    assert process.returncode == code, err
-    assert re.fullmatch(r"(.*\n)*interrupted: \d+ of 24 rows saved; continue with kvbench run --resume r1\n", err)
-    assert "Traceback" not in err
-    assert out == ""
-    report = kvbench("report", "r1", "--require-complete", cwd=tmp_path)
-    assert report.code == 4
-    assert "warning: run 'r1' is not finished:" in report.err
-    assert "of 24 rows)" in report.out
-    saved = len(read_rows(tmp_path / "results/r1"))
-    assert 0 < saved < 24
-    resumed = kvbench("run", "--resume", "r1", "-q", cwd=tmp_path)
-    assert resumed.code == 0, resumed.err
-    assert not load([tmp_path / "results/r1"]).unfinished
-    assert len(read_rows(tmp_path / "results/r1")) == 24
-
-
-def test_a_run_in_use_is_left_alone_and_a_dead_holder_is_replaced(
-    session: dict, kvbench: Callable, folder: Path
-) -> None:
-    """B083 and B084: this process holds the lock; afterwards it names a process that has ended."""
-    lock = RunLock(folder / "results" / "r1" / "lock", "r1")
-    lock.acquire()
-    try:
-        second = kvbench("run", "--resume", "r1", cwd=folder)
-        assert second.code == 6
-        assert f"run 'r1' is in use by process {os.getpid()}" in second.err
-        holder = (folder / "results" / "r1" / "lock").read_text()
-    finally:
-        lock.release()
-    gone = subprocess.Popen([sys.executable, "-c", ""])
-    gone.wait()
-    (folder / "results" / "r1" / "lock").write_text(holder.replace(f'"pid": {os.getpid()}', f'"pid": {gone.pid}'))
-    taken = kvbench("run", "--resume", "r1", "-q", cwd=folder)
-    assert taken.code == 0
-    assert "taking over run 'r1'" in taken.err

@@ -43,7 +43,7 @@ def ungraded(tmp_path, monkeypatch) -> Path:
     return result.run_dir
 
 
-def test_f20_a_resumed_run_scores_what_a_grader_left_without_generating(ungraded, monkeypatch):
+def test_a_resumed_run_scores_what_a_grader_left_without_generating(ungraded, monkeypatch):
     before = read_run(ungraded).rows
     assert set(before["status"]) == {"grader_error"}
     assert before["score"].isna().all()

@@ -1,12 +1,10 @@
-"""Whole runs: rows, resume after kill -9, interruption, real tasks on several architectures."""
+"""Whole runs: rows, interruption, real tasks on several architectures."""
 
 from __future__ import annotations
 
 import json
 import os
-import random
 import signal
-import time
 from pathlib import Path
 
 import pytest
@@ -21,20 +19,14 @@ DATA = Path(__file__).parent / "data" / "tasks"
 ROWS = 3 * 12 * 2
 
 
-class Acknowledged:
-    """A progress that reports every acknowledged count through a pipe, as the bar would show it."""
-
-    def __init__(self, pipe: int | None = None) -> None:
-        self.pipe, self.calls = pipe, 0
+class Silent:
+    """A progress that shows nothing."""
 
     def begin(self, total: int, done: int) -> None: ...
     def cell(self, text: str) -> None: ...
     def end(self) -> None: ...
 
-    def update(self, rows_done: int, *_: object) -> None:
-        self.calls += 1
-        if self.pipe is not None:
-            os.write(self.pipe, f"{rows_done}\n".encode())
+    def update(self, rows_done: int, *_: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
@@ -67,53 +59,6 @@ def test_rows_say_what_was_measured(undisturbed):
         assert rows[column].notna().all(), column
 
 
-def kill_once(config: RunConfig, out: Path, name: str, delay: float) -> tuple[int, bool]:
-    """Run in a child, kill it after `delay` seconds.
-
-    Returns (last acknowledged count, whether the kill came in time).
-    """
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.close(reader)
-            execute(config, out=out, run_name=name, progress=Acknowledged(writer), notice=lambda text: None)
-        finally:
-            os._exit(0)
-    os.close(writer)
-    time.sleep(delay)
-    killed = os.waitpid(child, os.WNOHANG)[0] != child
-    if killed:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-    with os.fdopen(reader) as pipe:
-        counts = [int(line) for line in pipe.read().split()]
-    return (counts[-1] if counts else 0), killed
-
-
-def test_twenty_kills_lose_nothing_and_change_nothing(model, undisturbed, tmp_path):
-    """A run that ends before its kill is compared as it is, and the kills go on with the next run."""
-    dice = random.Random(0)
-    config = configuration(model)
-    kills, runs, in_midst = 0, 0, 0
-    acknowledged: dict[str, int] = {}
-    while kills < 20:
-        name = f"r{runs}"
-        count, killed = kill_once(config, tmp_path, name, dice.uniform(0.3, 1.5))
-        kills += killed
-        runs += not killed
-        acknowledged[name] = max(acknowledged.get(name, 0), count)
-        if (tmp_path / name / "run.json").exists():
-            saved = read_run(tmp_path / name).saved
-            assert saved >= acknowledged[name]
-            in_midst += killed and 0 < saved < ROWS
-    for name in acknowledged:
-        result = execute(config, out=tmp_path, run_name=name, notice=lambda text: None)
-        assert result.done == ROWS
-        assert hashes(result.run_dir) == hashes(undisturbed.run_dir)
-    assert in_midst > 0
-
-
 def test_running_again_does_nothing(undisturbed):
     before = hashes(undisturbed.run_dir)
     result = execute(
@@ -130,7 +75,7 @@ def test_another_configuration_is_refused(model, undisturbed):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_with_its_rows_saved(model, tmp_path, number, code):
-    class Impatient(Acknowledged):
+    class Impatient(Silent):
         def update(self, rows_done: int, *_: object) -> None:
             if rows_done > 3 and not self.calls:  # a second signal would end this process at once
                 self.calls += 1

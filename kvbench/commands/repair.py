@@ -25,5 +25,5 @@ def repair(
 ) -> None:
     """Rebuild the tables of a run from its journal, after damage to rows.parquet or texts.parquet."""
     folder = one_run(run, Path(out))
-    seal = rebuild(folder, take_over=take_over)
+    seal = rebuild(folder, take_over=take_over, say=terminal.warning)
     terminal.note(f"{folder}: {seal['rows']} rows from the journal.")

@@ -82,6 +82,9 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
     versions = {f"{name}_version": env.version(name) for name in ("kvbench", "torch", "transformers")}
     resume = partial(RunFolder.resume, environment=versions, take_over=take_over, allow_version_change=True)
     with signals.phase(lambda: SAVED), resume(folder.parent, folder.name) as opened:
+        opened.done_keys()
+        for text in opened.notices:
+            terminal.warning(text)
         # Answers scored by two versions of a task would be averaged as one: either all or none.
         before = opened.info["environment"]
         same_run.check_data(folder.name, before["tasks"], ready.tasks(), versions=not every)

@@ -30,6 +30,7 @@ from typing import Any
 
 from kvbench import signals
 from kvbench.errors import SetupError
+from kvbench.scoring.failure import failure
 from kvbench.scoring.worker import HEADER, send
 from kvbench.task import Doc, Output, Score, Task
 
@@ -71,7 +72,7 @@ class ScorePool:
             try:
                 future.set_result(task.score(doc, output))
             except Exception as error:
-                future.set_result(Score(value=None, note=f"error: {type(error).__name__}: {str(error)[:200]}"))
+                future.set_result(Score(value=None, note=f"error: {failure(error)}"))
             return future
         if "judge" in task.needs:  # waits for another machine, and alone may see its key
             return self._judges.submit(_judge, task, doc, output)
@@ -152,7 +153,7 @@ def _judge(task: Task, doc: Doc, output: Output) -> Score:
     except SetupError:
         raise
     except Exception as error:
-        return Score(value=None, status="judge_error", note=f"error: {type(error).__name__}: {str(error)[:200]}")
+        return Score(value=None, status="judge_error", note=f"error: {failure(error)}")
 
 
 class _Process:

@@ -17,6 +17,8 @@ import struct
 import sys
 from typing import IO, Any
 
+from kvbench.scoring.failure import failure
+
 MEMORY_LIMIT = 4 * 1024**3  # a runaway sympy expression must not take the machine
 HEADER = struct.Struct(">Q")
 
@@ -38,7 +40,7 @@ def main() -> None:
             task, doc, output = pickle.loads(payload)
             answer = ("score", task.score(doc, output))
         except BaseException as error:  # math-verify's time-out is a BaseException and may escape it
-            answer = ("error", f"{type(error).__name__}: {str(error)[:200]}")
+            answer = ("error", failure(error))
         faulthandler.cancel_dump_traceback_later()
         send(answers, answer)
 

@@ -2,12 +2,13 @@
 
     with Journal(run_dir) as journal:
         saved = journal.append(row, prompt=prompt, output=output)  # keys of the rows that became safe, often none
-        saved = journal.poll()   # once per engine step: commits what has waited for two seconds
-        saved = journal.flush()  # commits now
+        saved = journal.poll()   # once per engine step: begins to commit what has waited for two seconds
+        saved = journal.flush()  # commits now, and waits for the disk
 
 A record is ``crc32 SPACE json LF`` in one write(). Every process writes a segment of its own and never opens one
 again: a kill can cut a large write in the middle, and in a shared file the next writer's record would be glued to the
-torn one. A row is acknowledged only after fdatasync. One process, one thread: lock around it otherwise.
+torn one. A row is acknowledged only after fdatasync, which runs beside the generation where the disk is slow. One
+process, one writing thread: lock around it otherwise.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from typing import Any, NoReturn
 
 from kvbench.errors import SetupError, show
 from kvbench.store.again import resume_command
+from kvbench.store.commit import Commit
 from kvbench.store.files import own_folder, reason, step, sync_folder
 from kvbench.store.host import boot_id, host_name
 from kvbench.store.remedies import remedy
@@ -34,7 +36,8 @@ from kvbench.store.schema import check_row, clean_text
 FOLDER = "journal"
 SUFFIX = ".jsonl"
 COMMIT_SECONDS = 2.0
-SLOW_SECONDS = 2.0  # a commit that takes longer is worth a word
+SLOW_SECONDS = 2.0  # warn about a commit that takes longer
+PATIENCE_SECONDS = 0.1  # how long `append` and `poll` wait for a commit
 
 _datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
@@ -61,7 +64,8 @@ class Journal:
         self._rows_before = rows_before
         self._fd = -1
         self._end = 0  # length of the whole records in the segment
-        self._waiting: list[str] = []  # keys written but not yet synced
+        self._waiting: list[str] = []  # keys written since the last commit began
+        self._commit: Commit | None = None  # under way
         self._last_commit = -COMMIT_SECONDS
         self._pid = os.getpid()
         self._failed = False
@@ -93,26 +97,20 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """`flush` when the last commit is two seconds old. Costs next to nothing otherwise."""
-        return self.flush() if self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS else []
+        """Keys that became safe. Begins a commit when the last is two seconds old, and does not wait for a slow one."""
+        saved = self._collect(0.0)
+        if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
+            self._begin()
+            saved += self._collect(PATIENCE_SECONDS)
+        return saved
 
     def flush(self) -> list[str]:
-        """Bring all written rows to the disk. Returns the keys that this call made safe."""
-        if not self._waiting:
-            return []
-        start = time.monotonic()
-        try:
-            _datasync(self._fd)
-        except OSError as error:
-            self._fail(
-                error
-            )  # what the page cache holds after a failed sync is unknown: never sync and believe it again
-        self._check_place()
-        self._last_commit = time.monotonic()
-        self.slowest_flush = max(self.slowest_flush, self._last_commit - start)
-        acknowledged, self._waiting = self._waiting, []
-        self.saved += len(acknowledged)
-        return acknowledged
+        """Bring all written rows to the disk. Returns the keys that became safe."""
+        saved = self._collect(None)
+        if self._waiting:
+            self._begin()
+            saved += self._collect(None)
+        return saved
 
     def close(self) -> None:
         """Commit and close; say so if the disk was slow. The segment is never opened for writing again."""
@@ -135,6 +133,30 @@ class Journal:
     ) -> None:
         self.close()
 
+    def _begin(self) -> None:
+        self._commit = Commit(lambda: _datasync(self._fd), self._waiting)
+        self._waiting = []
+
+    def _collect(self, patience: float | None) -> list[str]:
+        """The keys of the commit under way, when it ends within so many seconds (None: wait for it)."""
+        if self._commit is None:
+            return []
+        try:
+            if not self._commit.ended(patience):
+                return []
+        except OSError as error:
+            self._fail(error)  # what the page cache holds is unknown now: never sync and believe it again
+        self._check_place()
+        commit, self._commit = self._commit, None
+        self._last_commit = time.monotonic()
+        self.slowest_flush = max(self.slowest_flush, commit.seconds)
+        self.saved += len(commit.keys)
+        return commit.keys
+
+    def _unsaved(self) -> int:
+        """Rows that were written and are not known to be on the disk."""
+        return len(self._waiting) + (len(self._commit.keys) if self._commit else 0)
+
     def _write(self, record: bytes) -> None:
         try:
             if self._fd < 0:
@@ -145,9 +167,10 @@ class Journal:
         except OSError as error:
             with suppress(OSError):  # save the rows before the one that did not fit, if the disk still allows that
                 os.ftruncate(self._fd, self._end)
+                if self._commit is not None:
+                    self._commit.ended()
                 _datasync(self._fd)
-                self.saved += len(self._waiting)
-                self._waiting = []
+                self.saved += self._unsaved()
             self._fail(error)
         self._end += len(record)
         step("record written")
@@ -179,7 +202,7 @@ class Journal:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
             self._failed = True
-            saved, waiting = _are(self._rows_before + self.saved), _are(len(self._waiting))
+            saved, waiting = _are(self._rows_before + self.saved), _are(self._unsaved())
             raise SetupError(
                 f"{show(self.run_dir)} was moved or deleted during the run: {saved} saved, {waiting} not. "
                 f"Put it back, then continue with {resume_command(self.run_dir)}."

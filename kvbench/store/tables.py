@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -65,12 +65,13 @@ def seal(run_dir: Path) -> dict[str, Any]:
     return content
 
 
-def repair(run_dir: str | Path, *, take_over: bool = False) -> dict[str, Any]:
-    """Make the tables of a run anew from its journal."""
+def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str], object] = str) -> dict[str, Any]:
+    """Make the tables of a run anew from its journal. `say` receives one-line warnings."""
     path = Path(run_dir)
     name = manifest.read(path)["name"]
     lock = RunLock(path / "lock", name)
-    lock.acquire(take_over=take_over)
+    for text in lock.acquire(take_over=take_over):
+        say(text)
     try:
         check_journal_complete(path)
         if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:

@@ -1,4 +1,4 @@
-"""Rows to store, child processes to kill, and disks that are small or read-only."""
+"""Rows to store, and child processes to kill."""
 
 from __future__ import annotations
 
@@ -100,37 +100,3 @@ def child() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
-
-
-def _mount(*arguments: str) -> None:
-    done = subprocess.run(["mount", *arguments], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"cannot mount here: {done.stderr.strip()}")
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small disk")
-    folder = tmp_path / "small"
-    folder.mkdir()
-    _mount("-t", "tmpfs", "-o", "size=1m", "kvbench-test", str(folder))
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
-@pytest.fixture
-def read_only(tmp_path: Path) -> Iterator[Path]:
-    """A folder that cannot be written: a read-only mount for root, who ignores mode bits, else mode 0555."""
-    folder = tmp_path / "fixed"
-    folder.mkdir()
-    if os.geteuid() == 0:
-        _mount("--bind", str(folder), str(folder))
-        _mount("-o", "remount,ro,bind", str(folder))
-        yield folder
-        subprocess.run(["umount", "-l", str(folder)], check=True)
-    else:
-        folder.chmod(0o555)
-        yield folder
-        folder.chmod(0o755)

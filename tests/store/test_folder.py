@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a run's folder is said before any work: F03, F23, F25, F26 and the --out cases."""
+"""Everything that can be wrong with a run's folder is said before any work: F25, F26 and the --out cases."""
 
 from __future__ import annotations
 
@@ -60,16 +60,6 @@ def test_b078_out_is_a_file(tmp_path: Path, start: Start) -> None:
     expected = f"--out '{file}' is a file; give a folder."
     assert message(UserError, lambda: start(out=file)) == expected
     assert message(UserError, lambda: start(out=file / "below")) == expected
-
-
-def test_b079_f23_a_read_only_folder_is_found_before_any_work(read_only: Path, start: Start) -> None:
-    text = message(SetupError, lambda: start(out=read_only))
-    assert text.startswith(f"cannot write in '{read_only}' (")
-    assert text.endswith("). Nothing was run.")
-    if os.geteuid() == 0:
-        assert "(read-only file system)" in text
-    message(SetupError, lambda: start(out=read_only / "new"))
-    assert list(read_only.iterdir()) == []
 
 
 def test_b080_another_configuration(filled: Filled, start: Start) -> None:
@@ -193,28 +183,6 @@ def test_names_are_checked_first(tmp_path: Path, start: Start) -> None:
 
 def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
     assert list(check_out(tmp_path / "a" / "b").iterdir()) == []
-
-
-KILL = """
-import os, sys
-from kvbench.store import RunFolder, files
-from conftest import CONFIG, VERSIONS
-files.step = lambda name: name == sys.argv[2] and os.kill(os.getpid(), 9)
-RunFolder.start(sys.argv[1], "r1", CONFIG, environment=VERSIONS).close()
-"""
-
-
-@pytest.mark.parametrize("step", ["run.json opened", "run.json written", "run.json replaced"])
-def test_f03_a_kill_while_run_json_is_written(step: str, tmp_path: Path, start: Start, child: Child) -> None:
-    process = child(KILL, tmp_path / "results", step)
-    process.communicate()
-    assert process.returncode == -9
-    path = tmp_path / "results" / "r1"
-    assert (path / "run.json").exists() == (step == "run.json replaced")
-    with start() as run:
-        assert "has ended" in run.notices[0]
-        assert run.config == CONFIG
-        assert sorted(p.name for p in path.iterdir()) == ["lock", "run.json"]  # the killed one's file is gone
 
 
 def test_the_store_stays_in_its_layer() -> None:

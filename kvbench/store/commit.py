@@ -1,0 +1,45 @@
+"""One commit of the journal: a sync of its segment in a thread beside the generation.
+
+A sync takes milliseconds on most disks and seconds on some. The writer waits for it a moment only; rows that were
+written meanwhile belong to the next commit.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+
+class Commit:
+    """A sync under way, started by making this.
+
+    Attributes:
+        keys: the rows that are safe once it succeeds.
+        seconds: how long the sync took.
+    """
+
+    def __init__(self, sync: Callable[[], None], keys: Sequence[str]) -> None:
+        self.keys, self.seconds = list(keys), 0.0
+        self._sync = sync
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="kvbench-commit", daemon=True)
+        self._thread.start()
+
+    def ended(self, patience: float | None = None) -> bool:
+        """Whether the sync has ended, after waiting so many seconds for it (None: until it has).
+
+        Raises OSError when the sync failed.
+        """
+        self._thread.join(patience)
+        if self._error is not None:
+            raise self._error
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        start = time.monotonic()
+        try:
+            self._sync()
+        except OSError as error:
+            self._error = error
+        self.seconds = time.monotonic() - start
