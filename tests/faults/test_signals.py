@@ -224,7 +224,7 @@ def test_a_long_prompt_is_left_in_its_middle(zygote: Zygote, folder: Path) -> No
     """Before, the signal was heard only when the whole prompt had been read."""
     model_folder(folder / "model")
     (folder / "long.jsonl").write_text(json.dumps({"id": "long", "question": "x " * 12_000, "answer": "1"}))
-    line = "run --model model --method full,gkv --budget 64 --task-file long.jsonl --task long --max-new-tokens 4"
+    line = "run --model model --method full,gkv --budget 64 --task-file long.jsonl --task file/long --max-new-tokens 4"
     case = zygote.start(f"{line} --run-name long -q", block="kvbench.engine.prefill:PromptReader.read", how="after")
     case.wait_for("began")
     case.signal(TERM)
