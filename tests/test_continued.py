@@ -13,7 +13,7 @@ from support.judges import say, send, serve
 
 from kvbench import tiny
 from kvbench.cli import main
-from kvbench.store import config_hash, redact_config
+from kvbench.store import config_hash, read_rows, redact_config
 
 __all__ = ["serve"]
 SMALL = ["--budget", "32", "--interval", "8", "--limit", "1", "--max-new-tokens", "12", "-q"]
@@ -25,14 +25,16 @@ SESSION: dict[str, tuple[list[str], dict[str, str]]] = {
     "plugin again": (["run", "--resume", "r1", "-q"], {}),
     "plugin score": (["score", "r1", "--all", "-q"], {}),
     "plugin replay": (["replay", "--run", "r1", "--method", "knorm", "--budget", "8", "--interval", "4", "-q"], {}),
-    "plugin given": (["run", "--resume", "r1", "-q", "--json", "--plugin", "moved/evil.py"], {}),
+    "plugin given": (["run", "--resume", "r1", "-q", "--json", "--plugin", "evil.py"], {}),
     "plugin variable": (["run", "--resume", "r1", "-q", "--json"], {"KVBENCH_PLUGIN": "evil.py"}),
     "plugin config": (["run", "--resume", "r1", "-q", "--json", "--config", "again.toml"], {}),
     "plugin changed": (["run", "--resume", "r1", "-q", "--plugin", "changed/evil.py"], {}),
     "plugin more": (["run", "--resume", "r1", "-q", "--plugin", "evil.py", "--plugin", "changed/evil.py"], {}),
     "file": (
-        ["run", "--task-file", "token=abc/q.jsonl", "--chat-template", "t.jinja", "--model", "./secret=models"]
-        + ["--method", "full", "--run-name", "r2", *SMALL],
+        [
+            *("run", "--task-file", "token=abc/q.jsonl", "--chat-template", "t.jinja", "--model", "./secret=models"),
+            *("--method", "full,knorm", "--run-name", "r2", *SMALL),
+        ],
         {},
     ),
     "file again": (["run", "--resume", "r2", "-q"], {}),
@@ -59,8 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("token=abc/q.jsonl", "moved/q.jsonl", "moved/other.jsonl"):
         (path / name).write_text(question)
     (path / "changed" / "q.jsonl").write_text(question.replace("1+1", "1+2"))
-    for name in ("evil.py", "moved/evil.py"):
-        (path / name).write_text(PLUGIN)
+    (path / "evil.py").write_text(PLUGIN)
     (path / "changed" / "evil.py").write_text(PLUGIN + "# changed\n")
     (path / "again.toml").write_text('plugin = "evil.py"\n')
     (path / "key.toml").write_text(f'method = "full"\ntask = "walk/orbit-100"\nstop = ["a", "{HF}"]\n')
@@ -72,9 +73,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def session(calls: Callable, folder: Path) -> dict:
     names = list(SESSION)
-    results = dict(zip(names, calls(folder, [SESSION[name] for name in names[:2]])))
     later = names.index("file given")
-    results |= dict(zip(names[2:later], calls(folder, [SESSION[name] for name in names[2:later]])))
+    results = dict(zip(names, calls(folder, [SESSION[name] for name in names[:later]])))
     runs = folder / "results"
     for name in ("r3", "r4"):
         shutil.copytree(runs / ("r1" if name == "r3" else "r2"), runs / name)
@@ -115,11 +115,9 @@ def test_what_runs_code_is_given_again(session: dict, folder: Path, case: str, c
 
 def test_replay_needs_the_plugin_too(session: dict, folder: Path) -> None:
     assert session["plugin replay"].code == 2
-    assert (
-        f"--run results/r1 --interval 4 --method knorm --budget 8 --plugin {folder}/evil.py"
-        in (session["plugin replay"].err)
-        or "--plugin" in session["plugin replay"].err.partition("give them again: kvbench replay --run")[2]
-    )
+    typed = session["plugin replay"].err.partition("give them again: kvbench replay --run results/r1 ")[2]
+    assert typed.split()[-2:] == ["--plugin", f"{folder}/evil.py"]
+    assert "--method knorm" in typed
 
 
 @pytest.mark.parametrize("case", ["plugin given", "plugin variable", "plugin config", "file given"])
@@ -128,7 +126,7 @@ def test_a_run_goes_on_with_the_very_rows(session: dict, folder: Path, case: str
     assert session[case].code == 0, session[case].err
     document = json.loads(session[case].out.splitlines()[-1])
     assert document["rows_done"] == document["rows_planned"] > 0
-    assert len(list((folder / document["run"] / "journal").iterdir())) == 1
+    assert len(read_rows(folder / document["run"])) == document["rows_planned"]
 
 
 def test_a_moved_file_is_the_same_file(session: dict) -> None:

@@ -30,7 +30,7 @@ def test_only_plain_files_are_opened(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="is larger than"):
         read_plain(tmp_path / "file", 3)
     for name in ("link", "pipe", "folder"):
-        with pytest.raises(SetupError, match=f"is a {name}, where a run has a file"):
+        with pytest.raises(SetupError, match=rf"is a {name}, where a run has a file of"):
             open_plain(tmp_path / name)
     with pytest.raises(SetupError, match="is a device"):
         open_plain(Path("/dev/zero"))
@@ -39,7 +39,7 @@ def test_only_plain_files_are_opened(tmp_path: Path) -> None:
     assert own_folder(tmp_path / "folder")
     assert not own_folder(tmp_path / "none")
     (tmp_path / "other").symlink_to("folder")
-    with pytest.raises(SetupError, match="is a link, where a run has a folder"):
+    with pytest.raises(SetupError, match="where a run has a folder"):
         own_folder(tmp_path / "other")
 
 
@@ -65,7 +65,7 @@ def test_a_document_comes_back(value: object) -> None:
 @pytest.mark.parametrize("text", ["[" * 40 + "]" * 40, '{"a": [18446744073709551617]}'])
 def test_a_document_can_be_walked(text: str) -> None:
     parse(text)
-    with pytest.raises(ValueError, match="too deeply|beyond 64 bits"):
+    with pytest.raises(ValueError, match=r"too deeply|beyond 64 bits"):
         document(text)
 
 
@@ -112,7 +112,7 @@ def test_an_older_record_has_one_hash(filled: Filled) -> None:
     (path / "run.json").write_text(json.dumps(older))
     assert len(read_run(path).rows) == 1
     (path / "run.json").write_text(json.dumps(older | {"format": 5}))
-    with pytest.raises(KVBenchError, match="run.json"):
+    with pytest.raises(KVBenchError, match=r"is damaged|changed by hand"):
         read_run(path)
 
 
