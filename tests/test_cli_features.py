@@ -44,7 +44,7 @@ RUNS = {
     "chunked": f"run --method knorm --budget 48 --prefill chunked --prefill-chunk 64 {SMALL} --run-name chunked",
     "agnostic": f"run --method knorm --budget 48 --compress query-agnostic {SMALL} --run-name agnostic",
     "mine": "run --method newest --plugin mine.py --no-chat-template --budget 16 --task sums -q --run-name mine",
-    "again": "run --resume mine -q --json",
+    "again": "run --resume mine --plugin mine.py -q --json",
     "no context": "run --method full --plugin mine.py --no-chat-template --task sums --compress query-agnostic",
     "unnamed": "report --format json",
     "named": "report broken",
@@ -142,8 +142,8 @@ def test_a_changed_plugin_is_refused(outcomes: dict, folder: Path, kvbench: Call
     (tmp_path / "other.py").write_text(PLUGIN + "# changed\n")
     changed = kvbench("run", "--resume", "mine", "--plugin", str(tmp_path / "other.py"), "-q", cwd=folder)
     assert changed.code == 2
-    assert "error: the plug-ins of run 'mine' changed since it began (mine.py " in changed.err
-    assert "Give another --run-name." in changed.err
+    assert "is none of the plug-ins that run 'mine' began with (mine.py " in changed.err
+    assert "or another --run-name." in changed.err
 
 
 def test_a_task_without_contexts_is_named(outcomes: dict) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import py_compile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -88,6 +90,28 @@ def test_a_file_that_fails_leaves_nothing_behind(tmp_path: Path, source: str, me
     assert (registry.methods.names(), registry.tasks.names()) == (methods, tasks)
     path.write_text(METHOD)
     assert plugins.load_plugin(str(path)) == ["newest", "mine"]
+
+
+def test_no_compiled_copy_runs_in_the_place_of_the_file(file: Path) -> None:
+    """What was hashed is what runs: a compiled file that says it needs no check is not looked at."""
+    other = file.with_name("other.py")
+    other.write_text("from pathlib import Path\nPath(__file__).with_suffix('.ran').touch()\n" + METHOD)
+    cached = importlib.util.cache_from_source(str(file))
+    mode = py_compile.PycInvalidationMode.UNCHECKED_HASH
+    py_compile.compile(str(other), cfile=cached, dfile=str(file), invalidation_mode=mode)
+    assert plugins.load_plugin(str(file)) == ["newest", "mine"]
+    assert not list(file.parent.glob("*.ran"))
+
+
+def test_other_files_are_refused_before_they_are_imported(file: Path) -> None:
+    marker = file.with_name("ran")
+    file.write_text(f"open({str(marker)!r}, 'w')\n" + METHOD)
+    recorded = [{"path": "mine.py", "sha256": "0" * 64}]
+    with pytest.raises(UserError, match=r"is none of the plug-ins that run 'r1' began with \(mine.py 000000000000\)"):
+        plugins.check_same([str(file)], recorded, "r1", more=False)
+    with pytest.raises(UserError, match=r"began with plug-in 'mine.py' \(000000000000\): give it with --plugin"):
+        plugins.check_same([str(file)], recorded, "r1", more=True)
+    assert not marker.exists()
 
 
 @pytest.mark.parametrize(

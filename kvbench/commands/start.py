@@ -26,6 +26,7 @@ from kvbench.progress import Progress, size
 from kvbench.settings import KEYS, Gathered, Given, gather, unknown_variables
 from kvbench.store import check_run_name, check_same, check_writable, resume_command
 from kvbench.store.again import OUT
+from kvbench.store.redact import holds_secret
 
 if TYPE_CHECKING:
     from kvbench.run import RunResult
@@ -167,6 +168,8 @@ def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Pro
     given = gathered.first("model") if gathered else None
     name = chosen.model if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None
+    if holds_secret(name):  # `build` has said so, without the name
+        return None
     with problems.collect():
         return describe(name, revision)
     return None

@@ -122,7 +122,8 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
         parts = sorted({*now["hashes"], *stated} - {"config_hash"})
         edited = [part for part in parts if now["hashes"].get(part) != stated.get(part)]
         if edited:
-            changed = f"{_listed(edited)} {'differs' if len(edited) == 1 else 'differ'} from its hash"
+            differs = "differs from its hash" if len(edited) == 1 else "differ from their hashes"
+            changed = f"{_listed(edited)} {differs}"
         elif now["hash"] != content.get("hash"):
             changed = "its hashes differ"
     if changed:

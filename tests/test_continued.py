@@ -1,0 +1,202 @@
+"""A run that goes on: what its user gives again, what is checked by hash, and settings that come back as they were."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.hostile_run import PLUGIN, edit
+from support.judges import say, send, serve
+
+from kvbench import tiny
+from kvbench.cli import main
+from kvbench.store import config_hash, read_rows, redact_config
+
+__all__ = ["serve"]
+SMALL = ["--budget", "32", "--interval", "8", "--limit", "1", "--max-new-tokens", "12", "-q"]
+WALK = [*SMALL, "--task", "walk/orbit-100"]
+STOPS = ["--stop", "Token: x", "--stop", "~", "--stop", "secret=a b"]
+HF = "hf_" + "Ab1" * 11
+SESSION: dict[str, tuple[list[str], dict[str, str]]] = {
+    "plugin": (["run", "--plugin", "evil.py", "--method", "full,evil", *WALK, *STOPS, "--run-name", "r1"], {}),
+    "plugin again": (["run", "--resume", "r1", "-q"], {}),
+    "plugin score": (["score", "r1", "--all", "-q"], {}),
+    "plugin replay": (["replay", "--run", "r1", "--method", "knorm", "--budget", "8", "--interval", "4", "-q"], {}),
+    "plugin given": (["run", "--resume", "r1", "-q", "--json", "--plugin", "evil.py"], {}),
+    "plugin variable": (["run", "--resume", "r1", "-q", "--json"], {"KVBENCH_PLUGIN": "evil.py"}),
+    "plugin config": (["run", "--resume", "r1", "-q", "--json", "--config", "again.toml"], {}),
+    "plugin changed": (["run", "--resume", "r1", "-q", "--plugin", "changed/evil.py"], {}),
+    "plugin more": (["run", "--resume", "r1", "-q", "--plugin", "evil.py", "--plugin", "changed/evil.py"], {}),
+    "file": (
+        [
+            *("run", "--task-file", "token=abc/q.jsonl", "--chat-template", "t.jinja", "--model", "./secret=models"),
+            *("--method", "full,knorm", "--run-name", "r2", *SMALL),
+        ],
+        {},
+    ),
+    "file again": (["run", "--resume", "r2", "-q"], {}),
+    "file given": (["run", "--resume", "r2", "-q", "--json", "--task-file", "token=abc/q.jsonl"], {}),
+    "file moved": (["score", "r2", "--all", "--json", "--task-file", "moved/q.jsonl"], {}),
+    "file changed": (["run", "--resume", "r2", "-q", "--task-file", "changed/q.jsonl"], {}),
+    "file renamed": (["run", "--resume", "r2", "-q", "--task-file", "moved/other.jsonl"], {}),
+    "none": (["run", "--resume", "r3", "-q", "--task-file", "token=abc/q.jsonl"], {}),
+    "template changed": (["run", "--resume", "r4", "-q", "--task-file", "token=abc/q.jsonl"], {}),
+    "old": (["run", "--resume", "old", "-q", "--plugin", "evil.py"], {}),
+    "key": (["run", "--method", "full", *WALK, "--stop", HF, "--run-name", "key"], {}),
+    "key in a file": (["run", "--config", "key.toml", "--run-name", "key"], {}),
+    "key in a variable": (["run", "--method", "full", *WALK, "--run-name", "key"], {"KVBENCH_DATA_REVISION": HF}),
+    "password": (["run", "--method", "full", *WALK, "--model", "https://me:word@h/m", "--run-name", "key"], {}),
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("continued")
+    for name in ("moved", "changed", "token=abc"):
+        (path / name).mkdir()
+    question = '{"id": "a", "question": "1+1?", "answer": 2}\n'
+    for name in ("token=abc/q.jsonl", "moved/q.jsonl", "moved/other.jsonl"):
+        (path / name).write_text(question)
+    (path / "changed" / "q.jsonl").write_text(question.replace("1+1", "1+2"))
+    (path / "evil.py").write_text(PLUGIN)
+    (path / "changed" / "evil.py").write_text(PLUGIN + "# changed\n")
+    (path / "again.toml").write_text('plugin = "evil.py"\n')
+    (path / "key.toml").write_text(f'method = "full"\ntask = "walk/orbit-100"\nstop = ["a", "{HF}"]\n')
+    (path / "t.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
+    shutil.copytree(tiny.path(), path / "secret=models", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    return path
+
+
+@pytest.fixture(scope="module")
+def session(calls: Callable, folder: Path) -> dict:
+    names = list(SESSION)
+    later = names.index("file given")
+    results = dict(zip(names, calls(folder, [SESSION[name] for name in names[:later]])))
+    runs = folder / "results"
+    for name in ("r3", "r4"):
+        shutil.copytree(runs / ("r1" if name == "r3" else "r2"), runs / name)
+    edit(runs / "r3", lambda r: r["environment"].update(plugin=[], plugins=[]))
+    edit(runs / "r4", lambda r: r["environment"].update(chat_template_sha256="0" * 64))
+    _make_old(runs, "r1", "old")
+    return results | dict(zip(names[later:], calls(folder, [SESSION[name] for name in names[later:]])))
+
+
+def _make_old(runs: Path, name: str, old: str) -> None:
+    """A run as format 4 had it: settings redacted, one hash."""
+    shutil.copytree(runs / name, runs / old)
+    record = json.loads((runs / old / "run.json").read_text())
+    record = {k: v for k, v in record.items() if k not in ("hash", "hashes")} | {"format": 4}
+    record["config"] = redact_config(record["config"])
+    record["config_hash"] = config_hash(record["config"])
+    (runs / old / "run.json").write_text(json.dumps(record))
+
+
+@pytest.mark.parametrize("case", ["plugin", "file"])
+def test_runs_begin(session: dict, case: str) -> None:
+    assert session[case].code == 0, session[case].err
+
+
+@pytest.mark.parametrize(
+    ("case", "command"),
+    [
+        ("plugin again", "kvbench run --resume r1 --plugin {}/evil.py"),
+        ("plugin score", "kvbench score results/r1 --all --plugin {}/evil.py"),
+        ("file again", "kvbench run --resume r2 --task-file token=abc/q.jsonl"),
+    ],
+)
+def test_what_runs_code_is_given_again(session: dict, folder: Path, case: str, command: str) -> None:
+    assert session[case].code == 2
+    (line,) = session[case].err.splitlines()
+    assert line.endswith(f"give them again: {command.format(folder)}")
+
+
+def test_replay_needs_the_plugin_too(session: dict, folder: Path) -> None:
+    assert session["plugin replay"].code == 2
+    typed = session["plugin replay"].err.partition("give them again: kvbench replay --run results/r1 ")[2]
+    assert typed.split()[-2:] == ["--plugin", f"{folder}/evil.py"]
+    assert "--method knorm" in typed
+
+
+@pytest.mark.parametrize("case", ["plugin given", "plugin variable", "plugin config", "file given"])
+def test_a_run_goes_on_with_the_very_rows(session: dict, folder: Path, case: str) -> None:
+    """Stop strings with 'Token: x' and '~', a model folder 'secret=models' and a path 'token=abc' come back whole."""
+    assert session[case].code == 0, session[case].err
+    document = json.loads(session[case].out.splitlines()[-1])
+    assert document["rows_done"] == document["rows_planned"] > 0
+    assert len(read_rows(folder / document["run"])) == document["rows_planned"]
+
+
+def test_a_moved_file_is_the_same_file(session: dict) -> None:
+    assert session["file moved"].code == 0, session["file moved"].err
+    assert json.loads(session["file moved"].out.splitlines()[-1])["strangers"] == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "text"),
+    [
+        ("plugin changed", "is none of the plug-ins that run 'r1' began with (evil.py "),
+        ("plugin more", "--plugin 'changed/evil.py' ("),
+        ("file changed", "is not the file that run 'r2' began with"),
+        ("file renamed", "is task 'file/other'; run 'r2' has file/q."),
+        ("none", "--task-file 'token=abc/q.jsonl' differs from the run's default."),
+        ("template changed", "--chat-template 't.jinja' ("),
+        ("old", "was made by an older kvbench that stored --stop redacted; it cannot be continued."),
+        ("key", "--stop looks like a key"),
+        ("key in a file", "key.toml:3: 'stop' looks like a key"),
+        ("key in a variable", "environment variable KVBENCH_DATA_REVISION looks like a key"),
+        ("password", "--model looks like a key, or an address with a password"),
+    ],
+)
+def test_what_is_refused(session: dict, folder: Path, case: str, text: str) -> None:
+    result = session[case]
+    assert result.code == 2
+    assert text in result.err
+    assert HF not in result.err
+    assert "me:word" not in result.err
+    assert len(result.err.splitlines()) <= 2
+    assert not (folder / "results" / "key").exists()
+    assert not list((folder / "changed").glob("*.ran"))
+
+
+def test_settings_are_stored_as_given_and_shown_redacted(session: dict, folder: Path, kvbench: Callable) -> None:
+    record = json.loads((folder / "results" / "r1" / "run.json").read_text())
+    assert record["config"]["stop"] == ["Token: x", "~", "secret=a b"]
+    assert "Token: x" not in json.dumps([record["command"], record["environment"]["sources"]])
+    shown = kvbench("show", "r1", cwd=folder)
+    assert shown.code == 0
+    assert "Token: ***" in shown.out
+
+
+def test_a_folder_names_no_judge_and_no_key(serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """A judge, an address and a variable that somebody wrote into run.json."""
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-4711")
+    run = ["run", "--method", "full", "--task", "mt_bench", "--limit", "1", "--max-new-tokens", "8", "-q"]
+    assert main([*run, "--judge", "none", "--out", str(tmp_path), "--run-name", "r1"]) == 0
+    server = serve(say("[[5]]"))
+    judge = {"judge": server.url, "judge_model": "m", "judge_key_env": "AWS_SECRET_ACCESS_KEY"}
+    edit(tmp_path / "r1", lambda record: record["environment"].update(judge))
+    capsys.readouterr()
+    for command in (["score", "r1"], ["score", "r1", "--all"], ["run", "--resume", "r1"]):
+        assert main([*command, "--out", str(tmp_path), "-q"]) == 2
+        assert "--judge-key-env AWS_SECRET_ACCESS_KEY" in capsys.readouterr().err
+    assert server.got == []
+    other = serve(say("[[10]]"))
+    given = ["--judge", other.url, "--judge-model", "m", "--judge-key-env", "JUDGE_KEY"]
+    assert main(["score", "r1", "--out", str(tmp_path), "-q", *given]) == 0
+    assert (len(server.got), len(other.got)) == (0, 2)
+
+
+def test_the_printed_command_names_the_judge(serve, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a run says to continue with works as it is printed."""
+    server = serve(send(401), say("[[5]]"))
+    judge = ["--judge", server.url, "--judge-model", "m", "--judge-key-env", "JUDGE_KEY"]
+    run = ["run", "--method", "full", "--task", "mt_bench", "--limit", "1", "--max-new-tokens", "8", "-q", *judge]
+    assert main([*run, "--out", str(tmp_path), "--run-name", "r1"]) == 3
+    from kvbench.store import resume_command
+
+    command = resume_command(tmp_path / "r1")
+    assert command == f"kvbench run --resume r1 --out {tmp_path} " + " ".join(judge)
+    assert main([*command.split()[1:], "-q"]) == 0
