@@ -160,7 +160,7 @@ def make_cell(
         kv_bytes_mean=mean(made.number("kv_bytes_mean")),
         tokens_per_second=speed(made),
         roofline_share=mean(made.number("roofline_share")),
-        evict_share=float(present(made.number("evict_seconds")).sum() / busy) if busy > 0 else math.nan,
+        evict_share=float(_seconds(made, "evict_seconds").sum() / busy) if busy > 0 else math.nan,
         progress=", ".join(unfinished[runs.names[code]] for code in runs.present() if runs.names[code] in unfinished),
     )
 
@@ -221,10 +221,14 @@ def made_rows(rows: Rows) -> Rows:
 
 
 def _busy(made: Rows) -> float:
+    return float((_seconds(made, "decode_seconds") + _seconds(made, "evict_seconds")).sum())
+
+
+def _seconds(made: Rows, name: str) -> Any:
+    """Zero where there are none."""
     import numpy as np
 
-    seconds = (np.nan_to_num(made.number(name)) for name in ("decode_seconds", "evict_seconds"))
-    return float(sum(seconds).sum())
+    return np.nan_to_num(made.number(name))
 
 
 def speed(made: Rows) -> float:
