@@ -33,7 +33,6 @@ ROWS, TEXTS, SEAL = "rows.parquet", "texts.parquet", "seal.json"
 _LARGEST_SEAL = 64 << 20  # bytes; those of thousands of segments have some hundred kilobytes
 _TEXTS_AT_ONCE = 256  # outputs of reasoning models have tens of kilobytes each
 _NAMES = [c.name for c in COLUMNS if c.kind == "name"]
-_REMEDY = "Put back a copy of it; or delete it, then run 'kvbench repair' to make the tables from the journal."
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
 
@@ -82,6 +81,11 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
         lock.release()
 
 
+def _remedy(run_dir: Path) -> str:
+    again = repair_command(run_dir)
+    return f"Put back a copy of it; or delete it and run {again}, which makes the tables from the journal."
+
+
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
     """The content of seal.json, or None when the run is not sealed.
 
@@ -95,13 +99,13 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SetupError(f"cannot read {show(path)} ({reason(error)}). {_REMEDY}") from error
+        raise SetupError(f"cannot read {show(path)} ({reason(error)}). {_remedy(run_dir)}") from error
     except ValueError:
-        raise SetupError(f"{show(path)} is damaged. {_REMEDY}") from None
+        raise SetupError(f"{show(path)} is damaged. {_remedy(run_dir)}") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int):
         manifest.check_format(SEAL, content["format"])
     if not _is_seal(content):
-        raise SetupError(f"{show(path)} is not the seal of a run. {_REMEDY}")
+        raise SetupError(f"{show(path)} is not the seal of a run. {_remedy(run_dir)}")
     sealed: dict[str, Any] = content
     return sealed
 
