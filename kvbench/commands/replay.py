@@ -19,7 +19,7 @@ import typer
 from kvbench import hub, registry, terminal
 from kvbench.commands import options
 from kvbench.commands.checks import check
-from kvbench.commands.continued import TO_ASK, continued
+from kvbench.commands.replayed_run import named, of_run
 from kvbench.commands.request import build
 from kvbench.commands.show import one_run
 from kvbench.config import PARSERS, Grid, MethodChoice, RunConfig
@@ -33,8 +33,7 @@ from kvbench.progress import Progress
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, Row, analyses
 from kvbench.replay.analyses.api import choose as choose_analyses
-from kvbench.settings import Gathered, Given, gather
-from kvbench.store.again import words
+from kvbench.settings import gather
 from kvbench.values import parse, split
 
 if TYPE_CHECKING:
@@ -189,7 +188,7 @@ def replay(
 
     from kvbench.replay.output import LEGEND, show_analysis, show_result, write, write_analyses
 
-    with hub.only(None if run is None else _named(config, task)):
+    with hub.only(None if run is None else named(config, task)):
         results, found, left_out = _work(config, asked, _Readings(quiet=quiet))
     document = _document(config, asked, left_out)
     if kinds:
@@ -248,37 +247,8 @@ def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, probl
     if run is None:
         return build(gather(typed, os.environ), problems)
     with problems.collect():
-        return _of_run(typed | {"plugin": flags.get("plugin")}, run, problems)
+        return of_run(typed | {"plugin": flags.get("plugin")}, run, problems)
     return None
-
-
-def _of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
-    for key in ("model", "revision", "seed", "max_new_tokens", "stop"):
-        if typed[key] not in (None, [], ()):
-            raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
-    folder = one_run(run, Path("results"))
-    again = {key: Given(typed[key], f"--{key.replace('_', '-')}") for key in TO_ASK if key != "task" and typed[key]}
-    axes = {key: value for key, value in typed.items() if value and key not in again}
-    command = ["kvbench", "replay", "--run", str(folder), *words(axes)]
-    needed = [key for key in TO_ASK if key != "task" or not typed["task"]]
-    config = continued(
-        folder.parent, folder.name, Gathered([], {}, again), command=command, needed=needed, more_plugins=True
-    )
-    own_files = {"plugin": None, "task_file": config.task_file, "chat_template": config.chat_template}
-    asked = build(gather(typed | own_files | {"task": typed["task"] or list(config.tasks)}, os.environ), problems)
-    if asked is None:
-        return None
-    if strange := [task for task in asked.tasks if task not in config.tasks]:
-        raise UserError(f"run {show(folder.name)} has no task {show(strange[0])}. It has {', '.join(config.tasks)}.")
-    grids = (dataclasses.replace(g, tasks=(t,), limit=config.limit_for(t)) for g in asked.grids for t in g.tasks)
-    own: dict[str, Any] = {
-        "grids": tuple(grids),
-        "data": asked.data or config.data,
-        "device": asked.device,
-        "dtype": asked.dtype if typed["dtype"] else config.dtype,
-        "interval": asked.interval if typed["interval"] else config.interval,
-    }
-    return dataclasses.replace(config, **own)
 
 
 def _check(config: RunConfig, problems: Problems) -> None:
@@ -288,12 +258,6 @@ def _check(config: RunConfig, problems: Problems) -> None:
         grids = tuple(Grid(methods=(), tasks=g.tasks, budgets=g.budgets, limit=g.limit) for g in config.grids)
         check(_unscored(dataclasses.replace(config, grids=grids)), info, problems)
     problems.stop()
-
-
-def _named(config: RunConfig, tasks: list[str] | None) -> set[str]:
-    """What the hub may be asked for: a run's model only where it is in the cache, what was typed here also else."""
-    methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
-    return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())
 
 
 def _unscored(config: RunConfig) -> RunConfig:

@@ -1,0 +1,54 @@
+"""What ``kvbench replay --run RUN`` takes from a run (model, tasks, settings), and the methods that were typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+from kvbench.commands.continued import TO_ASK, continued
+from kvbench.commands.request import build
+from kvbench.commands.show import one_run
+from kvbench.config import RunConfig
+from kvbench.errors import UserError, show
+from kvbench.eviction import choose
+from kvbench.problems import Problems
+from kvbench.settings import Gathered, Given, gather
+from kvbench.store.again import words
+
+
+def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
+    """The run's configuration with what was typed. Raises UserError for what the run's answers decide."""
+    for key in ("model", "revision", "seed", "max_new_tokens", "stop"):
+        if typed[key] not in (None, [], ()):
+            raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
+    folder = one_run(run, Path("results"))
+    again = {key: Given(typed[key], f"--{key.replace('_', '-')}") for key in TO_ASK if key != "task" and typed[key]}
+    axes = {key: value for key, value in typed.items() if value and key not in (*again, "limit")}
+    command = ["kvbench", "replay", "--run", str(folder), *words(axes)]
+    needed = [key for key in TO_ASK if key != "task" or not typed["task"]]
+    config = continued(
+        folder.parent, folder.name, Gathered([], {}, again), command=command, needed=needed, more_plugins=True
+    )
+    own_files = {"plugin": None, "task_file": config.task_file, "chat_template": config.chat_template}
+    asked = build(gather(typed | own_files | {"task": typed["task"] or list(config.tasks)}, os.environ), problems)
+    if asked is None:
+        return None
+    if strange := [task for task in asked.tasks if task not in config.tasks]:
+        raise UserError(f"run {show(folder.name)} has no task {show(strange[0])}. It has {', '.join(config.tasks)}.")
+    grids = (dataclasses.replace(g, tasks=(t,), limit=config.limit_for(t)) for g in asked.grids for t in g.tasks)
+    own: dict[str, Any] = {
+        "grids": tuple(grids),
+        "data": asked.data or config.data,
+        "device": asked.device,
+        "dtype": asked.dtype if typed["dtype"] else config.dtype,
+        "interval": asked.interval if typed["interval"] else config.interval,
+    }
+    return dataclasses.replace(config, **own)
+
+
+def named(config: RunConfig, tasks: list[str] | None) -> set[str]:
+    """What the hub may be asked for: a run's model only where it is in the cache, what was typed here also else."""
+    methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
+    return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())
