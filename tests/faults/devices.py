@@ -72,7 +72,7 @@ def not_a_number(stage: Stage) -> None:
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"].fill_(float("nan"))
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    line = f"run --model ./model {GRID} --max-new-tokens 24 --slots 1 -q --run-name r1".replace("full,knorm", "full")
+    line = f"run --model ./model {GRID} --max-new-tokens 24 --slots 1 -q --run-name r1".replace("full,knorm", "knorm")
     ended = stage.call(line.replace("--limit 3", "--limit 6"))
     assert ended.code in (3, 4), ended
     assert "dtype" in ended.err
