@@ -48,7 +48,7 @@ def _refusing(too_much: Any) -> Before:
 
     def before(tell: Tell) -> None:
         def check(ids: torch.Tensor) -> None:
-            if too_much(ids):
+            if ids.device.type != "meta" and too_much(ids):  # a model's shape is learnt without memory
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
         at_forward(check)
@@ -58,12 +58,12 @@ def _refusing(too_much: Any) -> Before:
 
 def _questions(stage: Stage) -> tuple[Path, torch.Tensor]:
     """Three questions, and the tokens that only the prompt of one of them has."""
-    asked = {"small": "1 + 1 = ?", "large": "Why? Because of everything; really!", "other": "2 + 2 = ?"}
+    asked = {"small": "1 + 1 = ?", "large": "1 € + 1 € = ?", "other": "2 + 2 = ?"}
     path = stage.folder / "questions.jsonl"
     path.write_text("".join(json.dumps({"id": k, "question": q, "answer": "2"}) + "\n" for k, q in asked.items()))
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.path())
-    ids = {name: set(tokenizer(text)["input_ids"]) for name, text in asked.items()}
-    return path, torch.tensor(sorted(ids["large"] - ids["small"] - ids["other"]))
+    usual = set(tokenizer("".join(map(chr, range(32, 127))) + " ".join(map(chr, range(32, 127))))["input_ids"])
+    return path, torch.tensor(sorted(set(tokenizer("€")["input_ids"]) - usual))
 
 
 @scenario("F18")
@@ -72,7 +72,7 @@ def not_a_number(stage: Stage) -> None:
     weights = load_file(model / "model.safetensors")
     weights["model.norm.weight"].fill_(float("nan"))
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-    line = f"run --model ./model {GRID} --max-new-tokens 24 --slots 1 -q --run-name r1".replace("full,knorm", "full")
+    line = f"run --model ./model {GRID} --max-new-tokens 24 --slots 1 -q --run-name r1".replace("full,knorm", "knorm")
     ended = stage.call(line.replace("--limit 3", "--limit 6"))
     assert ended.code in (3, 4), ended
     assert "dtype" in ended.err
