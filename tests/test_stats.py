@@ -107,7 +107,8 @@ def test_interval_rules():
     assert rule([[0.5, 0.5]] * 3) == ("constant", 0.5, 0.5)
     assert rule([[1.0]] * 20 + [[0.0]] * 20)[0] == "wilson"
     assert rule([[1.0]] * 50 + [[0.0]] * 50)[0] == "t"
-    assert rule([[1.0]] * 99 + [[0.0]])[0] == "wilson"
+    assert rule([[1.0]] * 480 + [[0.0]] * 20)[0] == "wilson"
+    assert rule([[1.0]] * 99 + [[0.0]])[0] == "beta"
     assert rule([[7.0], [3.0], [8.0]])[0] == "t"
 
 

@@ -32,8 +32,7 @@ SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"
 class Against:
     """A cell minus its baseline over the same questions. `p` is adjusted.
 
-    verdict: better, worse, tied (its interval holds zero), unclear (it does not, but the adjusted test is not sure
-    either) or unknown (one question, or all questions from one source).
+    `verdict` and `smallest_drop` are those of `stats.Judged`.
     """
 
     baseline: str
@@ -46,6 +45,7 @@ class Against:
     verdict: str
     smallest_drop: float
     questions: int
+    found: stats.Paired
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from kvbench.budget import label
 from kvbench.progress import size
 from kvbench.report.cells import PASS_AT, SCORES, CellRow
 from kvbench.report.tables import TaskTable
+from kvbench.stats import Estimate
 
 Show = Callable[[CellRow], str]
 Columns = list[tuple[str, Show]]
@@ -25,7 +26,7 @@ def quality(table: TaskTable, plus_minus: str) -> Columns:
     others = [column for column in SCORES if column != table.headline]
 
     def score(cell: CellRow) -> str:
-        text = _number(cell.score.mean) + ("" if math.isnan(cell.score.se) else f" {plus_minus}{cell.score.se:.3f}")
+        text = f"{_number(cell.score.mean)} {_error(cell.score, plus_minus)}".rstrip()
         return f"{text} ({cell.progress})" if cell.progress else text
 
     base = next((c.against.baseline for c in table.cells if c.against), "")
@@ -134,11 +135,21 @@ def flat(table: TaskTable, cell: CellRow) -> dict[str, Any]:
         "diff_high": against.high if against else None,
         "p_holm": against.p if against else None,
         "p_sign_flip": against.p_sign_flip if against else None,
+        "test": against.found.test if against else None,
+        "df": against.found.df if against else None,
         "verdict": against.verdict if against else None,
         "smallest_drop": against.smallest_drop if against else None,
         "progress": cell.progress or None,
     }
     return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in data.items()}
+
+
+def _error(score: Estimate, plus_minus: str) -> str:
+    """The standard error; where all scores are 0 or all 1 it says nothing, and the interval's bound stands there."""
+    if score.rule == "rule of three":
+        least, most = ("≥", "≤") if plus_minus == "±" else (">=", "<=")
+        return f"{most}{score.high:.3f}" if score.mean == 0 else f"{least}{score.low:.3f}"
+    return "" if math.isnan(score.se) else f"{plus_minus}{score.se:.3f}"
 
 
 def _difference(cell: CellRow) -> str:

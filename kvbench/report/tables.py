@@ -19,6 +19,7 @@ from kvbench.budget import label as label_of
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.eviction import choose
 from kvbench.registry import did_you_mean
+from kvbench.report import sureness
 from kvbench.report.cells import (
     Against,
     CellRow,
@@ -35,8 +36,6 @@ from kvbench.report.cells import (
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import Rows
 from kvbench.task_names import get_task
-
-ALPHA = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,12 +133,8 @@ def _compare(
             continue
         a, b = [scores[i][q] for q in shared], [scores[base][q] for q in shared]
         found.append((i, base, stats.paired(a, b, clusters=[clusters[q] for q in shared])))
-    adjusted = stats.holm([result.p for _, _, result in found])
     compared = list(cells)
-    for (i, base, result), p in zip(found, adjusted):
-        verdict = "better" if result.diff > 0 else "worse"
-        if p > ALPHA or result.diff == 0:  # a difference whose own interval leaves zero out is not called none
-            verdict = "tied" if result.low <= 0 <= result.high else "unclear"
+    for (i, base, result), judged in zip(found, stats.judge([result for _, _, result in found])):
         compared[i] = replace(
             cells[i],
             against=Against(
@@ -148,11 +143,12 @@ def _compare(
                 se=result.se,
                 low=max(result.low, -1.0),  # scores lie between 0 and 1
                 high=min(result.high, 1.0),
-                p=p,
+                p=judged.p,
                 p_sign_flip=result.p_sign_flip,
-                verdict=verdict if result.df > 0 else "unknown",
-                smallest_drop=result.smallest_drop,
+                verdict=judged.verdict,
+                smallest_drop=judged.smallest_drop,
                 questions=result.questions,
+                found=result,
             ),
         )
     return compared
@@ -215,11 +211,7 @@ def _notes(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]]) -
         notes.append(f"Floor, what is scored before anything is evicted: {listed}.")
     if len({(c.score.questions, c.samples) for c in cells}) == 1:
         notes.append(f"{cells[0].score.questions} questions, {cells[0].samples} samples in every cell.")
-    drops = [c.against.smallest_drop for c in cells if c.against and c.against.smallest_drop > 0]
-    if drops:
-        notes.append(
-            f"A true drop of {max(drops):.3f} is found with 80% power in every comparison (one-sided test at 5%)."
-        )
+    notes += sureness.notes([c.against for c in cells if c.against])
     if len({frozenset(s) for s in scores}) > 1:
         notes.append(
             "Cells have different questions: each score is over the cell's own, differences and shares of the full "

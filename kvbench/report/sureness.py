@@ -1,0 +1,88 @@
+"""What a table's comparisons could have found, and with which test: the lines below the table.
+
+    notes([cell.against for cell in cells if cell.against])
+
+A table without spread gets lines too: that everything was equal is told apart from that nothing could have been seen.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kvbench.report.cells import Against
+from kvbench.stats import ALPHA, Paired
+
+
+def notes(found: Sequence[Against]) -> list[str]:
+    if not found:
+        return []
+    return [*_drops(found), *_without_spread(found), *_out_of_reach(found), *_tests([a.found for a in found])]
+
+
+def _within_reach(against: Against) -> bool:
+    return against.smallest_drop <= against.found.mean_b
+
+
+def _drops(found: Sequence[Against]) -> list[str]:
+    spread = [a for a in found if a.found.test in ("t", "sign flips")]
+    drops = [a.smallest_drop for a in spread if _within_reach(a)]
+    if not drops:
+        return []
+    which = "every comparison" if len(drops) == len(found) else "every comparison but those named below"
+    return [f"A true drop of {max(drops):.3f} is found with 80% power in {which}: verdict worse, {_level(found)}."]
+
+
+def _level(found: Sequence[Against]) -> str:
+    level = f"two-sided at {ALPHA:.0%}"
+    return level if len(found) == 1 else f"{level} after Holm over {len(found)}, if only that method drops"
+
+
+def _without_spread(found: Sequence[Against]) -> list[str]:
+    equal = [a for a in found if a.found.test == "equal differences" and _within_reach(a)]
+    if not equal:
+        return []
+    return [
+        f"{_comparisons(len(equal))} the same difference on every question, which shows no spread: a drop that turns "
+        f"whole questions wrong is found with 80% power from {max(a.smallest_drop for a in equal):.3f} on."
+    ]
+
+
+def _out_of_reach(found: Sequence[Against]) -> list[str]:
+    over = [a for a in found if a.smallest_drop > a.found.mean_b]
+    lines = []
+    if over:
+        least = min(over, key=lambda a: a.smallest_drop - a.found.mean_b)
+        lines.append(
+            f"{_comparisons(len(over))} no drop to find: {least.baseline} scores {least.found.mean_b:.3f}, and a drop "
+            f"must be {least.smallest_drop:.3f} to be found with 80% power. A tie says nothing there."
+        )
+    never = [a for a in found if math.isnan(a.smallest_drop) and a.found.test != "none"]
+    if never:
+        lines.append(f"{_comparisons(len(never))} too few clusters to find a drop of any size after Holm.")
+    return lines
+
+
+def _comparisons(count: int) -> str:
+    return "1 comparison has" if count == 1 else f"{count} comparisons have"
+
+
+def _tests(found: Sequence[Paired]) -> list[str]:
+    """The corrections for unequal clusters, that of the most unequal comparison first."""
+    lines = [_correction(one) for one in sorted(found, key=lambda one: one.df) if not one.equal]
+    return list(dict.fromkeys(filter(None, lines)))[:2]
+
+
+def _correction(one: Paired) -> str:
+    about = f"{one.clusters} clusters, the largest with {one.largest} of {one.questions} questions"
+    freedom = f"{one.df:.1f} effective degrees of freedom of {one.clusters - 1}"
+    if one.clusters < 2:
+        return ""
+    if one.test == "t":
+        return f"{about}: standard errors are CR2 and t has {freedom}."
+    if one.test == "sign flips":
+        return (
+            f"{about}: t would have {freedom}, so p, verdicts and intervals of differences come from sign flips of "
+            "whole clusters."
+        )
+    return f"{about}: too few and too unequal for any test, verdict unknown." if one.test == "none" else ""

@@ -1,0 +1,92 @@
+"""What one method's samples say without error bars: question means, pass@k, majority votes, rates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+Scores = Sequence[Sequence[float]]  # one inner sequence per question
+
+
+def question_means(scores: Scores) -> Floats:
+    """Mean score of each question. A question without any sample is an error: it would silently change the mean."""
+    import numpy as np
+
+    means = np.empty(len(scores))
+    for places, samples in by_length(scores):
+        if samples.shape[1] == 0:
+            raise ValueError("a question has no samples")
+        means[places] = samples.mean(axis=1)
+    return means
+
+
+def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
+    """Questions with equally many samples together: their places, and their scores as [questions, samples]."""
+    import numpy as np
+
+    places: dict[int, list[int]] = {}
+    for place, question in enumerate(scores):
+        places.setdefault(len(question), []).append(place)
+    for found in places.values():
+        yield found, np.array([scores[place] for place in found], dtype=float)
+
+
+def pass_at_k(n: int, correct: int, k: int) -> float:
+    """Chance that k of n samples, drawn without replacement, hold a right one: 1 - C(n-c, k) / C(n, k), unbiased."""
+    if not 0 <= correct <= n or not 1 <= k <= n:
+        raise ValueError(f"pass@{k} needs 1 <= k <= n and 0 <= correct <= n, not n={n}, correct={correct}")
+    if n - correct < k:
+        return 1.0
+    return 1.0 - math.prod(1.0 - k / i for i in range(n - correct + 1, n + 1))
+
+
+def mean_pass_at_k(scores: Scores, k: int) -> float:
+    """pass@k averaged over questions. A sample counts as right when its score is 1."""
+    return sum(pass_at_k(len(q), sum(s == 1 for s in q), k) for q in scores) / len(scores)
+
+
+def maj_at_n(
+    answers: Sequence[Sequence[str | None]], scores: Scores, *, same: Callable[[str], str] = str.strip
+) -> float:
+    """Score of each question's most frequent answer, ties to the one that came first; without any answer 0.
+
+    `same` maps an answer to its spelling for the vote (`kvbench.scoring.math.normalise_answer` for mathematics).
+    """
+    total = 0.0
+    for said, right in zip(answers, scores, strict=True):
+        first: dict[str, float] = {}
+        votes: Counter[str] = Counter()
+        for answer, score in zip(said, right, strict=True):
+            if answer is not None and answer.strip():
+                votes[same(answer)] += 1
+                first.setdefault(same(answer), score)
+        if votes:
+            total += first[max(votes, key=votes.__getitem__)]  # max returns the first of equals
+    return total / len(scores)
+
+
+def rates(stop_reasons: Sequence[str], no_answer: Sequence[float | bool]) -> dict[str, float]:
+    """Shares of samples that hit the token limit and that gave no answer. NaN without samples."""
+
+    def share(flags: Sequence[Any]) -> float:
+        return sum(map(bool, flags)) / len(flags) if flags else math.nan
+
+    return {"truncated": share([reason == "length" for reason in stop_reasons]), "no_answer": share(list(no_answer))}
+
+
+def by_question(rows: Sequence[Mapping[str, Any]], column: str = "score") -> dict[str, list[float]]:
+    """Scores of each doc_id in order of appearance; rows without a score are left out."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        value = row[column]
+        if value is not None and value == value:
+            groups.setdefault(str(row["doc_id"]), []).append(float(value))
+    return groups

@@ -1,0 +1,77 @@
+"""Lines about what comparisons could have found, and numbers that do not claim more than the data."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvbench import stats
+from kvbench.report.load import load
+from kvbench.report.render import FORMATS, Report
+from kvbench.report.tables import TaskTable, make_tables
+
+DRAW = random.Random(1)
+BASE = [DRAW.choice([1.0, 0.9, 0.8]) for _ in range(30)]
+
+
+def near(amount: float) -> list[float]:
+    return [max(0.0, score - amount * DRAW.random()) for score in BASE]
+
+
+def one(path: Path) -> TaskTable:
+    (table,) = make_tables(load([path]))
+    return table
+
+
+def test_the_printed_drop_is_that_of_the_printed_verdict(make_run: Callable, rows: Callable) -> None:
+    methods = ("gkv", "rkv", "tova", "h2o")
+    table = one(make_run("r1", rows("full", None, BASE), *(rows(m, 48, near(0.1)) for m in methods)))
+    drops = [stats.smallest_drop(c.against.se, 29, alpha=0.05 / 4, sides=2) for c in table.cells if c.against]
+    assert [c.against.smallest_drop for c in table.cells if c.against] == pytest.approx(drops)
+    (line,) = [note for note in table.notes if "80% power" in note]
+    assert line == (
+        f"A true drop of {max(drops):.3f} is found with 80% power in every comparison: verdict worse, two-sided at 5% "
+        "after Holm over 4, if only that method drops."
+    )
+
+
+def test_tables_of_zeros_say_that_nothing_could_be_seen(make_run: Callable, rows: Callable) -> None:
+    run = make_run("r1", rows("full", None, [0.0] * 30), rows("gkv", 48, [0.0] * 30), rows("rkv", 48, [0.0] * 30))
+    (line,) = [note for note in one(run).notes if "80% power" in note]
+    assert line.startswith("2 comparisons have no drop to find: full scores 0.000, and a drop must be 0.")
+    shown = FORMATS["markdown"](Report.make(load([run])))
+    assert "0.000 ≤0.100" in shown
+    assert "±0.000" not in shown
+    assert "+0.000 (-0.10, +0.10)" in shown
+
+
+def test_a_whole_loss_has_an_interval(make_run: Callable, rows: Callable) -> None:
+    run = make_run("r1", rows("full", None, [1.0] * 30), rows("gkv", 48, [0.0] * 30))
+    shown = FORMATS["markdown"](Report.make(load([run])))
+    assert "1.000 ≥0.900" in shown
+    assert "-1.000 (-1.00, -0.80)" in shown
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([40] + [2] * 10, "11 clusters, the largest with 40 of 60 questions: t would have 2.1 effective degrees"),
+        ([5] * 4 + [3] * 4, "8 clusters, the largest with 5 of 32 questions: standard errors are CR2 and t has 6."),
+        ([30, 1, 1, 1, 1], "5 clusters, the largest with 30 of 34 questions: too few and too unequal for any test"),
+        ([2] * 10, ""),
+    ],
+    ids=str,
+)
+def test_the_correction_for_unequal_clusters_is_named(
+    make_run: Callable, rows: Callable, sizes: list[int], words: str
+) -> None:
+    clusters = [f"c{number}" for number, size in enumerate(sizes) for _ in range(size)]
+    full, mine = (
+        [row | {"cluster_id": c} for row, c in zip(rows(m, b, [DRAW.random() for _ in clusters]), clusters)]
+        for m, b in (("full", None), ("gkv", 48))
+    )
+    notes = [note for note in one(make_run("r1", full, mine)).notes if "clusters" in note]
+    assert [note[: len(words)] for note in notes] == ([words] if words else [])
