@@ -105,7 +105,8 @@ def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[Ca
     found = LENGTH.search(group.task)
     clusters = clusters_of(rows)
     for part in range(parts):
-        categories = rows.text("category").renamed(lambda name, part=part: split[name][part] if name in split else None)
+        kept = {name: parts_of[part] for name, parts_of in split.items()}
+        categories = rows.text("category").renamed(kept.get)
         order = sorted(categories.names)
         for (place,), own in rows.parts(ranks(categories.names)[categories.codes]):
             for method, budget, cell in cells_of(own, shared):
