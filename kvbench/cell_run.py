@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
+from kvbench import faults
 from kvbench.cell_plan import CellPlan
 from kvbench.config import RunConfig
 from kvbench.engine import memory
@@ -78,20 +79,26 @@ class CellRun:
                         return
 
     def _engine(self) -> Engine:
+        """An engine of the planned slots. Raises OutOfMemory."""
         plan, config = self.cell_plan, self.config
-        return Engine(
-            self.loaded,
-            make_method(plan.cell),
-            budget=plan.cell.budget,
-            interval=config.interval,
-            slots=plan.plan.slots,
-            max_tokens=plan.max_tokens,
-            max_output=plan.max_output,
-            tail=plan.tail,
-            prefill_chunk=config.prefill_chunk,
-            prefill=config.prefill,
-            on_step=self.on_step,
-        )
+        try:
+            return Engine(
+                self.loaded,
+                make_method(plan.cell),
+                budget=plan.cell.budget,
+                interval=config.interval,
+                slots=plan.plan.slots,
+                max_tokens=plan.max_tokens,
+                max_output=plan.max_output,
+                tail=plan.tail,
+                prefill_chunk=config.prefill_chunk,
+                prefill=config.prefill,
+                on_step=self.on_step,
+            )
+        except Exception as error:
+            if not faults.out_of_memory(error):
+                raise
+            raise OutOfMemory(error) from error
 
     def _make_smaller(self, under_way: Iterable[Key], cause: str) -> None:
         """Halve the slots; with one slot, give up the sequences that do not fit."""

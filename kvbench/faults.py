@@ -30,6 +30,11 @@ def device_failed(error: BaseException) -> bool:
     )
 
 
+def of_machine(error: BaseException) -> bool:
+    """Whether the machine failed, not the code that ran on it."""
+    return out_of_memory(error) or device_failed(error)
+
+
 def first_line(error: BaseException) -> str:
     """The innermost cause in one line."""
     *_, cause = _causes(error)

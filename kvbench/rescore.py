@@ -17,6 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from kvbench import signals
 from kvbench.errors import SetupError
 from kvbench.rows import scored
 from kvbench.scoring.pool import ScorePool
@@ -78,16 +79,29 @@ def rescore(
         with TextReader(folder.path) as reader, folder.journal() as journal, ScorePool(workers=2) as pool:
             waiting: deque[tuple[Future[Score], _Job]] = deque()
             full = _Baselines(entries, reader)
-            for job in _jobs(chosen, works, reader):
-                if job is None:
-                    strangers += 1
-                    continue
-                work = works[job.entry.row["task"]]
-                waiting.append((pool.submit(work.task, job.prompt.doc, _output(job, full)), job))
-                while len(waiting) >= AT_ONCE or (waiting and waiting[0][0].done()):
+
+            def take() -> None:
+                """Write the oldest score once it is there."""
+                waiting[0][0].exception()
+                with signals.shield():
                     _keep(*waiting.popleft(), works, journal, counts, progress)
-            while waiting:
-                _keep(*waiting.popleft(), works, journal, counts, progress)
+
+            try:
+                for job in _jobs(chosen, works, reader):
+                    if job is None:
+                        strangers += 1
+                        continue
+                    work = works[job.entry.row["task"]]
+                    waiting.append((pool.submit(work.task, job.prompt.doc, _output(job, full)), job))
+                    while len(waiting) >= AT_ONCE or (waiting and waiting[0][0].done()):
+                        take()
+                while waiting:
+                    take()
+            except signals.Signalled:  # scores behind a slow one may have cost money
+                for future, job in waiting:
+                    if future.done():
+                        _keep(future, job, works, journal, counts, progress)
+                raise
     finally:
         if progress:
             progress.end()

@@ -20,7 +20,7 @@ from kvbench.work import PlannedRow, TaskWork
 
 BACKLOG = 64  # answers waiting for their scores; generation waits for them
 LATER = Score(value=None, status="unscored", note="interrupted before it was scored")
-MOMENT = 1.0  # seconds between two looks at the clock
+MOMENT = 1.0  # seconds between two looks at what can be committed
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +81,7 @@ class RowWriter:
         while len(self._waiting) > most and (deadline is None or time.monotonic() < deadline):
             wait(self._waiting, timeout=MOMENT if deadline is None else 0.1, return_when=FIRST_COMPLETED)
             self._write_scored()
+            self.poll()  # rows that were written before must not wait for these scores
 
     def finish(self) -> None:
         """Wait for all scores, and commit."""

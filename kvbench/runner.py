@@ -94,10 +94,9 @@ class Runner:
                 writer = self.writer = RowWriter(journal, pool, self.works, self.host, keep_prompts=keep)
                 try:
                     self._cells(loaded, done, writer)
-                except SetupError:  # of the journal, which takes no more, or of a judge, after all rows were written
-                    raise
                 except (signals.Signalled, Exception):
-                    writer.leave(AFTER_STOP)
+                    if not journal.failed:
+                        writer.leave(AFTER_STOP)
                     raise
         finally:
             if self.progress:

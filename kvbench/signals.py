@@ -13,9 +13,10 @@ same line and exit code. Whatever must not outlive the process (locks, child pro
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
-import select
+import selectors
 import signal
 import sys
 import threading
@@ -62,7 +63,9 @@ def handled() -> Iterator[None]:
 def install() -> None:
     """Handle signals until the process ends."""
     global _handling
-    _handling = _handling or _Handling()
+    if _handling is None:
+        atexit.register(_ignore)  # the first that is registered runs last
+        _handling = _Handling()
 
 
 @contextlib.contextmanager
@@ -96,6 +99,13 @@ def settle() -> None:
     """The command has ended: from here on a signal raises nothing, and the process keeps its exit code."""
     if _handling is not None:
         _handling.shields += 1
+
+
+def _ignore() -> None:
+    """Python gives signals back to the system when it shuts down, and they would change the exit code."""
+    for name in _NAMES:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def received() -> bool:
@@ -139,6 +149,8 @@ class _Handling:
         self._before: dict[int, Any] = {}
         self._reader, self._writer = os.pipe()
         os.set_blocking(self._writer, False)
+        self._came = selectors.DefaultSelector()  # select() takes no descriptor above 1023
+        self._came.register(self._reader, selectors.EVENT_READ)
         self._wakeup = signal.set_wakeup_fd(self._writer, warn_on_full_buffer=False)
         self._unraisable, sys.unraisablehook = sys.unraisablehook, self._swallowed
         self._watcher = threading.Thread(target=self._watch, name="kvbench-signals", daemon=True)
@@ -165,6 +177,7 @@ class _Handling:
         self._closed = True
         os.write(self._writer, b"\0")
         self._watcher.join()
+        self._came.close()
         os.close(self._reader)
         os.close(self._writer)
 
@@ -199,7 +212,7 @@ class _Handling:
         number, first = 0, 0.0
         while not self._closed:
             left = max(0.0, first + PATIENCE - time.monotonic()) if number else None
-            came = os.read(self._reader, 64) if select.select([self._reader], [], [], left)[0] else None
+            came = os.read(self._reader, 64) if self._came.select(left) else None
             asked = [n for n in came or b"" if n in self._before]
             late = time.monotonic() - first > TOGETHER
             if number and not self._closed and (came is None or (asked and late)):

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kvbench import faults
 from kvbench.engine.attention import AttentionCall, route
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.eviction.api import State
@@ -125,9 +126,9 @@ def own_failures(model: Any) -> Iterator[None]:
     """Name the model type in whatever its code raises. A full or broken device is no fault of the model's code."""
     try:
         yield
-    except (KVBenchError, torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
     except Exception as error:
+        if isinstance(error, KVBenchError) or faults.of_machine(error):
+            raise
         reason = (str(error).splitlines() or [""])[0].rstrip(".")
         raise ProbeFailed(
             f"model type {show(model.config.model_type)} is not supported: it cannot read one token without a cache of "

@@ -17,7 +17,6 @@ import torch
 
 from kvbench import faults
 from kvbench.engine.attention import AttentionCall, route
-from kvbench.engine.cache import SlotCache
 from kvbench.engine.draws import next_tokens
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.forward import step_writer
@@ -94,7 +93,7 @@ class Engine:
         geometry = fit(loaded.geometry, method, max_tokens)
         lengths = Lengths(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
         shape = shape_of(loaded.geometry, method, budget, interval, lengths, slots)
-        self.cache = _made(lambda: make_cache(geometry, method, shape, loaded.device, loaded.dtype, layout))
+        self.cache = make_cache(geometry, method, shape, loaded.device, loaded.dtype, layout)
         self._slot_bytes = self.cache.slot_bytes()
         # Entries are counted per KV head, also where every query head has its own.
         self._group = max((g.group for g in loaded.geometry), default=1)
@@ -311,15 +310,6 @@ class Engine:
         if self.loaded.device.type == "cuda":
             torch.cuda.synchronize(self.loaded.device)
         return time.perf_counter()
-
-
-def _made(make: Callable[[], SlotCache]) -> SlotCache:
-    try:
-        return make()
-    except Exception as error:
-        if not faults.out_of_memory(error):
-            raise
-        raise OutOfMemory(error) from error
 
 
 def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from kvbench import vocabulary
+from kvbench import faults, vocabulary
 from kvbench.engine.fingerprint import fingerprint
 from kvbench.engine.flash import Attn, check_attn
 from kvbench.engine.geometry import LayerGeometry, read_geometry
@@ -90,9 +90,9 @@ def load(
         model = auto_class(config).from_pretrained(
             path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False
         )
-    except (KVBenchError, torch.OutOfMemoryError, torch.AcceleratorError):
-        raise
     except Exception as error:  # of transformers' code for this model, which raises what it likes
+        if isinstance(error, KVBenchError) or faults.of_machine(error):
+            raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise SetupError(f"model {show(path)} cannot be loaded: {reason}") from error
     return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)

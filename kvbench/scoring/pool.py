@@ -58,7 +58,7 @@ class ScorePool:
         self._lock = threading.Lock()
         self._judges = ThreadPoolExecutor(JUDGES, thread_name_prefix="kvbench-judge")
         self._alive: set[_Process] = set()
-        self._closed = False
+        self._closed = self._killed = False
         signals.at_end(self._kill)
 
     def submit(self, task: Task, doc: Doc, output: Output) -> Future[Score]:
@@ -107,6 +107,7 @@ class ScorePool:
         signals.not_at_end(self._kill)
 
     def _kill(self) -> None:
+        self._killed = True
         for process in list(self._alive):
             process.kill()
 
@@ -129,6 +130,8 @@ class ScorePool:
                     score = process.score(task, doc, output, self.limit_seconds or task.patience(doc))
                     if process.gone:
                         process = None
+                        if self._killed:  # the program did not crash: leave its row to be scored later
+                            return
                         self._count(score)
                     future.set_result(score)
                 except BaseException as error:

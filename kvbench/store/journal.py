@@ -25,6 +25,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from kvbench import signals
 from kvbench.errors import SetupError, show
 from kvbench.store.again import resume_command
 from kvbench.store.commit import Commit
@@ -104,6 +105,11 @@ class Journal:
             saved += self._collect(PATIENCE_SECONDS)
         return saved
 
+    @property
+    def failed(self) -> bool:
+        """Whether the journal takes no more rows."""
+        return self._failed
+
     def flush(self) -> list[str]:
         """Bring all written rows to the disk. Returns the keys that became safe."""
         saved = self._collect(None)
@@ -134,8 +140,9 @@ class Journal:
         self.close()
 
     def _begin(self) -> None:
-        self._commit = Commit(lambda: _datasync(self._fd), self._waiting)
-        self._waiting = []
+        fd = self._fd  # the sync may still run when a failed journal has given its descriptor up
+        with signals.shield():
+            self._commit, self._waiting = Commit(lambda: _datasync(fd), self._waiting), []
 
     def _collect(self, patience: float | None) -> list[str]:
         """The keys of the commit under way, when it ends within so many seconds (None: wait for it)."""
@@ -144,13 +151,14 @@ class Journal:
         try:
             if not self._commit.ended(patience):
                 return []
-        except OSError as error:
-            self._fail(error)  # what the page cache holds is unknown now: never sync and believe it again
+        except Exception as error:  # what the page cache holds is unknown now: never sync and believe it again
+            self._fail(error if isinstance(error, OSError) else OSError(str(error) or type(error).__name__))
         self._check_place()
-        commit, self._commit = self._commit, None
-        self._last_commit = time.monotonic()
-        self.slowest_flush = max(self.slowest_flush, commit.seconds)
-        self.saved += len(commit.keys)
+        with signals.shield():
+            commit, self._commit = self._commit, None
+            self._last_commit = time.monotonic()
+            self.slowest_flush = max(self.slowest_flush, commit.seconds)
+            self.saved += len(commit.keys)
         return commit.keys
 
     def _unsaved(self) -> int:

@@ -69,7 +69,10 @@ class RunLock:
         try:
             with signals.shield():
                 return self._acquire(take_over)
-        except OSError as error:
+        except BaseException as error:
+            signals.not_at_end(self.release)
+            if not isinstance(error, OSError):
+                raise
             raise SetupError(f"cannot lock run '{self.run}': {reason(error)}, {show(self.path)}.") from error
 
     def release(self) -> None:

@@ -4,9 +4,8 @@
 are not kept in memory; `TextReader` fetches them one by one.
 
 A torn last record is dropped, a damaged one is skipped; both are reported, and their rows run again. Damaged is also
-what has its checksum and is no row: a journal may come from anyone. Of several
-records of a row the one scored last counts; among equals the first "ok" by segment name and position, or without one
-the last failure.
+what has its checksum and is no row: a journal may come from anyone. Of several records of a row the one scored last
+counts; among equals the first "ok" by segment name and position, or without one the last failure.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from support.runs import configuration, model_folder
 from kvbench import faults
 from kvbench.config import Grid, MethodChoice
 from kvbench.engine import draws, loop
+from kvbench.engine.geometry import own_failures
 from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
 from kvbench.errors import MethodError, SetupError
@@ -287,3 +288,25 @@ def test_a_model_of_nan_ends_with_exit_code_4_and_one_hint(model, tmp_path, kvbe
         in done.err
     )
     assert read_run(tmp_path / "results" / "r").failed == 5
+
+
+@pytest.mark.parametrize("part", ["make_cache", "rules_for", "Evictor", "PromptReader", "step_writer"])
+def test_an_engine_that_cannot_be_made_with_its_slots_is_made_with_fewer(model, tmp_path, monkeypatch, part):
+    made, calls = getattr(loop, part), []
+
+    def short(*args, **kwargs):
+        calls.append(part)
+        if len(calls) == 1:
+            raise type(CUDA)(*CUDA.args)
+        return made(*args, **kwargs)
+
+    monkeypatch.setattr(loop, part, short)
+    result = execute(small(model), out=tmp_path, run_name="r", notice=lambda text: None)
+    assert (result.done, dict(result.failed)) == (8, {})
+    assert set(read_run(result.run_dir).rows.slots) == {2}
+
+
+@pytest.mark.parametrize("error", [CPU, ECC, MemoryError()], ids=["memory", "device", "python"])
+def test_a_machine_that_fails_is_not_taken_for_a_model_that_is_not_supported(error):
+    with pytest.raises(type(error)), own_failures(object()):
+        raise error

@@ -11,7 +11,7 @@ import pytest
 
 from kvbench.errors import SetupError
 from kvbench.store import Journal, RunFolder, journal, tables
-from kvbench.store.names import repair_command, resume_command
+from kvbench.store.again import repair_command, resume_command
 
 ADVICE = {
     errno.ENOSPC: "free space, then",
@@ -38,7 +38,7 @@ def test_the_advice_fits_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with RunFolder.start(out, "r1", {}, environment=versions) as run:
         with run.journal() as segment:
             segment.append(row)
-        monkeypatch.setattr(tables, "_write_rows", failing(number))
+        monkeypatch.setattr(tables, "write_rows", failing(number))
         with pytest.raises(SetupError) as caught:
             run.seal()
         assert ADVICE[number] + f" run kvbench repair r1 --out {shlex.quote(str(out))}." in str(caught.value)

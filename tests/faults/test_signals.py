@@ -99,7 +99,7 @@ RUNNING = {  # where a run is stopped -> a function, the call of it, the signal
     "decode": ("kvbench.engine.loop:Engine._step", 60, INT),
     "decode, SIGTERM": ("kvbench.engine.loop:Engine._step", 60, TERM),
     "decode, SIGHUP": ("kvbench.engine.loop:Engine._step", 60, HUP),
-    "sealing rows": ("kvbench.store.tables:_write_rows", 1, INT),
+    "sealing rows": ("kvbench.store.tables:write_rows", 1, INT),
     "sealing texts": ("kvbench.store.tables:_write_texts", 1, TERM),
     "tables in place": ("kvbench.store.tables:sync_folder", 1, HUP),
 }
@@ -141,7 +141,7 @@ def test_scores_under_way_are_left_and_their_processes_end(zygote: Zygote, folde
 
 OTHERS = {  # a command -> a function in it, what the line says, the signal
     "score done --all -q": ("kvbench.rescore:_keep", "interrupted: scores made so far are saved; the same", HUP),
-    "score done  --all -q": ("kvbench.store.tables:_write_rows", "interrupted: scores made so far are saved", TERM),
+    "score done  --all -q": ("kvbench.store.tables:write_rows", "interrupted: scores made so far are saved", TERM),
     "report done": ("kvbench.report.load:load", AGAIN, TERM),
     "report done --out R": ("kvbench.report.render:write", AGAIN, INT),
     "repair done": ("kvbench.store.tables:_write_texts", AGAIN, HUP),

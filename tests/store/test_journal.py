@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import random
+import signal
 import subprocess
 import threading
 import time
@@ -14,14 +16,17 @@ from typing import Any
 
 import pytest
 
+from kvbench import signals
 from kvbench.errors import SetupError
 from kvbench.store import Journal, replay
+from kvbench.store import commit as commit_module
 from kvbench.store import journal as journal_module
 from kvbench.store.replay import TextReader, decode
 
 replay_module = importlib.import_module("kvbench.store.replay")  # the package exports its function of that name
 
 Row = Callable[..., dict[str, Any]]
+Patch = pytest.MonkeyPatch
 
 
 @pytest.fixture
@@ -210,13 +215,20 @@ def test_a_sync_that_fails_beside_the_generation(tmp_path: Path, row: Row, monke
 
 def test_a_full_disk_while_a_sync_is_under_way(tmp_path: Path, row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     """The rows before the one that did not fit are saved."""
-    real, disk = os.write, threading.Event()
+    real, disk, part = os.write, threading.Event(), []
+
+    def full(fd: int, data: bytes) -> int:
+        if part:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        part.append(real(fd, data[:50]))
+        return part[0]
+
     monkeypatch.setattr(journal_module, "_datasync", lambda fd: disk.wait(0.2))
     monkeypatch.setattr(journal_module, "PATIENCE_SECONDS", 0.01)
     journal = Journal(tmp_path)
     journal.append(row(0))
     journal.append(row(1))
-    monkeypatch.setattr(os, "write", lambda fd, data: real(fd, data[:50]))
+    monkeypatch.setattr(os, "write", full)
     with pytest.raises(SetupError, match=r"no space left on device\): 2 rows are saved"):
         journal.append(row(2))
     monkeypatch.undo()
@@ -251,3 +263,48 @@ def test_a_row_whose_sync_failed_is_not_acknowledged(tmp_path: Path, row: Row, m
 def test_importing_the_store_is_cheap(child: Callable[..., subprocess.Popen[str]]) -> None:
     code = "import sys, kvbench.store; print([m for m in ('torch', 'pandas', 'pyarrow', 'numpy') if m in sys.modules])"
     assert child(code).communicate()[0] == "[]\n"
+
+
+def test_a_sync_that_fails_in_any_way_acknowledges_nothing(tmp_path: Path, row: Row, monkeypatch: Patch) -> None:
+    def fail(fd: int) -> None:
+        raise MemoryError("no memory for the sync")
+
+    monkeypatch.setattr(journal_module, "_datasync", fail)
+    monkeypatch.setattr(journal_module, "COMMIT_SECONDS", 3600.0)
+    journal = Journal(tmp_path)
+    journal._last_commit = time.monotonic()
+    journal.append(row(1))
+    with pytest.raises(SetupError, match=r"no memory for the sync.*: 0 rows are saved"):
+        journal.flush()
+    assert (journal.saved, journal.failed) == (0, True)
+
+
+def test_without_a_thread_the_writer_waits_for_the_disk(tmp_path: Path, row: Row, monkeypatch: Patch) -> None:
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with Journal(tmp_path) as journal:
+        saved = journal.append(row(1)) + journal.flush()
+    assert len(saved) == journal.saved == 1
+
+
+def test_a_signal_while_a_commit_begins_counts_no_row_twice(tmp_path: Path, row: Row, monkeypatch: Patch) -> None:
+    with signals.handled(), Journal(tmp_path) as journal:
+        monkeypatch.setattr(commit_module.Commit, "__init__", _signalled(commit_module.Commit.__init__))
+        saved: list[str] = []
+        with pytest.raises(signals.Signalled):
+            saved += journal.append(row(1))
+        monkeypatch.undo()
+        saved += journal.flush()
+        assert (len(saved), journal.saved) == (1, 1)
+
+
+def _signalled(begin: Callable[..., None]) -> Callable[..., None]:
+    """Begin a commit, and be interrupted while its keys change hands."""
+
+    def interrupted(*arguments: object) -> None:
+        begin(*arguments)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    return interrupted

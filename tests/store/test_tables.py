@@ -27,7 +27,7 @@ from kvbench.store import (
     repair,
     table_hash,
 )
-from kvbench.store.names import repair_command
+from kvbench.store.again import repair_command
 
 Start = Callable[..., RunFolder]
 Filled = Callable[..., Path]
