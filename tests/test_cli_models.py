@@ -182,7 +182,7 @@ def test_a_model_that_moved_on_the_hub_is_another_one(
     kept = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
     with Hub({"org/tiny": Repo(TINY, commit="2" * 40)}).running() as moved:
         variables = environment(moved.url, tmp_path)
-        lines = ["run --resume r1 -q", f"{RUN} --model org/tiny --run-name r1"]
+        lines = ["run --resume r1 -q --model org/tiny", f"{RUN} --model org/tiny --run-name r1"]
         results = calls(tmp_path, [(line.split(), variables) for line in lines])
     for result in results:
         assert result.code == 2, result.err

@@ -71,7 +71,7 @@ def test_rows_of_a_conversation(plugin, tmp_path: Path):
 def test_stored_turns_are_scored_as_the_new_ones_were(plugin, tmp_path: Path, capsys):
     folder = execute(config(plugin), out=tmp_path, run_name="r1").run_dir
     before = read_run(folder).rows
-    assert main(["score", str(folder), "--all", "-q"]) == 0
+    assert main(["score", str(folder), "--all", "-q", "--plugin", str(plugin)]) == 0
     after = read_run(folder).rows
     assert list(after["score"]) == list(before["score"])
     assert list(after["aux"]) == list(before["aux"])

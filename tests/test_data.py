@@ -108,6 +108,7 @@ def test_hub_rows_get_the_offline_names(monkeypatch: pytest.MonkeyPatch):
         return datasets.Dataset.from_list([{"n": 7, "question": "Q"}, {"n": 8, "question": "R"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load)
+    monkeypatch.setattr("kvbench.data.hub._in_datasets_cache", lambda name: True)
     hub = manifest(rename={"question": "problem"}, hub_id=lambda index, row: "ab"[index], revision="main", config="c")
     source = Data(env={})
     assert source.rows("t", hub) == [{"n": 7, "problem": "Q", "id": "a"}, {"n": 8, "problem": "R", "id": "b"}]

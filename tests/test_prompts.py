@@ -116,8 +116,8 @@ def test_missing_template_names_model_and_task():
 def test_template_errors_say_file_and_line(tmp_path):
     file = tmp_path / "t.jinja"
     file.write_text("{% for m in messages %}\n{{ m.content }}\n{% endfor %}\n{{ } }}", encoding="utf-8")
-    with pytest.raises(UserError, match=r"chat template t\.jinja, line 4: unexpected '}'"):
-        check_template(tokenizer(None), task="x", chat=True, chat_template=load_template(file), origin="t.jinja")
+    with pytest.raises(UserError, match=r"chat template \S*t\.jinja, line 4: unexpected '}'"):
+        load_template(file)
     with pytest.raises(UserError, match="fails: 'no system role'"):
         render(doc(), tokenizer("{{ raise_exception('no system role') }}"), chat=True)
     for template in ("{{ 1 / 0 }}", "{{ a.b.c }}", "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"):

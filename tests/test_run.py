@@ -29,6 +29,18 @@ class Silent:
     def update(self, rows_done: int, *_: object) -> None: ...
 
 
+class Impatient(Silent):
+    """Sends this process one signal as soon as so many rows are saved; a second one would end it at once."""
+
+    def __init__(self, number: int, rows: int) -> None:
+        self.number, self.rows, self.sent = number, rows, False
+
+    def update(self, rows_done: int, *_: object) -> None:
+        if rows_done > self.rows and not self.sent:
+            self.sent = True
+            os.kill(os.getpid(), self.number)
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return model_folder(tmp_path_factory.mktemp("model"))
@@ -75,14 +87,8 @@ def test_another_configuration_is_refused(model, undisturbed):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_run_with_its_rows_saved(model, tmp_path, number, code):
-    class Impatient(Silent):
-        def update(self, rows_done: int, *_: object) -> None:
-            if rows_done > 3 and not self.calls:  # a second signal would end this process at once
-                self.calls += 1
-                os.kill(os.getpid(), number)
-
     with pytest.raises(Interrupted, match=r"of 72 rows saved; continue with kvbench run --resume r") as caught:
-        execute(configuration(model), out=tmp_path, run_name="r", progress=Impatient())
+        execute(configuration(model), out=tmp_path, run_name="r", progress=Impatient(number, 3))
     assert caught.value.exit_code == code
     assert 3 < read_run(tmp_path / "r").saved < ROWS
     result = execute(configuration(model), out=tmp_path, run_name="r", resume=True)

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 from test_model_files import flip, large
-from test_run import Acknowledged
+from test_run import Impatient
 
 from kvbench import models, same_run, tiny
 from kvbench.cli import main
@@ -54,13 +54,6 @@ def call(*argv: str) -> tuple[int, str]:
     return code, err.getvalue()
 
 
-class Impatient(Acknowledged):
-    def update(self, rows_done: int, *_: object) -> None:
-        if rows_done > 1 and not self.calls:  # a second signal would end this process at once
-            self.calls += 1
-            os.kill(os.getpid(), signal.SIGINT)
-
-
 @pytest.fixture(scope="module")
 def began(tmp_path_factory: pytest.TempPathFactory) -> Began:
     home = tmp_path_factory.mktemp("same")
@@ -91,7 +84,9 @@ def began(tmp_path_factory: pytest.TempPathFactory) -> Began:
         device="cpu",
     )
     with pytest.raises(Interrupted):
-        execute(config, out=home / "results", run_name="r1", progress=Impatient(), notice=lambda text: None)
+        execute(
+            config, out=home / "results", run_name="r1", progress=Impatient(signal.SIGINT, 1), notice=lambda text: None
+        )
     assert 0 < read_run(home / "results" / "r1").saved < ROWS
     return Began(home, config)
 

@@ -178,5 +178,5 @@ def _damaged(path: Path, why: str) -> SetupError:
 
 def _remedy(path: Path) -> str:
     if (path.parent / manifest.NAME).is_file():
-        return f"{repair_command(path.parent)} rebuilds it from the journal."
+        return f"'{repair_command(path.parent)}' rebuilds it from the journal."
     return "Copy it again from where it came."

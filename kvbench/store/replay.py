@@ -118,7 +118,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
     if not isinstance(record, dict) or record.get("kind") != "row" or not isinstance(record.get("row"), dict):
         return None
     row, text = read_row(record["row"]), record.get("text") or {}
-    return None if row is None or not _is_texts(text) else {"row": row, "text": text}
+    return None if row is None or not _is_texts(text) else {"kind": "row", "row": row, "text": text}
 
 
 def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:

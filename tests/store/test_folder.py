@@ -190,5 +190,7 @@ def test_the_store_stays_in_its_layer() -> None:
     folder = Path(sys.modules["kvbench.store"].__file__ or "").parent
     lines = [line for p in folder.glob("*.py") for line in p.read_text().splitlines()]
     imports = {line.split()[1] for line in lines if line.startswith(("import ", "from ")) and "kvbench" in line}
-    assert all(name.startswith("kvbench.store") or name == "kvbench.errors" for name in imports)
+    assert all(name.startswith("kvbench.store") or name in ("kvbench", "kvbench.errors") for name in imports)
+    of_kvbench = {name for line in lines if line.startswith("from kvbench import") for name in line.split()[3:]}
+    assert of_kvbench <= {"signals", "terminal"}
     assert not any(line.startswith(("import pyarrow", "import pandas", "import torch")) for line in lines)
