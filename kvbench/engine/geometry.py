@@ -17,6 +17,7 @@ import torch
 from kvbench.engine.attention import AttentionCall, route
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.eviction.api import State
+from kvbench.faults import words
 
 
 class ProbeFailed(UserError):
@@ -128,7 +129,7 @@ def own_failures(model: Any) -> Iterator[None]:
     except (KVBenchError, torch.OutOfMemoryError, torch.AcceleratorError):
         raise
     except Exception as error:
-        reason = (str(error).splitlines() or [""])[0].rstrip(".")
+        reason = (words(error).splitlines() or [""])[0].rstrip(".")
         raise ProbeFailed(
             f"model type {show(model.config.model_type)} is not supported: it cannot read one token without a cache of "
             f"its own ({type(error).__name__}: {reason})."
