@@ -79,7 +79,7 @@ def session(calls: Callable, folder: Path) -> dict:
     for name in ("r3", "r4"):
         shutil.copytree(runs / ("r1" if name == "r3" else "r2"), runs / name)
     edit(runs / "r3", lambda r: r["environment"].update(plugin=[], plugins=[]))
-    edit(runs / "r4", lambda r: r["environment"].update(chat_template_sha256="0" * 64))
+    edit(runs / "r4", lambda r: r["environment"]["chat_template"].update(sha256="0" * 64))
     _make_old(runs, "r1", "old")
     return results | dict(zip(names[later:], calls(folder, [SESSION[name] for name in names[later:]])))
 
