@@ -136,7 +136,7 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
         return error.told()
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return Interrupted(signals.AGAIN, 130)
-    kind = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    kind = f"{type(error).__name__}: {faults.words(error)}" if str(error) else type(error).__name__
     if faults.out_of_memory(error):
         return SetupError(f"out of memory ({faults.first_line(error)}). Use smaller sizes, or a larger machine.")
     if faults.device_failed(error):
@@ -150,7 +150,7 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
 def _system(error: OSError) -> SetupError:
     """What the system refused, which no check foresaw: a name that is too long, a disk that fails."""
     where = f" {quoted(error.filename)}" if error.filename else ""
-    return SetupError(f"the system refuses{where}: {(error.strerror or str(error)).lower()}.")
+    return SetupError(f"the system refuses{where}: {(error.strerror or faults.words(error)).lower()}.")
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:

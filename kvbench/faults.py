@@ -1,5 +1,6 @@
-"""Which failures of memory and of devices an exception stands for. Named by class and message, so that torch is not
-needed to ask; the causes of an exception count as well, because methods' failures are wrapped.
+"""What exceptions from elsewhere say, and which failures of memory and of devices they stand for. Those are named by
+class and message, so that torch is not needed to ask; the causes of an exception count as well, because methods'
+failures are wrapped.
 """
 
 from __future__ import annotations
@@ -38,7 +39,14 @@ def of_machine(error: BaseException) -> bool:
 def first_line(error: BaseException) -> str:
     """The innermost cause in one line."""
     *_, cause = _causes(error)
-    return (str(cause).strip().splitlines() or [type(cause).__name__])[0]
+    return (words(cause).strip().splitlines() or [type(cause).__name__])[0]
+
+
+def words(error: BaseException) -> str:
+    """What an exception says that kvbench did not write, without keys and passwords."""
+    from kvbench.store.redact import redact_keys
+
+    return redact_keys(str(error))
 
 
 def _no_memory(error: BaseException) -> bool:

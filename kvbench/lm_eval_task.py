@@ -26,6 +26,7 @@ from typing import Any, ClassVar
 from kvbench import hub
 from kvbench.data import hub_error
 from kvbench.errors import SetupError, UserError, show
+from kvbench.faults import words
 from kvbench.lm_eval_source import Definition, LocalRows, commit, definition, generation, quiet, special_stops
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
 
@@ -173,7 +174,7 @@ def _load(name: str, found: Definition, rows: LocalRows | None, revision: str | 
 
 
 def _misfit(name: str, error: Exception) -> SetupError:
-    what = f"{type(error).__name__}: {show(str(error))}"
+    what = f"{type(error).__name__}: {show(words(error))}"
     return SetupError(f"the rows of task {show(name)} do not fit lm-eval's definition of it ({what}).")
 
 

@@ -20,6 +20,7 @@ from typing import Any
 
 from kvbench import hub, model_files
 from kvbench.errors import SetupError, UserError, show
+from kvbench.faults import words
 
 TINY = "tiny"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -124,7 +125,7 @@ def unreadable(name: str, where: str, error: Exception) -> SetupError:
         return _own_code(name)
     if not Path(where).is_dir() and (refusal := _refusal(name, reason)):
         return refusal
-    first = str(error).splitlines()[0] if str(error) else type(error).__name__
+    first = (words(error).splitlines() or [type(error).__name__])[0]
     return SetupError(f"model {show(name)} cannot be read: {first}")
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 
 from kvbench import registry
 from kvbench.errors import KVBenchError, UserError, show
+from kvbench.faults import words
 from kvbench.registry import NameTaken
 from kvbench.signals import Signalled
 
@@ -133,5 +134,5 @@ def _cause(error: BaseException, file: Path) -> str:
         return f", line {error.lineno}: not Python ({error.msg})."
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     where = f", line {lines[-1]}" if lines else ""
-    first = (str(error).splitlines() or [""])[0]
+    first = (words(error).splitlines() or [""])[0]
     return f"{where}: {type(error).__name__}{f' ({show(first)[1:-1]})' if first else ''} while it was imported."

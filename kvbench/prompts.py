@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UserError, show
+from kvbench.faults import words
 from kvbench.task import Doc, Turn
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -247,5 +248,5 @@ def _apply(
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"chat template {name}, line {error.lineno}: {error.message}.") from None
     except Exception as error:  # raise_exception(...), an undefined name, a sandbox refusal: a template is a program
-        raise UserError(f"chat template {name} fails: {show(str(error) or type(error).__name__)}.") from None
+        raise UserError(f"chat template {name} fails: {show(words(error) or type(error).__name__)}.") from None
     return str(text)

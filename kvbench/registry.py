@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from kvbench.errors import UserError, show
+from kvbench.faults import words
 
 T = TypeVar("T")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.ASCII)
@@ -138,7 +139,7 @@ class Registry(Generic[T]):
                 owner = entry.dist.name if entry.dist else "an unknown distribution"
                 raise UserError(
                     f"{self.kind} {show(entry.name)} of the installed package {show(owner)} cannot be loaded: "
-                    f"{type(error).__name__}: {error}. Repair or uninstall it."
+                    f"{type(error).__name__}: {words(error)}. Repair or uninstall it."
                 ) from error
 
 

@@ -10,7 +10,6 @@ gets here.
 from __future__ import annotations
 
 import os
-import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench import env, models, plugins, same_run, signals
+from kvbench import env, models, plugins, same_run, signals, terminal
 from kvbench.cell_plan import CellPlan, MethodState, check_weights, plan_rows
 from kvbench.config import OPERATIONAL, RunConfig
 from kvbench.engine.flash import check_attn
@@ -72,7 +71,7 @@ def execute(
     Raises:
         KVBenchError: see the subclasses; Interrupted after Ctrl-C, SIGTERM or SIGHUP, with all finished rows saved.
     """
-    say = notice or (lambda text: print(f"warning: {text}", file=sys.stderr))
+    say = notice or terminal.warning
     device = pick_device(config.device)
     dtype = pick_dtype(config.dtype, device)
     check_attn(config.attn, device, dtype)

@@ -5,7 +5,8 @@
     notices = check("r1", before, record, allow_version_change=False)
 
 A run's record (`environment` in run.json) has a hash for each file that decides its rows. A file that differs is named
-and refused: rows of two models, or of two states of a method, would be averaged as one.
+and refused: rows of two models, or of two states of a method, would be averaged as one. Whatever a message takes from
+a record is escaped: a folder may come from anyone.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kvbench.errors import UserError, show
 from kvbench.model_files import makes_prompts
 from kvbench.models import State
 from kvbench.store import check_run_name, manifest
+from kvbench.store.files import bare
 from kvbench.work import template_hash
 
 ANOTHER = "give another --run-name"
@@ -89,6 +91,11 @@ def check_model(
     if not before:
         return
     model = show(now["model"]["model"])
+    if now["model_files"] and "model_files" not in before:
+        raise UserError(
+            f"run {show(run)} was made by an older kvbench, which knew a model by fewer files; it cannot be continued "
+            f"('kvbench report', 'score' and 'replay' still read it). {ANOTHER.capitalize()}."
+        )
     was, has = (_hashes(record.get("model_files", []), wanted) for record in (before, now))
     if was and has:
         if changes := _changes(was, has):
@@ -96,7 +103,8 @@ def check_model(
     elif (old := _revision(before)) != (new := _revision(now)):
         former = f"; --revision {old} takes the former one" if hub.is_commit(old) else ""
         raise UserError(
-            f"model {model} is at revision {new} now; run {show(run)} began with {old}. {ANOTHER.capitalize()}{former}."
+            f"model {model} is at revision {bare(new)} now; run {show(run)} began with {bare(old)}. "
+            f"{ANOTHER.capitalize()}{former}."
         )
     _check_template(run, before.get("chat_template"), now["chat_template"])
 
@@ -124,24 +132,27 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
             if known["data"].get(what) != found["data"].get(what):
                 raise UserError(
                     f"the data of task {show(task)} changed since run {show(run)} began "
-                    f"({what} {known['data'].get(what)}, now {found['data'].get(what)}). {ANOTHER.capitalize()}."
+                    f"({what} {bare(known['data'].get(what))}, now {bare(found['data'].get(what))}). "
+                    f"{ANOTHER.capitalize()}."
                 )
         if versions and known["version"] != found["version"]:
             raise UserError(
-                f"task {show(task)} is at version {found['version']}; run {show(run)} began with {known['version']}. "
-                f"{ANOTHER.capitalize()}."
+                f"task {show(task)} is at version {bare(found['version'])}; run {show(run)} began with "
+                f"{bare(known['version'])}. {ANOTHER.capitalize()}."
             )
 
 
 def _check_plugins(run: str, before: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> None:
     """A continued run must have the plug-ins it began with, wherever their files lie now."""
     if sorted(p["sha256"] for p in before) != sorted(p["sha256"] for p in now):
-        was, has = (
-            ", ".join(f"{Path(p['path']).name} {p['sha256'][:12]}" for p in ps) or "none" for ps in (before, now)
-        )
+        was, has = (", ".join(map(_plugin, found)) or "none" for found in (before, now))
         raise UserError(
             f"the plug-ins of run {show(run)} changed since it began ({was}; now {has}). {ANOTHER.capitalize()}."
         )
+
+
+def _plugin(entry: Mapping[str, str]) -> str:
+    return f"{bare(Path(entry['path']).name)} {bare(entry['sha256'][:12])}"
 
 
 def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
@@ -152,8 +163,8 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
         label, was = show(entry["method"]), known.get(entry["method"], entry)
         if was["version"] != entry["version"]:
             raise UserError(
-                f"method {label} is at version {entry['version']}; run {show(run)} began with {was['version']}. "
-                f"{ANOTHER.capitalize()}."
+                f"method {label} is at version {bare(entry['version'])}; run {show(run)} began with "
+                f"{bare(was['version'])}. {ANOTHER.capitalize()}."
             )
         if changes := _changes(_hashes(was["artefacts"]), _hashes(entry["artefacts"])):
             raise UserError(f"{_told(changes, f'of method {label} ', run)}, or {ANOTHER}.")
@@ -172,7 +183,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
     """The files of some methods that differ; those that the methods no longer import are not among `own`."""
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
-    return _few(sorted(file for file in own if was.get(file) != has[file])) or "it imports other files"
+    return _few(sorted(bare(file) for file in own if was.get(file) != has[file])) or "it imports other files"
 
 
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
@@ -186,8 +197,8 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     """--dtype auto and --device auto mean different number types on different machines."""
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
-            f"run {show(run)} began in {was} on {before.get('device')}; on {now['device']} it would go on in "
-            f"{now['dtype']}. Continue it on such a device, or {ANOTHER}."
+            f"run {show(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
+            f"in {now['dtype']}. Continue it on such a device, or {ANOTHER}."
         )
 
 
@@ -215,12 +226,12 @@ def _hashes(listed: Iterable[Mapping[str, str]], wanted: Callable[[str], bool] =
     return {entry["name"]: entry["hash"] for entry in listed if wanted(entry["name"])}
 
 
-Changes = dict[str, tuple[str | None, str | None]]  # name -> (hash when the run began, hash now)
+Changes = dict[str, tuple[str | None, str | None]]  # escaped name -> (hash when the run began, hash now)
 
 
 def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
     names = sorted(was.keys() | has.keys())
-    return {name: (was.get(name), has.get(name)) for name in names if was.get(name) != has.get(name)}
+    return {bare(name): (was.get(name), has.get(name)) for name in names if was.get(name) != has.get(name)}
 
 
 def _told(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
@@ -238,7 +249,7 @@ def _told(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: st
 
 
 def _fate(was: str | None, has: str | None) -> str:
-    return "added" if was is None else "removed" if has is None else f"was {was[:12]}, is {has[:12]}"
+    return "added" if was is None else "removed" if has is None else f"was {bare(was[:12])}, is {bare(has[:12])}"
 
 
 def _few(words: Sequence[str]) -> str:

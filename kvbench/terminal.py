@@ -3,8 +3,9 @@
     note("..."), warning("..."), fail(error)     # one line each on stderr
     table(rich_table), data(document)            # stdout
 
-Text from outside (model output, file names) must pass `kvbench.errors.show` or `clean` before it gets here. What goes
-to stderr may hold the text of any library's or plug-in's exception, so keys and passwords in it are hidden here.
+On stdout, text from outside (model output, file names) must pass `kvbench.errors.show` or `clean` before it gets here.
+What goes to stderr is cleaned here, and keys in it are hidden. An error keeps ``name=value``, because commands in it
+must work when they are typed; the text of a foreign exception loses that too where it enters one (`faults.words`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvbench import streams
@@ -35,24 +37,29 @@ def prepare() -> None:
 
 
 def note(text: str) -> None:
-    print(f"note: {_hidden(text)}", file=sys.stderr, flush=True)
+    _tell("note: ", text)
 
 
 def warning(text: str) -> None:
-    print(f"warning: {_hidden(text)}", file=sys.stderr, flush=True)
+    _tell("warning: ", text)
 
 
 def fail(error: KVBenchError) -> None:
     """Every line of the message is an error of its own; to be interrupted is none."""
     prefix = "" if isinstance(error, Interrupted) else "error: "
     for line in str(error).split("\n"):
-        print(f"{prefix}{clean(_hidden(line))}", file=sys.stderr, flush=True)
+        print(f"{prefix}{clean(_redact().hide_keys(line))}", file=sys.stderr, flush=True)
 
 
-def _hidden(text: str) -> str:
-    from kvbench.store.redact import redact_keys
+def _tell(kind: str, text: str) -> None:
+    print(f"{kind}{clean(_redact().redact_keys(text))}", file=sys.stderr, flush=True)
 
-    return redact_keys(text)
+
+def _redact() -> ModuleType:
+    """Loaded with the first message: the package of results needs this module."""
+    from kvbench.store import redact
+
+    return redact
 
 
 def clean(text: str) -> str:

@@ -16,7 +16,11 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 from test_model_files import flip, large
+<<<<<<< HEAD
 from test_run import Impatient
+=======
+from test_run import Silent
+>>>>>>> fix-sec
 
 from kvbench import models, same_run, tiny
 from kvbench.cli import main
@@ -54,6 +58,16 @@ def call(*argv: str) -> tuple[int, str]:
     return code, err.getvalue()
 
 
+<<<<<<< HEAD
+=======
+class Impatient(Silent):
+    def update(self, rows_done: int, *_: object) -> None:
+        if rows_done > 1 and not self.calls:  # a second signal would end this process at once
+            self.calls += 1
+            os.kill(os.getpid(), signal.SIGINT)
+
+
+>>>>>>> fix-sec
 @pytest.fixture(scope="module")
 def began(tmp_path_factory: pytest.TempPathFactory) -> Began:
     home = tmp_path_factory.mktemp("same")
@@ -192,7 +206,8 @@ def test_a_changed_template_is_refused(began: Began) -> None:
     (began.home / "given.jinja").write_text("x" + TEMPLATE)
     code, err = began.resumed()
     assert code == 2
-    assert f"error: chat template '{began.home}/given.jinja' changed since run 'r1' began (was " in err
+    assert f"error: --chat-template '{began.home}/given.jinja' (" in err
+    assert "is not the file that run 'r1' began with (" in err
     assert stored(began) == before
 
 
@@ -302,7 +317,6 @@ def edited(**changes: object) -> list[dict]:
 
 def test_equal_records_are_one_run() -> None:
     assert same_run.check("r1", record(), record()) == []
-    assert same_run.check("r1", {}, record()) == []
 
 
 @pytest.mark.parametrize(
@@ -342,3 +356,45 @@ def test_another_source_of_a_method_is_refused_unless_versions_may_change() -> N
     assert str(caught.value) == said + "Put it back, give --allow-version-change, or give another --run-name."
     (notice,) = same_run.check("r1", record(), now, allow_version_change=True)
     assert notice == said + "Every row states its source (column method_source)."
+
+
+def test_a_record_of_an_older_version_is_refused_for_what_it_is() -> None:
+    now = record(model_files=[{"name": "config.json", "hash": "1" * 64}])
+    old = {part: entry for part, entry in now.items() if part != "model_files"}
+    with pytest.raises(UserError) as caught:
+        same_run.check_model("r1", old, now)
+    assert str(caught.value) == (
+        "run 'r1' was made by an older kvbench, which knew a model by fewer files; it cannot be continued ('kvbench "
+        "report', 'score' and 'replay' still read it). Give another --run-name."
+    )
+    same_run.check_prompt_files("r1", old, now)
+    same_run.check_model("r1", {part: entry for part, entry in record().items() if part != "model_files"}, record())
+
+
+EVIL = "x\n\x1b[2Jerror: y"
+HASHES = [{"name": EVIL, "hash": EVIL}, {"name": "z", "hash": "1"}]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        record(model_files=HASHES[:1]),
+        record(model_files=HASHES),
+        record(model={"model": "org/m", "model_revision": EVIL}),
+        record(chat_template={"path": EVIL, "sha256": EVIL}),
+        record(plugins=[{"path": EVIL, "sha256": EVIL}]),
+        record(methods=edited(version=EVIL)),
+        record(methods=edited(source=EVIL), method_files=HASHES),
+        record(methods=edited(artefacts=HASHES)),
+        record(dtype=EVIL, device=EVIL),
+        record(tasks={"walk": {"version": EVIL, "data": {}}}),
+        record(tasks={"walk": {"version": "1", "data": {"sha256": EVIL}}}),
+    ],
+)
+def test_nothing_of_a_record_is_said_raw(before: dict) -> None:
+    now = record(chat_template={"path": "t", "sha256": "1"})
+    if before["model_files"]:
+        now["model_files"] = [{"name": "config.json", "hash": "1" * 64}]
+    with pytest.raises(UserError) as caught:
+        same_run.check(f"r{EVIL}", before, now)
+    assert str(caught.value).isprintable()

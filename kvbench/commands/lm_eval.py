@@ -14,6 +14,7 @@ import typer
 
 from kvbench import signals
 from kvbench.errors import KVBenchError, SetupError, UserError, show
+from kvbench.faults import words
 
 EPILOG = """Examples:
   kvbench lm-eval --model_args model=tiny,method=gkv,budget=64,interval=32 --tasks kvbench_chain --limit 32
@@ -120,5 +121,5 @@ def _foreign(error: Exception) -> KVBenchError:
             "lm-eval needs data that are not on this machine, and the hub is unreachable. Run it once on a connected "
             "machine; HF_HUB_OFFLINE=1 then uses what is cached."
         )
-    first = (str(error).strip().splitlines() or [""])[0]
+    first = (words(error).strip().splitlines() or [""])[0]
     return UserError(f"lm-eval: {type(error).__name__}: {show(first)}.")

@@ -18,6 +18,7 @@ from typing import IO
 from urllib.parse import urlsplit
 
 from kvbench.errors import SetupError, show
+from kvbench.faults import words
 
 LIMIT = 2 * 1024**3  # bytes of a download; the largest of a native task has 21 MB
 SECONDS = 30.0  # without a byte
@@ -95,9 +96,9 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
     except httpx.HTTPStatusError as error:
         raise SetupError(f"{show(url)} cannot be downloaded: it answers {error.response.status_code}.") from None
     except httpx.TransportError as error:
-        raise Unreachable(f"{show(url)} cannot be reached: {show(error)}.") from None
+        raise Unreachable(f"{show(url)} cannot be reached: {show(words(error))}.") from None
     except httpx.HTTPError as error:
-        raise SetupError(f"{show(url)} cannot be downloaded: {type(error).__name__} {show(error)}.") from None
+        raise SetupError(f"{show(url)} cannot be downloaded: {type(error).__name__} {show(words(error))}.") from None
     return target
 
 

@@ -21,6 +21,7 @@ from kvbench.data import cache
 from kvbench.data.missing import DataMissing
 from kvbench.data.place import Place
 from kvbench.errors import SetupError, show
+from kvbench.faults import words
 from kvbench.task import Manifest
 
 TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
@@ -90,7 +91,7 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
         case "token":
             return SetupError(f"the hub refuses the token of this machine for {name}. Set HF_TOKEN anew.")
     kind = "" if isinstance(error, hub.HubError) else f"{type(error).__name__}: "
-    return SetupError(f"{name} cannot be loaded: {kind}{show((str(error).splitlines() or [''])[0])}.")
+    return SetupError(f"{name} cannot be loaded: {kind}{show((words(error).splitlines() or [''])[0])}.")
 
 
 def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:

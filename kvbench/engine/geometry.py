@@ -18,6 +18,7 @@ from kvbench import faults
 from kvbench.engine.attention import AttentionCall, route
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.eviction.api import State
+from kvbench.faults import words
 
 
 class ProbeFailed(UserError):
@@ -127,9 +128,13 @@ def own_failures(model: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
+<<<<<<< HEAD
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise
         reason = (str(error).splitlines() or [""])[0].rstrip(".")
+=======
+        reason = (words(error).splitlines() or [""])[0].rstrip(".")
+>>>>>>> fix-sec
         raise ProbeFailed(
             f"model type {show(model.config.model_type)} is not supported: it cannot read one token without a cache of "
             f"its own ({type(error).__name__}: {reason})."

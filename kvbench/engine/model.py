@@ -17,6 +17,7 @@ from kvbench.engine.flash import Attn, check_attn
 from kvbench.engine.geometry import LayerGeometry, read_geometry
 from kvbench.engine.positions import check_positions
 from kvbench.errors import KVBenchError, SetupError, UserError, show
+from kvbench.faults import words
 from kvbench.models import describe
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -91,9 +92,13 @@ def load(
             path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False
         )
     except Exception as error:  # of transformers' code for this model, which raises what it likes
+<<<<<<< HEAD
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+=======
+        reason = (words(error).strip().splitlines() or [type(error).__name__])[0]
+>>>>>>> fix-sec
         raise SetupError(f"model {show(path)} cannot be loaded: {reason}") from error
     return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)
 

@@ -18,6 +18,7 @@ from kvbench.engine.attention import text_model
 from kvbench.engine.geometry import LayerGeometry, ProbeFailed, read_geometry, refuse_unsupported
 from kvbench.engine.model import LoadedModel, auto_class
 from kvbench.errors import show
+from kvbench.faults import words
 
 SMALL = 20_000_000  # parameters
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -98,7 +99,7 @@ def _on_meta(config: Any) -> Any:
 
 
 def _only_loaded(config: Any, error: Exception) -> ProbeFailed:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    reason = (words(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
     return ProbeFailed(f"model type {show(config.model_type)} shows its layers only with its weights ({reason}).")
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from kvbench.errors import BudgetViolation, KVBenchError, MethodError, show
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.view import LayerView
+from kvbench.faults import words
 from kvbench.lazy import torch
 
 
@@ -67,7 +68,7 @@ def _score(method: Method, view: LayerView) -> ScoreOut:
             raise
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == file]
         at = f" ({Path(file).name}, line {lines[-1]})" if lines else ""
-        raise MethodError(f"{type(method).__name__} failed: {type(error).__name__}: {error}{at}") from error
+        raise MethodError(f"{type(method).__name__} failed: {type(error).__name__}: {words(error)}{at}") from error
     scored = out if isinstance(out, ScoreOut) else ScoreOut(out)
     shape = getattr(scored.score, "shape", None)
     if shape != view.positions.shape:

@@ -34,6 +34,7 @@ from kvbench.engine.model import load
 from kvbench.engine.plan import measure, plan_cell
 from kvbench.engine.shape import shape_of_model, use_threads
 from kvbench.errors import SetupError, UserError, show
+from kvbench.faults import words
 from kvbench.integrations.model_args import ModelArgs, in_its_words, read
 from kvbench.integrations.yaml_tasks import DOC, TASK
 from kvbench.lm_eval_source import generation, special_stops
@@ -126,7 +127,7 @@ class KVBenchLM(TemplateLM):
                 **switch,
             )
         except Exception as error:  # a template is a program
-            raise UserError(f"the chat template fails: {show(str(error) or type(error).__name__)}.") from None
+            raise UserError(f"the chat template fails: {show(words(error) or type(error).__name__)}.") from None
         return str(text)
 
     # --- requests -----------------------------------------------------------------------------------------------------

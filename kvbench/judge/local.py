@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import SetupError, show
+from kvbench.faults import words
 from kvbench.judge.api import MAX_TOKENS, JudgeError, Reply
 
 
@@ -74,5 +75,5 @@ class LocalJudge:
                 "'kvbench score RUN' with the judge."
             ) from None
         except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
-            first = (str(error).splitlines() or [""])[0]
+            first = (words(error).splitlines() or [""])[0]
             raise SetupError(f"the judge {show(self.folder)} cannot be loaded: {show(first)}.") from None

@@ -31,6 +31,7 @@ from kvbench.store.again import resume_command
 from kvbench.store.commit import Commit
 from kvbench.store.files import own_folder, reason, step, sync_folder
 from kvbench.store.host import boot_id, host_name
+from kvbench.store.redact import redact_keys
 from kvbench.store.remedies import remedy
 from kvbench.store.schema import check_row, clean_text
 
@@ -128,7 +129,7 @@ class Journal:
                 os.close(self._fd)
                 if self.slowest_flush > SLOW_SECONDS:
                     slow = f"writing to {show(self.run_dir)} is slow: a commit took {self.slowest_flush:.1f} s."
-                    print(f"warning: {slow}", file=sys.stderr, flush=True)
+                    print(f"warning: {redact_keys(slow)}", file=sys.stderr, flush=True)
             self._fd, self._failed = -1, True
 
     def __enter__(self) -> Journal:

@@ -5,8 +5,9 @@ each of these parts and one of them all. A record edited by hand no longer has i
 two settings must not mix. The hashes show mistakes, not malice: nothing that a run.json names is imported or asked
 because it is named there (docs/security.md).
 
-Settings are stored as they were given, so that a run goes on with them; what is only shown, such as the command, is
-redacted. Formats below `WHOLE` have the configuration's hash alone and hold redacted settings.
+Settings are stored as they were given, so that a run goes on with them and rows of two settings never look alike; what
+is only shown, such as the command, is redacted. Formats below `WHOLE` have the configuration's hash alone and hold
+redacted settings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 from kvbench.errors import SetupError, UserError, show
 from kvbench.store.files import bare, read_plain, reason, replacing
 from kvbench.store.identity import config_hash
-from kvbench.store.redact import HIDDEN, hide_secrets, redact_argv, redact_config, redact_text
+from kvbench.store.redact import HIDDEN, hide_keys, hide_secrets, redact_argv, redact_config
 from kvbench.store.schema import FORMAT
 from kvbench.store.shape import why_not
 from kvbench.store.strict_json import document
@@ -28,8 +29,12 @@ from kvbench.store.strict_json import document
 NAME = "run.json"
 WHOLE = 5  # the first format with a hash of the whole
 VERSIONS = ("kvbench_version", "torch_version", "transformers_version")
-# Parts of the environment that a run goes on with, or that its owner must be told in full; the others are only shown.
-AS_GIVEN = ("data", "data_variable", "data_revision", "plugin", "judge", "judge_model", "judge_key_env")
+# Parts of the environment that a run goes on with or is compared by, or that its owner must be told in full; the others
+# are only shown.
+AS_GIVEN = (
+    *("data", "data_variable", "data_revision", "plugin", "judge", "judge_model", "judge_key_env"),
+    *("model_files", "methods", "method_files"),
+)
 
 _LARGEST = 64 << 20  # bytes of a run.json; those of thousands of cells have some megabytes
 
@@ -116,7 +121,7 @@ def _damaged(path: Path, why: str = "") -> SetupError:
 def _check_hashes(path: Path, content: dict[str, Any]) -> None:
     """Raise UserError for a record that was edited, naming the part where that can be told."""
     changed = "its configuration hash differs" if config_hash(content["config"]) != content["config_hash"] else ""
-    if content["format"] >= WHOLE:
+    if content["format"] >= WHOLE or "hash" in content:  # whatever the format was made to say
         now = _hashes({part: value for part, value in content.items() if part not in ("hash", "hashes")})
         stated = content.get("hashes", {})
         parts = sorted({*now["hashes"], *stated} - {"config_hash"})
@@ -136,16 +141,16 @@ def _listed(parts: Sequence[str]) -> str:
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
     """How a configuration differs from the run's; that of an old run is redacted, so the other is compared redacted."""
-    theirs = plain(config) if info["format"] >= WHOLE else as_json(redact_config(config))
-    return differences(info["config"], theirs)
+    if info["format"] < WHOLE:
+        return differences(info["config"], as_json(redact_config(config)))
+    return differences(plain(info["config"]), plain(config))  # both: a variable may hold a secret since the run began
 
 
 def redacted(info: Mapping[str, Any]) -> str:
-    """The setting of an old run that was stored with a part of it hidden; "" where there is none."""
-    if info["format"] >= WHOLE:
-        return ""
+    """The setting that was stored hidden, in an old run perhaps only a part of it; "" where there is none."""
+    mark = json.dumps(HIDDEN) if info["format"] >= WHOLE else HIDDEN
     flat = _flat(info["config"])
-    return next((name for name, setting in flat.items() if HIDDEN in json.dumps(setting)), "")
+    return next((name for name, setting in flat.items() if mark in json.dumps(setting)), "")
 
 
 def check_format(file: str, format: object) -> None:
@@ -172,8 +177,8 @@ def value(setting: Any) -> str:
     if setting is None:
         return "default"
     if isinstance(setting, list) and setting and all(isinstance(g, dict) and "methods" in g for g in setting):
-        return redact_text("; ".join(_grid(grid) for grid in setting))
-    return show(redact_text(setting)) if isinstance(setting, str) else json.dumps(redact_config(setting))
+        return hide_keys("; ".join(_grid(grid) for grid in setting))
+    return show(hide_keys(setting)) if isinstance(setting, str) else json.dumps(hide_secrets(setting))
 
 
 def _grid(grid: Mapping[str, Any]) -> str:

@@ -1,10 +1,12 @@
 """Keeps secrets out of what is stored and shown.
 
-`redact_text` for messages, URLs and paths, `redact_argv` for a command line, `redact_config` for nested settings that
-are shown, `safe_environ` for environment variables (an allow-list). Settings that a run goes on with are stored as they
-were given, but for `hide_secrets`; a command refuses what `holds_secret` finds before it stores anything. All of them
-know the usual shapes of keys and the names that announce one; a secret of an unknown shape behind an innocent name
-passes, so never put one on a command line.
+What kvbench stores as settings, and its own messages with the commands in them, must stay true: there `hide_secrets`
+and `hide_keys` hide what is a secret by itself, namely the usual shapes of keys, users and passwords in URLs, and
+values of environment variables whose names announce a secret. A command refuses what `holds_secret` finds before it
+stores anything. Texts that are only shown or that others wrote also lose what stands behind a name that announces a
+secret: `redact_text` for messages, URLs and paths, `redact_argv` for a command line, `redact_config` for nested
+settings, `safe_environ` for environment variables (an allow-list). A secret of an unknown shape behind an innocent
+name passes, so never put one on a command line.
 """
 
 from __future__ import annotations
@@ -44,31 +46,40 @@ _ENVIRONMENT = (
 
 def redact_text(text: str) -> str:
     """The text with keys, passwords in URLs and the home folder hidden."""
-    text = redact_keys(text)
+    return fold_home(redact_keys(text))
+
+
+def fold_home(text: str) -> str:
+    """The text with the home folder as ``~``."""
     home = os.path.expanduser("~").rstrip("/")
     return re.sub(rf"(?<![\w.~]){re.escape(home)}(?![\w.-])", "~", text) if len(home) > 1 else text
 
 
 def redact_keys(text: str) -> str:
-    """The text with keys and passwords hidden, those in the environment too; paths stay as they are."""
-    for value in _secret_values(os.environ):
-        text = text.replace(value, HIDDEN)
-    text = _SHAPES.sub(HIDDEN, text)
-    text = _USERINFO.sub(f"{HIDDEN}@", text)
-    text = _BEARER.sub(rf"\1 {HIDDEN}", text)
+    """A text that others wrote with keys and passwords hidden, by their names too; paths stay as they are."""
+    text = _BEARER.sub(rf"\1 {HIDDEN}", hide_keys(text))
     return _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
 
 
+def hide_keys(text: str) -> str:
+    """The text without what is a secret by itself: a printed command keeps ``token=abc/q.jsonl``."""
+    for value in _secret_values(os.environ):
+        text = text.replace(value, HIDDEN)
+    text = _SHAPES.sub(HIDDEN, text)
+    return _USERINFO.sub(f"{HIDDEN}@", text)
+
+
 def _secret_values(environ: Mapping[str, str]) -> list[str]:
-    """Values of variables whose names announce a secret. Words, paths and names of other variables are none."""
+    """Values of variables whose names announce a secret. Words, paths, addresses and names of variables are none."""
     return [
         value
         for name, value in environ.items()
         if len(value) >= 8
         and _SECRET_NAME.search(name)
         and not value.isalpha()
-        and not value.startswith(("/", "~", "."))
+        and not value.startswith(("/", "~", ".", "http://", "https://"))
         and not _VARIABLE_NAME.fullmatch(value)
+        and value not in environ
     ]
 
 
@@ -103,25 +114,31 @@ def redact_config(value: Any) -> Any:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a text, or one in a list or table, has the shape of a known key or is a URL with a user or password."""
+    """Whether a text, or one in a list or table, is a secret by itself, or has one in it."""
     if isinstance(value, Mapping):
         return any(map(holds_secret, value.values()))
     if isinstance(value, (list, tuple)):
         return any(map(holds_secret, value))
-    return isinstance(value, str) and bool(_SHAPES.search(value) or _USERINFO.search(value))
+    if not isinstance(value, str):
+        return False
+    known = any(secret in value for secret in _secret_values(os.environ))
+    return known or bool(_SHAPES.search(value) or _USERINFO.search(value))
 
 
 def hide_secrets(value: Any) -> Any:
-    """Settings as they were given, but for texts that are secret by shape or by their setting's name."""
+    """Settings as they were given, but for texts with secrets; names hide nothing, ``key_norm=l1`` is an option.
+
+    The exception is `judge_key_env`, where a user may have given a key in place of a variable's name.
+    """
     if isinstance(value, Mapping):
-        return {str(name): _named(str(name), v) for name, v in value.items()}
+        return {str(name): _kept(str(name), v) for name, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [hide_secrets(v) for v in value]
     return HIDDEN if isinstance(value, str) and holds_secret(value) else value
 
 
-def _named(name: str, value: Any) -> Any:
-    return _value(name, value) if isinstance(value, str) and _SECRET_NAME.search(name) else hide_secrets(value)
+def _kept(name: str, value: Any) -> Any:
+    return _value(name, value) if isinstance(value, str) and name == "judge_key_env" else hide_secrets(value)
 
 
 def safe_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:

@@ -18,7 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from kvbench.store.identity import canonical_json
-from kvbench.store.redact import redact_text
+from kvbench.store.redact import fold_home, hide_keys, hide_secrets, redact_text
 from kvbench.store.strict_json import document
 
 FORMAT = 5
@@ -129,13 +129,8 @@ DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
 REQUIRED = ("row_key", "task", "status")
 
 _BY_NAME = {c.name: c for c in COLUMNS}
-_FREE_TEXT = (
-    "model",
-    "model_revision",
-    "options",
-    "artefacts",
-    "note",
-)  # where a URL, a path or an exception may carry a secret
+_FREE_TEXT = ("model_revision", "note")  # where an exception or an address may carry a secret
+_SETTINGS = ("model", "options", "artefacts")  # they tell rows apart: nothing is hidden by name
 _LIMITS = {"int32": 2**31, "int64": 2**63}
 
 
@@ -273,9 +268,12 @@ def _convert(column: Column, value: Any) -> Any:
 def _convert_text(column: Column, value: Any) -> str:
     if column.unit == "JSON":
         text = value if isinstance(value, str) else json.dumps(value, default=lambda scalar: scalar.item())
-        value = canonical_json(json.loads(text, parse_constant=lambda _: None))  # NaN and infinities become null
+        given = json.loads(text, parse_constant=lambda _: None)  # NaN and infinities become null
+        value = canonical_json(hide_secrets(given))
     elif column.name == "seed" and isinstance(value, int):
         value = str(value)
     if not isinstance(value, str):
         raise ValueError(f"column {column.name}: {value!r} is not text")
+    if column.name in _SETTINGS:
+        value = fold_home(value if column.unit == "JSON" else hide_keys(value))
     return clean_text(redact_text(value) if column.name in _FREE_TEXT else value)

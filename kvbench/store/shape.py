@@ -7,6 +7,7 @@ Only parts that something reads are listed. A part that is absent is fine here: 
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,13 +18,22 @@ LONGEST = 4096  # characters of a path, an address or a name
 _SCALAR = (str, int, float, bool, type(None))
 
 
-def _text(value: Any) -> bool:
-    """A text that can be a path: short, without NUL and halves of characters."""
+def _given(value: Any) -> bool:
+    """A text that a user may have given, such as a path: short, without NUL and halves of characters."""
     return isinstance(value, str) and len(value) <= LONGEST and "\0" not in value and _encodes(value)
+
+
+def _text(value: Any) -> bool:
+    """A text that kvbench made, such as a hash or a version: without control characters too."""
+    return _given(value) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 
 def _perhaps(value: Any) -> bool:
     return value is None or _text(value)
+
+
+def _perhaps_given(value: Any) -> bool:
+    return value is None or _given(value)
 
 
 def _encodes(text: str) -> bool:
@@ -48,6 +58,7 @@ def _setting(value: Any) -> bool:
 
 
 _HASH = {"name": _text, "hash": _text}
+_GIVEN_HASH = {"name": _given, "hash": _text}  # of a file whose path a user gave
 _DATA = {
     "sha256": _perhaps,
     "revision": _perhaps,
@@ -56,7 +67,7 @@ _METHOD = {"name": _text, "options": {ANY: lambda v: isinstance(v, _SCALAR)}}
 _GRID = {
     "methods": [_METHOD],
     "budgets": [lambda v: _count(v) or _text(v)],
-    "tasks": [_text],
+    "tasks": [_given],
     "limit": lambda v: v is None or _count(v),
 }
 _LAYER = {
@@ -72,23 +83,23 @@ _ENVIRONMENT = {
     "versions": {ANY: _text},
     "git": _perhaps,
     "device": _perhaps,
-    "plugin": [_text],
-    "plugins": [{"path": _text, "sha256": _text}],
+    "plugin": [_given],
+    "plugins": [{"path": _given, "sha256": _text}],
     "tasks": {ANY: {"version": _text, "data": _DATA, "prompts": _text}},
-    "data": _perhaps,
-    "data_variable": _perhaps,
-    "data_revision": _perhaps,
-    "chat_template": {"path": _text, "sha256": _text},
+    "data": _perhaps_given,
+    "data_variable": _perhaps_given,
+    "data_revision": _perhaps_given,
+    "chat_template": {"path": _given, "sha256": _text},
     "dtype": _perhaps,
-    "model": {"model": _text, "model_revision": _perhaps},
+    "model": {"model": _given, "model_revision": _perhaps_given},
     "model_files": [_HASH],
     "methods": [
-        {"method": _text, "version": _text, "source": _text, "files": [_text], "artefacts": [_HASH]},
+        {"method": _given, "version": _text, "source": _text, "files": [_given], "artefacts": [_GIVEN_HASH]},
     ],
-    "method_files": [_HASH],
-    "judge": _perhaps,
-    "judge_model": _perhaps,
-    "judge_key_env": _perhaps,
+    "method_files": [_GIVEN_HASH],
+    "judge": _perhaps_given,
+    "judge_model": _perhaps_given,
+    "judge_key_env": _perhaps_given,
     "judge_mode": _perhaps,
     "kv_cache": {"element_bytes": _size, "layers": [_LAYER]},
 }
@@ -98,10 +109,10 @@ _CONTENT = {
     "created": _text,
     "config": {
         "grids": [_GRID],
-        "model": _text,
-        "revision": _perhaps,
-        "chat_template": _perhaps,
-        "task_file": _perhaps,
+        "model": _given,
+        "revision": _perhaps_given,
+        "chat_template": _perhaps_given,
+        "task_file": _perhaps_given,
         ANY: _setting,
     },
     "config_hash": _text,

@@ -23,6 +23,7 @@ import torch
 from torch import distributed
 
 from kvbench.errors import SetupError, UserError
+from kvbench.faults import words
 
 # Longer than answers may take that one process has finished and another has not. When a process dies the launcher
 # ends the others, so that nobody waits that long for the dead.
@@ -86,7 +87,7 @@ def joined() -> Iterator[Processes]:
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         distributed.init_process_group(backend, timeout=PATIENCE)
     except (ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+        reason = words(error).splitlines()[0]
         raise SetupError(f"the processes cannot find each other: {reason}. Start them with torchrun.") from error
     try:
         yield Processes(distributed.get_world_size(), distributed.get_rank())

@@ -116,6 +116,29 @@ def test_an_older_record_has_one_hash(filled: Filled) -> None:
         read_run(path)
 
 
+def test_an_older_format_switches_no_hash_off(filled: Filled) -> None:
+    path = filled(1)
+    record = json.loads((path / "run.json").read_text())
+    (path / "run.json").write_text(json.dumps(record | {"format": 4}))
+    with pytest.raises(UserError, match=r"changed by hand: 'format' differs from its hash"):
+        read_run(path)
+
+
+@pytest.mark.parametrize(
+    ("part", "entries"),
+    [
+        ("model_files", [{"name": "a\nerror: b", "hash": "0"}]),
+        ("method_files", [{"name": "a", "hash": "0\x1b[2J"}]),
+        ("versions", {"torch": "1\n2"}),
+    ],
+)
+def test_what_kvbench_wrote_has_no_control_characters(filled: Filled, part: str, entries: object) -> None:
+    path = filled(1)
+    edit(path, lambda record: record["environment"].update({part: entries}))
+    with pytest.raises(SetupError, match=rf"is damaged \(environment\.{part}"):
+        read_run(path)
+
+
 def test_a_lock_with_a_second_name_is_not_written(filled: Filled, tmp_path: Path) -> None:
     path = filled(1)
     (tmp_path / "precious").write_text("mine")

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.store import RunFolder, redact_argv, redact_config, redact_text, safe_environ
+from kvbench.store import RunFolder, check_row, redact_argv, redact_config, redact_text, safe_environ
+from kvbench.store.manifest import plain, redacted, surroundings, value
+from kvbench.store.redact import hide_keys, holds_secret, redact_keys
 
 HF = "hf_" + "Ab1" * 11
 OPENAI = "sk-proj-" + "x9_" * 10
@@ -103,7 +105,7 @@ def test_no_canary_reaches_a_run_folder(tmp_path: Path, monkeypatch: pytest.Monk
     with RunFolder.start(
         tmp_path,
         "r",
-        {"model": model, "judge_key": CANARY},
+        {"model": model, "judge_key_env": CANARY},
         environment={"variables": safe_environ(), "judge_token": CANARY},
         command=["kvbench", "--model", model, "--judge-key", CANARY, f"--t={HF}"],
     ) as run:
@@ -123,3 +125,53 @@ def test_no_canary_reaches_a_run_folder(tmp_path: Path, monkeypatch: pytest.Monk
     for secret in (HF, CANARY):
         assert secret.encode() not in stored
         assert secret not in lock
+
+
+OPTIONS = {"key_norm": "l1", "token_kind": "a b"}
+
+
+def test_settings_are_never_hidden_by_name() -> None:
+    """Rows and records of two settings would look alike."""
+    grids = [{"methods": [{"name": "m", "options": OPTIONS}], "budgets": [], "tasks": ["walk"], "limit": None}]
+    assert plain({"grids": grids, "secret_name": "x"}) == {"grids": grids, "secret_name": "x"}
+    label = "m(key_norm=l1, token_kind=a b)"
+    assert surroundings({"methods": [{"method": label}]})["methods"] == [{"method": label}]
+    assert "key_norm=l1" in value(grids)
+    row = check_row(
+        {
+            "row_key": "k",
+            "task": "walk",
+            "status": "ok",
+            "model": "/m/key=a",
+            "stop": ["token: x"],
+            "options": OPTIONS,
+            "artefacts": {"secret": "a", "u": f"https://u:{CANARY}@h", "k": HF},
+        }
+    )
+    assert (row["model"], row["stop"]) == ("/m/key=a", '["token: x"]')
+    assert row["options"] == '{"key_norm":"l1","token_kind":"a b"}'
+    assert row["artefacts"] == '{"k":"***","secret":"a","u":"***"}'
+
+
+def test_a_setting_that_was_hidden_is_found_in_every_format() -> None:
+    """The whole of a text in a record of this format, where ``**`` may stand in a text; a part of it in older ones."""
+    for form in (4, 5):
+        assert redacted({"format": form, "config": {"a": 1, "stop": ["***"]}}) == "stop"
+        assert redacted({"format": form, "config": {"a": 1, "stop": ["**"]}}) == ""
+    assert redacted({"format": 4, "config": {"model": "key=***"}}) == "model"
+
+
+def test_values_of_secret_variables_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MY_API_KEY", "Zx9-opaque-secret-77")
+    monkeypatch.setenv("MY_KEY_HOLDER", "my_api_key_2")
+    monkeypatch.setenv("my_api_key_2", "x")
+    monkeypatch.setenv("MY_KEY_SERVER", "https://keys.example.org")
+    assert holds_secret({"stop": ("a", "say Zx9-opaque-secret-77.")})
+    assert not holds_secret(["my_api_key_2", "https://keys.example.org/v1", "Zx9"])
+    assert hide_keys("say Zx9-opaque-secret-77.") == "say ***."
+
+
+def test_a_message_of_our_own_keeps_names() -> None:
+    line = "kvbench run --resume r --task-file token=abc/q.jsonl"
+    assert hide_keys(f"{line} --stop {HF}") == f"{line} --stop ***"
+    assert redact_keys(line).endswith("token=***")
