@@ -25,6 +25,7 @@ from kvbench.cli import main
 for argv, env in json.load(sys.stdin):
     out, err, before = io.StringIO(), io.StringIO(), dict(os.environ)
     os.environ.update(env)
+    sys.argv = ["kvbench", *argv]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             code = main(argv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,20 +12,30 @@ import pytest
 from support.hostile_run import PLUGIN, edit
 from support.judges import say, send, serve
 
-from kvbench import tiny
+from kvbench import sandbox, tiny
 from kvbench.cli import main
+from kvbench.commands.continued import continued
+from kvbench.errors import SetupError
+from kvbench.settings import Gathered
 from kvbench.store import config_hash, read_rows, redact_config
+from kvbench.synthetic_task import SyntheticTask
 
 __all__ = ["serve"]
 SMALL = ["--budget", "32", "--interval", "8", "--limit", "1", "--max-new-tokens", "12", "-q"]
 WALK = [*SMALL, "--task", "walk/orbit-100"]
 STOPS = ["--stop", "Token: x", "--stop", "~", "--stop", "secret=a b"]
 HF = "hf_" + "Ab1" * 11
+REPLAY = ["replay", "--run", "r1", "--limit", "2", "--out", "rout", "--analysis", "overlap", "-q"]
 SESSION: dict[str, tuple[list[str], dict[str, str]]] = {
     "plugin": (["run", "--plugin", "evil.py", "--method", "full,evil", *WALK, *STOPS, "--run-name", "r1"], {}),
     "plugin again": (["run", "--resume", "r1", "-q"], {}),
     "plugin score": (["score", "r1", "--all", "-q"], {}),
-    "plugin replay": (["replay", "--run", "r1", "--method", "knorm", "--budget", "8", "--interval", "4", "-q"], {}),
+    "plugin replay": (REPLAY, {}),
+    "plugin flags": (["run", "--resume", "r1", "--dry-run", "--allow-version-change", "--config", "free.toml"], {}),
+    "plugin replay variable": (
+        ["replay", "--run", "r1", "--method", "evil", "--budget", "8", "--interval", "4", "-q", "--json"],
+        {"KVBENCH_PLUGIN": "evil.py"},
+    ),
     "plugin given": (["run", "--resume", "r1", "-q", "--json", "--plugin", "evil.py"], {}),
     "plugin variable": (["run", "--resume", "r1", "-q", "--json"], {"KVBENCH_PLUGIN": "evil.py"}),
     "plugin config": (["run", "--resume", "r1", "-q", "--json", "--config", "again.toml"], {}),
@@ -64,6 +75,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "evil.py").write_text(PLUGIN)
     (path / "changed" / "evil.py").write_text(PLUGIN + "# changed\n")
     (path / "again.toml").write_text('plugin = "evil.py"\n')
+    (path / "free.toml").write_text("keep_prompts = true\n")
     (path / "key.toml").write_text(f'method = "full"\ntask = "walk/orbit-100"\nstop = ["a", "{HF}"]\n')
     (path / "t.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     shutil.copytree(tiny.path(), path / "secret=models", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
@@ -84,12 +96,13 @@ def session(calls: Callable, folder: Path) -> dict:
     return results | dict(zip(names[later:], calls(folder, [SESSION[name] for name in names[later:]])))
 
 
-def _make_old(runs: Path, name: str, old: str) -> None:
-    """A run as format 4 had it: settings redacted, one hash."""
+def _make_old(runs: Path, name: str, old: str, **settings: str) -> None:
+    """A run as format 4 had it: settings redacted, one hash, and no hash of a chat template."""
     shutil.copytree(runs / name, runs / old)
     record = json.loads((runs / old / "run.json").read_text())
     record = {k: v for k, v in record.items() if k not in ("hash", "hashes")} | {"format": 4}
-    record["config"] = redact_config(record["config"])
+    record["config"] = redact_config(record["config"]) | settings
+    record["environment"].pop("chat_template", None)
     record["config_hash"] = config_hash(record["config"])
     (runs / old / "run.json").write_text(json.dumps(record))
 
@@ -102,22 +115,34 @@ def test_runs_begin(session: dict, case: str) -> None:
 @pytest.mark.parametrize(
     ("case", "command"),
     [
-        ("plugin again", "kvbench run --resume r1 --plugin {}/evil.py"),
-        ("plugin score", "kvbench score results/r1 --all --plugin {}/evil.py"),
-        ("file again", "kvbench run --resume r2 --task-file token=abc/q.jsonl"),
+        ("plugin again", "kvbench run --resume r1 -q --plugin {}/evil.py"),
+        ("plugin score", "kvbench score r1 --all -q --plugin {}/evil.py"),
+        ("plugin replay", f"kvbench {' '.join(REPLAY)} --plugin {{}}/evil.py"),
+        (
+            "plugin flags",
+            "kvbench run --resume r1 --dry-run --allow-version-change --config free.toml --plugin {}/evil.py",
+        ),
+        ("file again", "kvbench run --resume r2 -q --task-file token=abc/q.jsonl"),
     ],
 )
 def test_what_runs_code_is_given_again(session: dict, folder: Path, case: str, command: str) -> None:
+    """The line is what was typed, with all its flags, and what it lacks."""
     assert session[case].code == 2
     (line,) = session[case].err.splitlines()
-    assert line.endswith(f"give them again: {command.format(folder)}")
+    assert line.endswith(f"If you trust it, give it again: {command.format(folder)}")
 
 
-def test_replay_needs_the_plugin_too(session: dict, folder: Path) -> None:
-    assert session["plugin replay"].code == 2
-    typed = session["plugin replay"].err.partition("give them again: kvbench replay --run results/r1 ")[2]
-    assert typed.split()[-2:] == ["--plugin", f"{folder}/evil.py"]
-    assert "--method knorm" in typed
+def test_the_printed_plan_stays_a_plan(session: dict, folder: Path, kvbench: Callable) -> None:
+    typed = shlex.split(session["plugin flags"].err.partition("give it again: kvbench ")[2])
+    result = kvbench(*typed, cwd=folder)
+    assert result.code == 0, result.err
+    assert "nothing was run" in result.out
+
+
+def test_replay_takes_the_plugin_from_a_variable(session: dict) -> None:
+    result = session["plugin replay variable"]
+    assert result.code == 0, result.err
+    assert "evil" in {row["method"] for row in json.loads(result.out)["rows"]}
 
 
 @pytest.mark.parametrize("case", ["plugin given", "plugin variable", "plugin config", "file given"])
@@ -200,3 +225,51 @@ def test_the_printed_command_names_the_judge(serve, tmp_path: Path, capsys: pyte
     command = resume_command(tmp_path / "r1")
     assert command == f"kvbench run --resume r1 --out {tmp_path} " + " ".join(judge)
     assert main([*command.split()[1:], "-q"]) == 0
+
+
+def test_paths_of_an_old_record_are_printed_whole(session: dict, folder: Path, calls: Callable) -> None:
+    """Records of format 4 have ~ for the home folder; the printed command works as it is."""
+    home = {"HOME": str(folder)}
+    paths = {"task_file": "~/moved/q.jsonl", "chat_template": "~/t.jinja", "model": "~/models"}
+    (folder / "models").symlink_to("secret=models")
+    _make_old(folder / "results", "r2", "old-home", **paths)
+    resume = ["run", "--resume", "old-home", "-q", "--json"]
+    template = f"--chat-template {folder}/t.jinja"
+    asked, moved = calls(folder, [(resume, home), ([*resume, "--chat-template", "again.toml"], home)])
+    command = asked.err.strip().partition("If you trust them, give them again: kvbench ")[2]
+    assert command == shlex.join([*resume, "--task-file", f"{folder}/moved/q.jsonl", *template.split()])
+    assert moved.code == 2
+    assert f"--chat-template 'again.toml' is not '{folder}/t.jinja', which run 'old-home' began with" in moved.err
+    (given,) = calls(folder, [(shlex.split(command), home)])
+    assert given.code == 0, given.err
+
+
+@pytest.mark.parametrize(
+    "grids",
+    [
+        [],
+        [{"methods": [{"name": "gkv", "options": {"window": "8"}}], "budgets": [32], "tasks": ["walk/orbit-100"]}],
+        [{"methods": [{"name": "gkv", "options": {}}], "budgets": [], "tasks": ["walk/orbit-100"]}],
+    ],
+)
+def test_grids_that_no_run_has_are_damage(session: dict, folder: Path, tmp_path: Path, grids: list) -> None:
+    """A record with right hashes: nothing to run is not a finished run, and "8" is not 8."""
+    shutil.copytree(folder / "results" / "r3", tmp_path / "r1")
+    edit(tmp_path / "r1", lambda record: record["config"].update(grids=grids))
+    with pytest.raises(SetupError, match=r"run.json' is damaged"):
+        continued(tmp_path, "r1", Gathered([], {}, {}))
+
+
+def test_a_run_without_a_sandbox_goes_on_with_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    """--unsafe-run-code is neither taken from the record nor asked for again."""
+    asked: list[bool] = []
+    monkeypatch.setattr(SyntheticTask, "needs", frozenset({"code"}))
+    monkeypatch.setattr(sandbox, "require", lambda unsafe=False: asked.append(unsafe))
+    run = ["run", "--method", "full,knorm", *WALK, "--out", str(tmp_path)]
+    assert main([*run, "--run-name", "r1", "--unsafe-run-code"]) == 0
+    assert json.loads((tmp_path / "r1" / "run.json").read_text())["environment"]["unsafe_run_code"] is True
+    assert set(asked) == {True}
+    for command in (["run", "--resume", "r1"], ["score", "r1", "--all"]):
+        asked.clear()
+        assert main([*command, "--out", str(tmp_path), "-q"]) == 0, capsys.readouterr().err
+        assert set(asked) == {False}

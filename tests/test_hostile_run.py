@@ -98,12 +98,12 @@ def test_no_secret_and_no_private_text_comes_out(opened: dict) -> None:
     assert not [p for p, data in kept.items() if hostile.CANARY.encode() in data or hostile.PRIVATE.encode() in data]
 
 
-@pytest.mark.parametrize("way", ["plugin", "plugin-inside", "judge", "unsafe"])
+@pytest.mark.parametrize("way", ["plugin", "plugin-inside", "judge"])
 @pytest.mark.parametrize("command", ["resume", "dry run", "score", "score all"])
 def test_what_is_needed_is_said_in_one_line(opened: dict, way: str, command: str) -> None:
     result = opened["results"][way, command]
     assert result.code == 2
-    option = {"plugin-inside": "--plugin"}.get(way, {"unsafe": "--unsafe-run-code"}.get(way, f"--{way}"))
+    option = "--plugin" if way == "plugin-inside" else f"--{way}"
     line = result.err.splitlines()[-1]
     assert line.startswith(f"error: run '{way}' used ")
     assert option in line.partition(": kvbench ")[2]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
+from kvbench.tasks.file import FileTask
 
 from kvbench import run as run_module
 from kvbench.cli import main
@@ -129,3 +131,40 @@ def test_keys_are_not_taken_from_the_command_line(capsys):
     error = capsys.readouterr().err
     assert "keys are not taken from the command line" in error
     assert "verysecret" not in error
+
+
+def test_what_is_said_to_try_again_works_as_printed(tmp_path, monkeypatch, capsys):
+    (tmp_path / "q.jsonl").write_text('{"id": "a", "question": "1+1?", "answer": 2}\n')
+    given = ["--task-file", str(tmp_path / "q.jsonl")]
+    run = ["run", "--method", "full", *given, "--max-new-tokens", "8", "--out", str(tmp_path), "--run-name", "r1", "-q"]
+    assert main(run) == 0
+    monkeypatch.setattr(FileTask, "cheap_score", True)  # scored here, where it is broken
+    monkeypatch.setattr(FileTask, "score", broken)
+    assert main(["score", str(tmp_path / "r1"), "--all", *given, "-q"]) == 4
+    command = capsys.readouterr().err.partition("; '")[2].partition("' tries them again")[0]
+    assert command == shlex.join(["kvbench", "score", str(tmp_path / "r1"), *given])
+    monkeypatch.undo()
+    assert main([*shlex.split(command)[1:], "-q"]) == 0
+
+
+def test_a_run_is_named_from_inside_its_folder(tmp_path, monkeypatch, capsys):
+    result = execute(config(1), out=tmp_path, run_name="r1")
+    monkeypatch.chdir(result.run_dir)
+    assert main(["score", ".", "--all", "-q"]) == 0
+    (result.run_dir / "rows.parquet").write_bytes(b"PAR1")
+    (result.run_dir / "journal").rename(tmp_path / "journal")
+    capsys.readouterr()
+    assert main(["report", "."]) != 0
+    error = capsys.readouterr().err
+    assert "r1" in error
+    assert "''" not in error
+
+
+def test_a_folder_that_is_no_run_name_is_not_blamed_on_resume(tmp_path, capsys):
+    result = execute(config(1), out=tmp_path, run_name="r1")
+    result.run_dir.rename(tmp_path / "r1 (copy)")
+    capsys.readouterr()
+    assert main(["score", str(tmp_path / "r1 (copy)")]) == 2
+    error = capsys.readouterr().err
+    assert "run 'r1 (copy)': only letters" in error
+    assert "--resume" not in error

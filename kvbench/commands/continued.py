@@ -1,6 +1,6 @@
 """The settings of a run that goes on: those of its record, and what its user gives again.
 
-    continued(out, name, gathered, command=("kvbench", "run", "--resume", name)) -> RunConfig
+    continued(out, name, gathered) -> RunConfig
     asked(config, gathered)     # the models and tasks that the hub may be asked for, for `kvbench.hub.only`
 
 A run's folder may come from anyone. What decides rows is taken from its record; what runs code, sends something, or
@@ -11,13 +11,14 @@ record only says what it was. A file that is given again must have the hash in t
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+import sys
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvbench.budget import label
 from kvbench.commands.request import Builder, member_name, refuse_secrets
-from kvbench.config import OPERATIONAL, PARSERS, SOURCES, RunConfig
+from kvbench.config import OPERATIONAL, PARSERS, SOURCES, MethodChoice, RunConfig
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction import choose
 from kvbench.plugins import check_same, load_plugins
@@ -30,7 +31,7 @@ from kvbench.work import template_hash
 
 KEEPS = "A resumed run keeps its settings."
 FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # what a configuration file may give to a run that goes on
-PATHS = ("model", "chat_template", "data")  # with ~ for the home folder, in records of older formats
+PATHS = ("model", "data")  # with ~ for the home folder, in records of older formats
 TO_ASK = (*again.CODE, "chat_template", "task")  # what making the prompts needs
 
 
@@ -39,14 +40,12 @@ def continued(
     name: str,
     gathered: Gathered,
     *,
-    command: Sequence[str],
     needed: Collection[str] = (*TO_ASK, *again.SCORING),
     more_plugins: bool = False,
 ) -> RunConfig:
     """The settings of an existing run. What was given must not differ from them.
 
     Args:
-        command: what was typed, without settings; a message adds those that are missing.
         needed: settings that are asked for again, of those that the run used.
         more_plugins: whether plug-ins that the run did not use may be given too.
 
@@ -63,7 +62,7 @@ def continued(
     }
     stored = _stored(record)
     given |= _template(name, stored, record, gathered)
-    _check_again(name, record, given, gathered, command, needed)
+    _check_again(name, record, given, gathered, needed)
     if "plugin" in given:
         check_same(given["plugin"], record["environment"].get("plugins") or (), name, more=more_plugins)
     if "task_file" in given:
@@ -117,9 +116,7 @@ def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
         stored["data"] = environment.get("data_variable")  # where KVBENCH_DATA led when the run began
     if (judge := environment.get("judge")) is not None and again.names_nobody(judge):
         stored["judge"] = judge  # to ask nobody reaches nothing
-    if record["format"] < manifest.WHOLE:
-        stored |= {key: os.path.expanduser(stored[key]) for key in PATHS if isinstance(stored.get(key), str)}
-    return stored
+    return stored | {key: again.whole_path(record, stored[key]) for key in (*PATHS, "chat_template") if stored.get(key)}
 
 
 def _template(run: str, stored: Mapping[str, Any], record: Mapping[str, Any], gathered: Gathered) -> dict[str, str]:
@@ -130,8 +127,13 @@ def _template(run: str, stored: Mapping[str, Any], record: Mapping[str, Any], ga
     if was is None or path is None:
         return {}  # `_check_typed` says what is wrong
     if sha256 is None:
-        return {"chat_template": path} if path == was and typed else {}
-    if sha256 is not None and (now := template_hash(path)) != sha256:
+        if typed and path != was:
+            raise UserError(
+                f"--chat-template {show(path)} is not {show(was)}, which run {show(run)} began with, and its record "
+                "has no hash of that file. Give the file at its place, or another --run-name."
+            )
+        return {"chat_template": path} if typed else {}
+    if (now := template_hash(path)) != sha256:
         raise UserError(
             f"--chat-template {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
             f"({sha256[:12]}). Give the file as it was, or another --run-name."
@@ -144,10 +146,9 @@ def _check_again(
     record: Mapping[str, Any],
     given: Mapping[str, Any],
     gathered: Gathered,
-    command: Sequence[str],
     needed: Collection[str],
 ) -> None:
-    """Raise UserError with the command that gives again what the run used and what is not given."""
+    """Raise UserError with the command that was typed and what it lacks: settings that the run used."""
     missing = {key: value for key, value in again.used(record).items() if key in needed and key not in given}
     if gathered.typed("task"):
         missing.pop("task", None)
@@ -157,13 +158,15 @@ def _check_again(
             missing.pop("judge_mode", None)
     if not missing:
         return
-    typed = {key: found.value for key, found in gathered.flags.items()}
-    line = again.line([*command, *again.words(typed), *again.words(missing)])
+    typed = sys.argv[1:]
+    end = typed.index("--") if "--" in typed else len(typed)  # what follows is no option
+    line = again.line(["kvbench", *typed[:end], *again.words(missing), *typed[end:]])
     hidden = f" ({HIDDEN} stands for what was not stored)" if HIDDEN in line else ""
     listed = ", ".join(f"--{key.replace('_', '-')}" for key in missing)
+    them = "it" if len(missing) == 1 else "them"
     raise UserError(
-        f"run {show(run)} used {listed}, which kvbench never takes from a run's folder. If you trust them, give them "
-        f"again{hidden}: {line}"
+        f"run {show(run)} used {listed}, which kvbench never takes from a run's folder. If you trust {them}, give "
+        f"{them} again{hidden}: {line}"
     )
 
 
@@ -192,7 +195,9 @@ def _made(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
             if grid.limit is not None:
                 parse("'limit'", PARSERS["limit"], grid.limit)
         for method in config.methods:
-            choose.parse(method.name, [(option, "none" if v is None else str(v)) for option, v in method.options])
+            _check_options(method)
+        if not config.cells():
+            raise ValueError(config.grids)
     except UserError as error:
         raise UserError(f"{show(folder / manifest.NAME)} has settings that no run has: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
@@ -200,6 +205,14 @@ def _made(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
             f"{show(folder / manifest.NAME)} is damaged ({type(error).__name__} in its settings)."
         ) from None
     return config
+
+
+def _check_options(method: MethodChoice) -> None:
+    """Raise UserError for options that the method does not take, ValueError for values of another type."""
+    made = choose.parse(method.name, [(name, "none" if v is None else str(v)) for name, v in method.options]).options()
+    for name, value in method.options:
+        if made[name] != value or isinstance(made[name], bool) != isinstance(value, bool):
+            raise ValueError(name)
 
 
 def _check_typed(config: RunConfig, gathered: Gathered) -> None:

@@ -19,7 +19,7 @@ import typer
 from kvbench import hub, registry, terminal
 from kvbench.commands import options
 from kvbench.commands.checks import check
-from kvbench.commands.replayed_run import named, of_run
+from kvbench.commands.replayed_run import check_same, named, of_run
 from kvbench.commands.request import build
 from kvbench.commands.show import one_run
 from kvbench.config import PARSERS, Grid, MethodChoice, RunConfig
@@ -156,7 +156,8 @@ def replay(
     'random' are always among them: how much of the way from one to the other does a method come?
     With --analysis, what the papers look at instead: where attention goes, and what methods keep of it.
     """
-    load_plugins(plugin or [])
+    if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
+        load_plugins(parse(given.source, PARSERS["plugin"], given.value))
     problems = Problems()
     flags = dict(context.params) | {"limit": limit or LIMIT}
     kinds = _kinds(analysis, flags, problems)
@@ -283,6 +284,8 @@ def _work(
     works = _only(ready.works, asked.sample)
     scoring = any(kind.scored for kind in asked.kinds)
     folder = one_run(asked.run, Path("results")) if asked.run is not None else None
+    if folder is not None:
+        check_same(config, folder, ready)
     for work in works.values() if scoring and folder is None else ():
         check_scorable(work)
     load_model = partial(load, ready.where, revision=config.revision, device=config.device, dtype=config.dtype)

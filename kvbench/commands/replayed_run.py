@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvbench.commands.continued import TO_ASK, continued
 from kvbench.commands.request import build
@@ -14,8 +14,13 @@ from kvbench.config import RunConfig
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.problems import Problems
-from kvbench.settings import Gathered, Given, gather
-from kvbench.store.again import words
+from kvbench.settings import Gathered, gather
+from kvbench.store import manifest
+
+if TYPE_CHECKING:
+    from kvbench.prepare import Prepared
+
+FILES = tuple(key for key in TO_ASK if key != "task")
 
 
 def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
@@ -24,13 +29,8 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
         if typed[key] not in (None, [], ()):
             raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
     folder = one_run(run, Path("results"))
-    again = {key: Given(typed[key], f"--{key.replace('_', '-')}") for key in TO_ASK if key != "task" and typed[key]}
-    axes = {key: value for key, value in typed.items() if value and key not in (*again, "limit")}
-    command = ["kvbench", "replay", "--run", str(folder), *words(axes)]
     needed = [key for key in TO_ASK if key != "task" or not typed["task"]]
-    config = continued(
-        folder.parent, folder.name, Gathered([], {}, again), command=command, needed=needed, more_plugins=True
-    )
+    config = continued(folder.parent, folder.name, _again(typed), needed=needed, more_plugins=True)
     own_files = {"plugin": None, "task_file": config.task_file, "chat_template": config.chat_template}
     asked = build(gather(typed | own_files | {"task": typed["task"] or list(config.tasks)}, os.environ), problems)
     if asked is None:
@@ -46,6 +46,21 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
         "interval": asked.interval if typed["interval"] else config.interval,
     }
     return dataclasses.replace(config, **own)
+
+
+def _again(typed: dict[str, Any]) -> Gathered:
+    """What was given of the settings that a run's folder does not decide."""
+    given = gather({key: typed[key] for key in FILES}, os.environ)
+    return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
+
+
+def check_same(config: RunConfig, folder: Path, ready: Prepared) -> None:
+    """Raise UserError where the model, its chat template or the tasks' data are not those that wrote the answers."""
+    from kvbench import models, same_run
+
+    before = manifest.read(folder)["environment"]
+    same_run.check_model(folder.name, before, same_run.model_record(config, models.state(ready.info)))
+    same_run.check_data(folder.name, before.get("tasks", {}), ready.tasks())
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:

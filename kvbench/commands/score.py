@@ -15,10 +15,12 @@ from kvbench.commands.checks import refuse_key
 from kvbench.commands.continued import asked, continued
 from kvbench.commands.run import report_on
 from kvbench.commands.show import one_run
+from kvbench.config import OPERATIONAL
 from kvbench.errors import IncompleteError
 from kvbench.progress import Progress
 from kvbench.settings import KEYS, gather
-from kvbench.store.again import line
+from kvbench.store import check_run_name, manifest
+from kvbench.store.again import line, used, words
 
 if TYPE_CHECKING:
     from kvbench.config import RunConfig
@@ -58,16 +60,16 @@ def score(
     """Score the stored answers of a run."""
     refuse_key(judge_key)
     folder = one_run(run, Path(out))
+    check_run_name(folder.name, "run")
     flags: dict[str, Any] = {key: context.params.get(key) for key in KEYS}
     gathered = gather(flags, os.environ, None, Path(config) if config else None)
-    typed = ["kvbench", "score", str(folder), *(["--all"] if every else [])]
-    settings = continued(folder.parent, folder.name, gathered, command=typed)
+    settings = continued(folder.parent, folder.name, gathered)
     with hub.only(asked(settings, gathered)):
         found = _score(settings, folder, every=every, take_over=take_over, quiet=quiet)
     if found.strangers:
         terminal.warning(f"{found.strangers} answers belong to prompts that are made differently now; not scored.")
     report_on(folder, quiet=quiet or json)
-    _tell(found, folder, json=json)
+    _tell(found, folder, settings, json=json)
 
 
 def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, quiet: bool) -> Rescored:
@@ -94,7 +96,7 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
     return found
 
 
-def _tell(found: Rescored, folder: Path, *, json: bool) -> None:
+def _tell(found: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
     """Say how it ended. Raises IncompleteError when answers have no score."""
     if json:
         counts = {"scored": found.scored, "failed": dict(found.failed), "strangers": found.strangers}
@@ -106,6 +108,16 @@ def _tell(found: Rescored, folder: Path, *, json: bool) -> None:
     if found.failed or found.waiting:
         missing = dict(found.failed) | ({"without a judge": found.waiting} if found.waiting else {})
         listed = ", ".join(f"{count} {status}" for status, count in missing.items())
-        needs = " --judge URL --judge-model NAME" if found.waiting or "judge_error" in found.failed else ""
-        again = f"'{line(['kvbench', 'score', str(folder)])}{needs}' tries them again"
+        settings = _given(folder, config)
+        unjudged = (found.waiting or "judge_error" in found.failed) and "judge" not in settings
+        needs = " --judge URL --judge-model NAME" if unjudged else ""
+        again = f"'{line(['kvbench', 'score', str(folder), *words(settings)])}{needs}' tries them again"
         raise IncompleteError(f"no score for some answers ({listed}); {again}.")
+
+
+def _given(folder: Path, config: RunConfig) -> dict[str, Any]:
+    """What the same command must be given again: of the run's record, as it was given this time."""
+    info = manifest.read(folder)
+    now = {key: getattr(config, key) for key in OPERATIONAL}
+    unsafe = {"unsafe_run_code": True} if config.unsafe_run_code else {}
+    return used({**info, "config": config.stored(), "environment": info["environment"] | now}) | unsafe

@@ -25,7 +25,6 @@ from kvbench.problems import Problems
 from kvbench.progress import Progress, size
 from kvbench.settings import KEYS, Gathered, Given, gather, unknown_variables
 from kvbench.store import check_run_name, check_same, check_writable, resume_command
-from kvbench.store.again import OUT
 from kvbench.store.redact import holds_secret
 
 if TYPE_CHECKING:
@@ -129,8 +128,7 @@ def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problem
         return build(gathered, problems)
     if not problems.errors:
         with problems.collect():
-            typed = ["kvbench", "run", "--resume", resume, *([] if out == Path(OUT) else ["--out", str(out)])]
-            return continued(out, resume, gathered, command=typed)
+            return continued(out, resume, gathered)
     return None
 
 

@@ -71,7 +71,7 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
         if not os.path.exists(path) and os.path.exists(results / name):  # of `os`, for names that are no path
             path = results / name
         if os.path.isfile(path) or os.path.isfile(path / manifest.NAME):
-            found.append(path)
+            found.append(_with_name(path))
         elif os.path.isdir(path):
             inside = [path / run for run in list_runs(path)]
             if not inside:
@@ -82,6 +82,12 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
             known = f" Runs in {show(results)[1:-1]}: {', '.join(runs)}." if runs else ""
             raise UserError(f"no run {show(name)}.{did_you_mean(name, runs)}{known}")
     return list(dict.fromkeys(found))
+
+
+def _with_name(path: Path) -> Path:
+    """A path that says the run's name, also where only ``.`` or ``..`` was typed."""
+    folder, file = (path.parent, path.name) if os.path.isfile(path) else (path, "")
+    return path if folder.name not in ("", "..") else folder.resolve() / file
 
 
 def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = False, skip: bool = False) -> Loaded:

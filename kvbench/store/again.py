@@ -10,6 +10,7 @@ types them again, so that a folder from elsewhere runs and reaches nothing.
 
 from __future__ import annotations
 
+import os
 import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -28,18 +29,28 @@ _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
 def used(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run used that must be given again: settings of `AGAIN`, and what cannot be checked by a hash."""
+    """What a run used that must be given again: what runs code or reaches somebody, and what no hash can check.
+
+    `unsafe_run_code` is not among it: where it is not given, programs run in a sandbox.
+    """
     environment = info["environment"]
-    found = {"plugin": environment.get("plugin"), "task_file": info["config"].get("task_file")}
+    found = {
+        "plugin": [whole_path(info, path) for path in environment.get("plugin") or ()],
+        "task_file": whole_path(info, info["config"].get("task_file")),
+    }
     if not names_nobody(environment.get("judge")):
         found |= {name: environment.get(name) for name in JUDGE if environment.get(name) != _USUAL.get(name)}
-    found["unsafe_run_code"] = environment.get("unsafe_run_code") is True
     if not environment.get("chat_template"):  # of older formats: nothing tells whether the file is the same
-        found["chat_template"] = info["config"].get("chat_template")
+        found["chat_template"] = whole_path(info, info["config"].get("chat_template"))
     tasks = environment.get("tasks", {})
     if any(task["data"].get("source") == "lm-eval" for task in tasks.values()):  # loaded from the hub by lm-eval
         found["task"] = list(tasks)
     return {name: value for name, value in found.items() if value}
+
+
+def whole_path(info: Mapping[str, Any], path: Any) -> Any:
+    """A path in a run's record; those of older formats have ~ for the home folder."""
+    return os.path.expanduser(path) if info["format"] < manifest.WHOLE and isinstance(path, str) else path
 
 
 def names_nobody(judge: str | None) -> bool:

@@ -100,20 +100,18 @@ class RunFolder:
         cls,
         out: str | Path,
         name: str,
-        given: Mapping[str, Any] | None = None,
         *,
         environment: Mapping[str, Any],
         take_over: bool = False,
         allow_version_change: bool = False,
     ) -> RunFolder:
-        """An existing run with its own settings. `given` are those that the user typed: they must be the run's."""
+        """An existing run with its own settings."""
         path = Path(out) / check_run_name(name, "--resume")
         if not os.path.lexists(path / manifest.NAME):
             names = list_runs(out)
             known = f"Runs there: {', '.join(map(bare, names))}." if names else "There are no runs there."
             raise UserError(f"no run {show(name)} in {bare(out)}. {known}")
         info = manifest.read(path)
-        _check_given(manifest.differences(info["config"], manifest.plain(given or {}), only_given=True))
         return cls.start(
             out,
             name,
@@ -246,16 +244,6 @@ def _check_config(path: Path, differing: manifest.Differences) -> None:
         what = "other settings: " + ", ".join(f"{name} {run} -> {this}" for name, run, this in said[:4])
         what += f" ({len(said) - 4} more differ)" if len(said) > 4 else ""
     raise UserError(f"{show(path)} holds a run with {what}. Give another --run-name.")
-
-
-def _check_given(differing: manifest.Differences) -> None:
-    if not differing:
-        return
-    clauses = []
-    for name, (run, given) in sorted(differing.items()):
-        option = bare(name).rpartition(".")[2].replace("_", "-")
-        clauses.append(f"--{option} {manifest.value(given)} differs from the run's {manifest.value(run)}")
-    raise UserError(f"{_listed(clauses)}. A resumed run keeps its settings.")
 
 
 def _check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str, Any], allowed: bool) -> list[str]:

@@ -160,14 +160,10 @@ def check_format(file: str, format: object) -> None:
         raise UserError(f"{bare(file)} has format {bare(format)}; this kvbench reads {reads}. Update kvbench.")
 
 
-def differences(run: Mapping[str, Any], other: Mapping[str, Any], *, only_given: bool = False) -> Differences:
-    """Settings that differ, nested ones by dotted name; none is as good as missing.
-
-    With `only_given`, settings that `other` lacks do not count.
-    """
+def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
+    """Settings that differ, nested ones by dotted name; none is as good as missing."""
     ours, theirs = _flat(run), _flat(other)
-    names = theirs if only_given else {**ours, **theirs}
-    return {n: (ours.get(n), theirs.get(n)) for n in names if ours.get(n) != theirs.get(n)}
+    return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}
 
 
 def value(setting: Any) -> str:

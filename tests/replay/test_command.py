@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
+from support.hostile_run import edit
+
+from kvbench import tiny
 
 SMALL = "--task walk/orbit-100 --limit 3 --interval 16"
 SESSION = {
@@ -141,3 +145,26 @@ def test_refusals_are_one_line(session, case):
     assert len(errors) == 1
     assert REFUSED[case][1] in errors[0]
     assert found.out == ""
+
+
+def test_answers_of_another_model_or_other_data_are_not_read(folder, calls):
+    """A run's weights and data that changed since are refused, as `run --resume` refuses them."""
+    shutil.copytree(tiny.path(), folder / "m", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    run = "run --model ./m --method full --task walk/orbit-100 --limit 1 --max-new-tokens 8 --run-name r3 -q"
+    replay = "replay --run r3 --method knorm --budget 16 --interval 8 -q"
+    made, same = calls(folder, [(run.split(), {}), (replay.split(), {})])
+    assert (made.code, same.code) == (0, 0), made.err + same.err
+    shutil.copytree(folder / "results" / "r3", folder / "results" / "r4")
+    edit(
+        folder / "results" / "r4", lambda r: r["environment"]["tasks"]["walk/orbit-100"]["data"].update(sha256="0" * 64)
+    )
+    (other,) = calls(folder, [(replay.replace("r3", "r4").split(), {})])
+    assert other.code == 2
+    assert "the data of task 'walk/orbit-100' changed since run 'r4' began" in other.err
+    weights = folder / "m" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.write_bytes(data)
+    (changed,) = calls(folder, [(replay.split(), {})])
+    assert changed.code == 2
+    assert f"{weights.name} of model './m' changed since run 'r3' began" in changed.err

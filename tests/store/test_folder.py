@@ -41,7 +41,7 @@ def test_a_run_is_started_filled_and_continued(start: Start, row: Callable[..., 
     with start() as run:  # the same command again
         assert run.done_keys() == {row(0)["row_key"]}
     assert run.info["command"] == ["kvbench", "run"]
-    with RunFolder.resume(run.path.parent, "r1", {"seed": 1}, environment=VERSIONS) as run:
+    with RunFolder.resume(run.path.parent, "r1", environment=VERSIONS) as run:
         assert (run.config, run.done_keys()) == (CONFIG, {row(0)["row_key"]})
 
 
@@ -90,18 +90,6 @@ def test_b081_resuming_none(filled: Filled, tmp_path: Path) -> None:
     assert text == f"no run 'r9' in {tmp_path / 'none'}. There are no runs there."
     assert not (tmp_path / "none").exists()
     assert list_runs(out) == ["r1", "r2"]
-
-
-def test_b082_resuming_with_other_settings(filled: Filled) -> None:
-    out = filled(1).parent
-    text = message(UserError, lambda: RunFolder.resume(out, "r1", {"seed": 2}, environment=VERSIONS))
-    assert text == "--seed 2 differs from the run's 1. A resumed run keeps its settings."
-    given = {"sampling": {"temperature": 1}, "max_new_tokens": 9}
-    text = message(UserError, lambda: RunFolder.resume(out, "r1", given, environment=VERSIONS))
-    assert text == (
-        "--max-new-tokens 9 differs from the run's default and --temperature 1 differs from the run's 0.6. "
-        "A resumed run keeps its settings."
-    )
 
 
 def test_b083_a_run_in_use(start: Start) -> None:
