@@ -11,7 +11,7 @@ import pytest
 
 from kvbench.errors import SetupError
 from kvbench.store import Journal, RunFolder, journal, tables
-from kvbench.store.names import repair_command, resume_command
+from kvbench.store.again import repair_command, resume_command
 
 ADVICE = {
     errno.ENOSPC: "free space, then",
