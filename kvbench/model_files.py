@@ -9,13 +9,13 @@ No torch, no transformers.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
 from kvbench.errors import SetupError, show
+from kvbench.store.strict_json import parse
 
 PATTERNS = (
     *("*config*.json", "*.index.json", "*.safetensors", "adapter_*"),
@@ -30,6 +30,7 @@ BLOCK = 4096
 BLOCKS = 1024  # of a sampled file, shared by its tensors
 LEAST = 3  # blocks of each tensor: its start, middle and end
 _LONGEST_HEADER = 100_000_000
+_LARGEST = 1 << 60  # bytes of a file, beyond which its header is no header
 
 Span = tuple[int, int]  # bytes of a tensor in its file: start, end
 
@@ -79,12 +80,17 @@ def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
     if not 0 < length <= _LONGEST_HEADER:
         return None
     try:
-        header = json.loads(file.read(length))
+        header = parse(file.read(length))
         offsets = [entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"]
-        spans = [(8 + length + int(start), 8 + length + int(end)) for start, end in offsets]
+        spans = [(8 + length + start, 8 + length + end) for start, end in offsets if _is_span(start, end)]
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
-    return 8 + length, spans
+    return (8 + length, spans) if len(spans) == len(offsets) else None
+
+
+def _is_span(start: object, end: object) -> bool:
+    """Whether these are a tensor's offsets. A file that is shorter than they say is for `kvbench.models` to tell."""
+    return type(start) is int and type(end) is int and 0 <= start <= end <= _LARGEST
 
 
 def _hash(path: Path) -> str:

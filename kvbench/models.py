@@ -10,20 +10,28 @@ is not there is unknown (None) until `fetched` asks. Damaged and pickled weights
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+<<<<<<< HEAD
 from kvbench import hub, model_files
 from kvbench.errors import SetupError, UserError, show
 from kvbench.faults import words
+=======
+from kvbench import faults, hub, model_files
+from kvbench.errors import KVBenchError, SetupError, UserError, show
+from kvbench.store.strict_json import lenient
+>>>>>>> fix-inputs
 
 TINY = "tiny"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
+_SIZES = ("max_position_embeddings", "vocab_size")  # of config.json, that are read here
 _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
 
 
@@ -59,15 +67,14 @@ class ModelInfo:
     def context(self) -> int | None:
         """Longest sequence the model was made for, in tokens."""
         text = self.config.get("text_config")
-        value = self.config.get("max_position_embeddings") or (text or {}).get("max_position_embeddings")
-        return int(value) if value else None
+        return self.config.get("max_position_embeddings") or (text or {}).get("max_position_embeddings") or None
 
     @property
     def group(self) -> int | None:
         """Query heads that share a KV head; None when it is unknown."""
         text = self.config.get("text_config") or self.config
         query, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
-        return query // kv if isinstance(query, int) and isinstance(kv, int) and kv else None
+        return query // kv if type(query) is int and type(kv) is int and kv > 0 else None
 
     @property
     def has_chat_template(self) -> bool | None:
@@ -100,14 +107,14 @@ def describe(name: str, revision: str | None = None) -> ModelInfo:
     if not hub.is_name(name):
         raise UserError(f"{show(name)} is neither a folder nor a hub name like 'org/model'.")
     cached = _cached(name, revision)
-    return ModelInfo(name=name, folder=cached, config=_json(cached / "config.json") if cached else {})
+    return ModelInfo(name=name, folder=cached, config=_config(cached / "config.json") if cached else {})
 
 
 def _local(name: str, folder: Path) -> ModelInfo:
     if not (folder / "config.json").is_file():
         raise SetupError(f"{show(name)} has no config.json; it is not a model folder.")
     check_weights(name, folder)
-    return ModelInfo(name=name, folder=folder, config=_json(folder / "config.json"))
+    return ModelInfo(name=name, folder=folder, config=_config(folder / "config.json"))
 
 
 def check_tokenizer(name: str, folder: Path) -> None:
@@ -125,8 +132,14 @@ def unreadable(name: str, where: str, error: Exception) -> SetupError:
         return _own_code(name)
     if not Path(where).is_dir() and (refusal := _refusal(name, reason)):
         return refusal
+<<<<<<< HEAD
     first = (words(error).splitlines() or [type(error).__name__])[0]
     return SetupError(f"model {show(name)} cannot be read: {first}")
+=======
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    told = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return SetupError(f"model {show(name)} cannot be read: {told}")
+>>>>>>> fix-inputs
 
 
 def _own_code(name: str) -> SetupError:
@@ -189,6 +202,22 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
         if info.model_type not in CONFIG_MAPPING_NAMES:
             raise _own_code(info.name)
     return info
+
+
+@contextlib.contextmanager
+def reading(name: str, where: str) -> Iterator[None]:
+    """Tell in one line what transformers' code raises within the block, which reads a model; it raises what it likes.
+
+    Raises SetupError.
+    """
+    try:
+        yield
+    except KVBenchError:
+        raise
+    except Exception as error:
+        if faults.out_of_memory(error) or faults.device_failed(error):
+            raise
+        raise unreadable(name, where, error) from error
 
 
 def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
@@ -300,9 +329,26 @@ def _cached(name: str, revision: str | None) -> Path | None:
     return Path(found).parent if isinstance(found, str) else None
 
 
+def _config(path: Path) -> dict[str, Any]:
+    """A config.json, with what is read of it in its type. Raises SetupError."""
+    config = _json(path)
+    text = config.get("text_config")
+    if text is not None and not isinstance(text, dict):
+        raise _wrong(path, "text_config", text, "an object")
+    for part in (config, text or {}):
+        for name in _SIZES:
+            if (size := part.get(name)) is not None and not (type(size) is int and size >= 0):
+                raise _wrong(path, name, size, "a whole number")
+    return config
+
+
+def _wrong(path: Path, name: str, value: object, kind: str) -> SetupError:
+    return SetupError(f"{show(path)}: {name} is {show(json.dumps(value))}, not {kind}. Download the model again.")
+
+
 def _json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = lenient(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise SetupError(f"{show(path)} cannot be read as JSON ({error}).") from None
     if not isinstance(data, dict):

@@ -6,6 +6,7 @@ ready.works["walk"].prompts
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +51,11 @@ def prepare(config: RunConfig, say: Notice, info: models.ModelInfo | None = None
     """
     info = info or models.fetched(config.model, config.revision)
     where = info.where
-    tokenizer, model_config = _read_model(where, config)
-    vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
-    context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
+    with models.reading(config.model, where):
+        tokenizer, model_config = _read_model(where, config)
+        tokenizer("word")  # some of its settings are read only now
+        vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
+        context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
     data = task_data.source(config)
     works: dict[str, TaskWork] = {}
     for name in config.tasks:
@@ -77,12 +80,10 @@ def prepare(config: RunConfig, say: Notice, info: models.ModelInfo | None = None
 
 def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:
     """Raises UserError where nothing but its longest length would end an answer."""
-    try:
+    generation = None
+    with models.reading(config.model, where), contextlib.suppress(OSError):  # there is none
         generation = transformers.GenerationConfig.from_pretrained(where, revision=config.revision or "main")
-    except OSError:  # there is none
-        generation = None
-    owners = (tokenizer, model_config.get_text_config(), generation)
-    if all(getattr(owner, "eos_token_id", None) is None for owner in owners):
+    if not vocabulary.end_ids((tokenizer, model_config.get_text_config(), generation)):
         endless = [name for name, work in works.items() if not work.spec.stop and not work.spec.stop_tokens]
         if endless:
             raise UserError(
@@ -97,10 +98,5 @@ def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
     if Path(where).is_dir():
         models.check_tokenizer(config.model, Path(where))
     huggingface_hub.logging.set_verbosity_error()  # it tells of every retry; the outcome is told below
-    try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
-        return tokenizer, transformers.AutoConfig.from_pretrained(
-            where, revision=config.revision, trust_remote_code=False
-        )
-    except (OSError, ValueError, ImportError, KeyError) as error:
-        raise models.unreadable(config.model, where, error) from error
+    tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
+    return tokenizer, transformers.AutoConfig.from_pretrained(where, revision=config.revision, trust_remote_code=False)

@@ -6,12 +6,12 @@ tokens(Path("model"))            # 512, counted in tokenizer.json, without trans
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import SetupError
+from kvbench.errors import SetupError, show
+from kvbench.store.strict_json import lenient
 
 
 def check(tokens: int | None, embeddings: int | None) -> None:
@@ -22,16 +22,28 @@ def check(tokens: int | None, embeddings: int | None) -> None:
         )
 
 
+def end_ids(owners: Iterable[Any]) -> frozenset[int]:
+    """The tokens that end an answer by a tokenizer or configurations of transformers. Raises SetupError."""
+    found: set[int] = set()
+    for owner in owners:
+        given = getattr(owner, "eos_token_id", None)
+        ids = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        if any(type(i) is not int for i in ids):
+            raise SetupError(f"eos_token_id of the model is {show(str(given))}; it must be whole numbers.")
+        found.update(ids)
+    return frozenset(found)
+
+
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
     """Compare a folder's tokenizer.json with its config.json, as far as they tell. Raises SetupError."""
     size = (config.get("text_config") or config).get("vocab_size")
-    check(tokens(folder), size if isinstance(size, int) else None)
+    check(tokens(folder), size if type(size) is int else None)
 
 
 def tokens(folder: Path) -> int | None:
     """How many tokens a folder's tokenizer.json has; None where it does not say."""
     try:
-        content = json.loads((folder / "tokenizer.json").read_bytes())
+        content = lenient((folder / "tokenizer.json").read_bytes())
         known, added = content["model"]["vocab"], content.get("added_tokens") or []
         names = set(known) if isinstance(known, dict) else {piece for piece, _ in known}
         return len(names | {token["content"] for token in added})

@@ -49,6 +49,22 @@ REFUSED = {  # model and more -> text
     "./mixed": "error: the tokenizer has 600 tokens and the model 512 embeddings; they do not belong together.",  # B051
 }
 
+DEEP = "[" * 100_000 + "]" * 100_000
+SPOILT = {  # file of the built-in model, and what it holds instead, or what is changed in it
+    "deep": ("config.json", DEEP),
+    "deep tokenizer": ("tokenizer.json", DEEP),
+    "deep tokenizer configuration": ("tokenizer_config.json", DEEP),
+    "deep generation": ("generation_config.json", DEEP),
+    "text": ("config.json", {"text_config": [1]}),
+    "context": ("config.json", {"max_position_embeddings": "abc"}),
+    "heads": ("config.json", {"num_attention_heads": "abc"}),
+    "layers": ("config.json", {"layer_types": 5}),
+    "class": ("tokenizer_config.json", {"tokenizer_class": 5}),
+    "longest": ("tokenizer_config.json", {"model_max_length": {"a": 1}}),
+    "pad": ("generation_config.json", {"pad_token_id": ["a"]}),
+    "end": ("generation_config.json", {"eos_token_id": [[1]]}),
+}
+
 
 def weights(path: Path) -> None:
     header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
@@ -201,3 +217,17 @@ def test_an_unreachable_hub_is_told_soon(kvbench: Callable, folder: Path, tmp_pa
         "error: cannot reach the hub and 'org/x' is not in the local cache. Try again, or give a local folder "
         "(--model PATH), or HF_HUB_OFFLINE=1 with a cached model.\n"
     )  # B045
+
+
+def test_a_damaged_model_folder_is_told_in_one_line(folder: Path, calls: Callable) -> None:
+    for name, (file, change) in SPOILT.items():
+        shutil.copytree(tiny.path(), folder / name, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        path = folder / name / file
+        path.write_text(change if isinstance(change, str) else json.dumps(json.loads(path.read_text()) | change))
+    lines = [([*RUN.split(), "--dry-run", "--model", f"./{name}"], {}) for name in SPOILT]
+    wrong = {
+        name: (result.code, result.err)
+        for name, result in zip(SPOILT, calls(folder, lines), strict=True)
+        if result.code != 3 or len(result.err.strip().splitlines()) != 1
+    }
+    assert not wrong

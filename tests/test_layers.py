@@ -47,6 +47,7 @@ LAYERS = {
     "kvbench.prompts": 1,
     "kvbench.reader": 2,
     "kvbench.store": 1,
+    "kvbench.store.strict_json": -1,  # knows bytes only; model folders are read with it too
     "kvbench.store.redact": -1,  # knows texts only; `kvbench.terminal` hides keys in what it prints
     "kvbench.synthetic": 1,
     "kvbench.long_prompt": 2,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import __version__, env, hub, models, tiny
+from kvbench import __version__, env, hub, models, tiny, vocabulary
 from kvbench.errors import SetupError, UserError
 
 
@@ -61,6 +61,47 @@ def test_damage_is_found_before_loading(folder: Path) -> None:
     weights(folder / "model.safetensors")
     with pytest.raises(SetupError, match="holds no JSON object"):
         models.describe(str(folder))
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        (DEEP, r"config\.json' cannot be read as JSON \(nested too deeply\)"),
+        ('{"text_config": [1]}', r"text_config is '\[1\]', not an object"),
+        ('{"max_position_embeddings": [1]}', r"max_position_embeddings is '\[1\]', not a whole number"),
+        ('{"max_position_embeddings": "abc"}', "max_position_embeddings is '\"abc\"', not a whole number"),
+        ('{"max_position_embeddings": Infinity}', "max_position_embeddings is 'Infinity', not a whole number"),
+        ('{"text_config": {"vocab_size": true}}', "vocab_size is 'true', not a whole number"),
+    ],
+)
+def test_a_configuration_of_other_types_is_told(folder: Path, config: str, why: str) -> None:
+    (folder / "config.json").write_text(config)
+    with pytest.raises(SetupError, match=why):
+        models.describe(str(folder))
+
+
+def test_infinities_that_transformers_writes_are_read(folder: Path) -> None:
+    (folder / "config.json").write_text('{"time_step_limit": [0.0, Infinity], "max_position_embeddings": 64}')
+    assert models.describe(str(folder)).context == 64
+
+
+@pytest.mark.parametrize("span", ["[0, Infinity]", "[0, -9e21]", "[0, 9e21]", "[-1, 4]", "[4, 0]", "[0, true]", "[0]"])
+def test_offsets_that_no_file_has_are_damage(folder: Path, span: str) -> None:
+    header = f'{{"w": {{"dtype": "F32", "shape": [1], "data_offsets": {span}}}}}'.encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header + bytes(64))
+    with pytest.raises(SetupError, match="its header cannot be read"):
+        models.describe(str(folder))
+
+
+def test_a_deep_header_is_damage_and_a_deep_tokenizer_says_nothing(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(DEEP)) + DEEP.encode())
+    with pytest.raises(SetupError, match="its header cannot be read"):
+        models.describe(str(folder))
+    (folder / "tokenizer.json").write_text(DEEP)
+    assert vocabulary.tokens(folder) is None
 
 
 def test_what_looks_like_a_path_is_never_a_hub_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

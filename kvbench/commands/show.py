@@ -113,7 +113,7 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
     if method is not None:
         found = found[found["method"] == method]
     if found.empty:
-        known = list(rows["doc_id"].unique())
+        known = list(rows["doc_id"].dropna().unique())
         hint = did_you_mean(wanted, known) or (f" The first is {show(known[0])}." if known else "")
         raise UserError(
             f"run {show(folder.name)} has no sample {show(wanted)}{f' of {show(method)}' if method else ''}.{hint}"

@@ -150,11 +150,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
 
 
 def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    found: set[int] = set()
-    for owner in (model.generation_config, model.config.get_text_config(), tokenizer):
-        ids = getattr(owner, "eos_token_id", None)
-        found.update(ids if isinstance(ids, (list, tuple)) else [] if ids is None else [ids])
-    return frozenset(found)
+    return vocabulary.end_ids((model.generation_config, model.config.get_text_config(), tokenizer))
 
 
 def _move(model: Any, where: torch.device) -> Any:

@@ -22,6 +22,7 @@ from kvbench.faults import words
 
 SMALL = 20_000_000  # parameters
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+USED = ("num_experts_per_tok", "moe_topk")  # experts that a token uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,17 +120,25 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
 
 
 def _routed_experts(model: Any) -> Iterator[torch.Tensor]:
-    """Weights that transformers keeps for all experts of a layer together: [experts, rows, columns]."""
+    """Weights that transformers keeps for all experts of a layer together: [experts, rows, columns].
+
+    The module tells how many experts there are, or else the configuration.
+    """
+    told = _first(model.config.get_text_config(), EXPERTS)
     for module in model.modules():
-        experts = getattr(module, "num_experts", None)
+        experts = getattr(module, "num_experts", told)
         yield from (p for p in module.parameters(recurse=False) if p.ndim == 3 and p.shape[0] == experts)
 
 
 def _active_share(config: Any) -> float:
     """Share of the routed experts that a token uses; 1 where the configuration does not say it by the usual names."""
-    used = getattr(config, "num_experts_per_tok", None)
-    experts = next((found for name in EXPERTS if (found := getattr(config, name, None))), None)
+    used, experts = _first(config, USED), _first(config, EXPERTS)
     return min(1.0, used / experts) if used and experts else 1.0
+
+
+def _first(config: Any, names: tuple[str, ...]) -> int | None:
+    """The first of these numbers that a configuration has; None without one, and where layers differ in it."""
+    return next((found for name in names if type(found := getattr(config, name, None)) is int), None)
 
 
 def use_threads(shape: ModelShape, device: torch.device) -> int:

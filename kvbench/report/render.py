@@ -140,6 +140,8 @@ def markdown(report: Drawable) -> str:
 
 def csv_text(report: Drawable) -> str:
     rows = report.lines()
+    if not rows:
+        return ""
     target = io.StringIO()
     writer = csv.DictWriter(target, list(rows[0]), lineterminator="\n")
     writer.writeheader()

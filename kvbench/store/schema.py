@@ -1,9 +1,9 @@
 """The tidy row: its columns, their types, units and meanings, and the check that every row passes before it is written.
 
-Columns are only ever added; FORMAT is raised when one is. A row may leave any column but three empty, because a
-failure can leave a hole anywhere, and a failed row has no score (null, never 0). `DETERMINISTIC` names the columns
-that two runs of one configuration must agree on; the others depend on the clock or the host. Texts are not here: they
-are in texts.parquet.
+Columns are only ever added; FORMAT is raised when one is. A row may leave any column but its status and those that name
+it empty, because a failure can leave a hole anywhere, and a failed row has no score (null, never 0). `DETERMINISTIC`
+names the columns that two runs of one configuration must agree on; the others depend on the clock or the host. Texts
+are not here: they are in texts.parquet.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from kvbench.store.strict_json import document
 
 FORMAT = 5
 FORMAT_KEY = "kvbench.format"
+MOST_PASSES = 10**6  # how often a row can have been scored again
 OK = "ok"
 UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # generated, but without a score
 
@@ -126,7 +127,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 NAMES = tuple(c.name for c in COLUMNS)
 DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
-REQUIRED = ("row_key", "task", "status")
+REQUIRED = ("row_key", "task", "doc_id", "sample", "method", "status")
 
 _BY_NAME = {c.name: c for c in COLUMNS}
 _FREE_TEXT = ("model_revision", "note")  # where an exception or an address may carry a secret
@@ -146,7 +147,7 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
         raise ValueError(f"unknown columns {unknown}")
     checked = {c.name: None if (v := row.get(c.name)) is None else _convert(c, v) for c in COLUMNS}
     checked["created"] = checked["created"] or datetime.now(UTC).isoformat(timespec="microseconds")
-    missing = [n for n in REQUIRED if not checked[n]]
+    missing = [n for n in REQUIRED if checked[n] in (None, "")]
     if missing:
         raise ValueError(f"missing columns {missing}")
     if checked["status"] != OK and checked["score"] is not None:
@@ -161,7 +162,7 @@ def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
         value = found[name] = row.get(name)
         if value is not None and not fits(value):
             return None
-    if not all(found[n] for n in REQUIRED) or (found["status"] != OK and found["score"] is not None):
+    if any(found[n] in (None, "") for n in REQUIRED) or (found["status"] != OK and found["score"] is not None):
         return None
     return found
 
@@ -197,6 +198,8 @@ def _is_time(value: object) -> bool:
 def _fitting(column: Column) -> Callable[[Any], bool]:
     """The test that a column's values pass when a journal is read."""
     limit = _LIMITS.get(column.kind, 2**53)
+    if column.name == "score_pass":
+        return lambda v: type(v) is int and 0 <= v <= MOST_PASSES
     if column.unit == "JSON":
         return lambda v: is_text(v) and _is_json(v, list if column.name == "stop" else dict)
     match column.kind:

@@ -1,6 +1,7 @@
 """JSON that may come from anyone, with every way in which it can be bad as a ValueError.
 
     parse(data)       # one value; NaN, infinities and nesting beyond the interpreter's limit are refused
+    lenient(data)     # the same with NaN and infinities, which other programs write
     document(data)    # also: not too deep, no whole number beyond 64 bits
 
 Python's own reader takes NaN, reads 1e400 as infinity, and ends deep nesting with a RecursionError.
@@ -20,6 +21,14 @@ def parse(data: bytes | str) -> Any:
     """One JSON value. Raises ValueError."""
     try:
         return json.loads(data, parse_constant=_constant, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def lenient(data: bytes | str) -> Any:
+    """One value of the JSON that Python and transformers write. Raises ValueError."""
+    try:
+        return json.loads(data)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 

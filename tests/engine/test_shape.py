@@ -46,6 +46,13 @@ def test_a_step_reads_the_experts_that_its_tokens_reach():
     assert reading[1] == pytest.approx(shape.streamed + shape.routed * 7 / 16 + 2 * per_entry)
 
 
+@pytest.mark.parametrize("model_type", ["aria", "jetmoe", "mixtral"])
+def test_routed_experts_are_known_by_their_number_wherever_it_is_told(model_type):
+    shape = shape_of_model(zoo.build(zoo.configuration(model_type, {})))
+    assert shape.routed > shape.streamed
+    assert shape.active == 0.5
+
+
 def test_text_does_not_stream_a_vision_tower_or_an_embedding_table():
     config = zoo.configuration("qwen3_vl", {})
     model = zoo.build(config)

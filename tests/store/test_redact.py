@@ -114,6 +114,9 @@ def test_no_canary_reaches_a_run_folder(tmp_path: Path, monkeypatch: pytest.Monk
                 {
                     "row_key": "k",
                     "task": "walk",
+                    "doc_id": "q0",
+                    "sample": 0,
+                    "method": "gkv",
                     "status": "judge_error",
                     "model": model,
                     "note": f"Bearer {CANARY}: {HF}",

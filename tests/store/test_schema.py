@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from kvbench.store import COLUMNS, DETERMINISTIC, NAMES, check_row
 from kvbench.store.frames import rows_schema, to_table
-from kvbench.store.schema import clean_text, natural, sort_key
+from kvbench.store.schema import clean_text, natural, read_row, sort_key
 
 Row = Callable[..., dict[str, Any]]
 
@@ -69,6 +69,9 @@ def test_numbers_that_are_none_become_null(row: Row, value: float) -> None:
         {"aux": "{"},
         {"task": None},
         {"row_key": ""},
+        {"method": None},
+        {"doc_id": ""},
+        {"sample": None},
         {"status": "oom", "score": 0.0},
     ],
 )
@@ -77,8 +80,18 @@ def test_a_row_that_does_not_fit_is_refused_at_once(row: Row, wrong: dict[str, A
         check_row(row(1, **wrong))
 
 
+@pytest.mark.parametrize(
+    "wrong", [{"method": None}, {"doc_id": None}, {"sample": None}, {"score_pass": 2**31 - 1}, {"score_pass": -1}]
+)
+def test_a_row_that_kvbench_never_writes_is_damage(row: Row, wrong: dict[str, Any]) -> None:
+    whole = check_row(row(1, score_pass=3))
+    assert read_row(whole) == whole
+    assert read_row(whole | wrong) is None
+
+
 def test_a_failed_row_may_lack_everything_but_its_identity() -> None:
-    table = to_table([check_row({"row_key": "k", "task": "walk", "status": "oom"})])
+    named = {"row_key": "k", "task": "walk", "doc_id": "q0", "sample": 0, "method": "gkv", "status": "oom"}
+    table = to_table([check_row(named)])
     assert table.schema == rows_schema()
     assert table.column("score").null_count == 1
 

@@ -117,7 +117,7 @@ def test_failed_rows_have_no_score(start: Start, row: Row) -> None:
     with start() as run:
         with run.journal() as journal:
             journal.append(row(0))
-            journal.append({"row_key": "k", "task": "walk", "status": "oom"})
+            journal.append(row(1, status="oom", score=None, row_key="k"))
         run.seal()
     snapshot = read_run(run.path)
     assert (snapshot.saved, snapshot.failed, snapshot.progress) == (1, 1, "1 of 10 rows")
