@@ -19,15 +19,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-<<<<<<< HEAD
-from kvbench import hub, model_files
-from kvbench.errors import SetupError, UserError, show
-from kvbench.faults import words
-=======
 from kvbench import faults, hub, model_files
 from kvbench.errors import KVBenchError, SetupError, UserError, show
+from kvbench.faults import words
 from kvbench.store.strict_json import lenient
->>>>>>> fix-inputs
 
 TINY = "tiny"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
@@ -132,14 +127,9 @@ def unreadable(name: str, where: str, error: Exception) -> SetupError:
         return _own_code(name)
     if not Path(where).is_dir() and (refusal := _refusal(name, reason)):
         return refusal
-<<<<<<< HEAD
-    first = (words(error).splitlines() or [type(error).__name__])[0]
-    return SetupError(f"model {show(name)} cannot be read: {first}")
-=======
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in words(error).splitlines() if line.strip()] or [type(error).__name__]
     told = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return SetupError(f"model {show(name)} cannot be read: {told}")
->>>>>>> fix-inputs
 
 
 def _own_code(name: str) -> SetupError:

@@ -16,11 +16,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 from test_model_files import flip, large
-<<<<<<< HEAD
 from test_run import Impatient
-=======
-from test_run import Silent
->>>>>>> fix-sec
 
 from kvbench import models, same_run, tiny
 from kvbench.cli import main
@@ -58,16 +54,6 @@ def call(*argv: str) -> tuple[int, str]:
     return code, err.getvalue()
 
 
-<<<<<<< HEAD
-=======
-class Impatient(Silent):
-    def update(self, rows_done: int, *_: object) -> None:
-        if rows_done > 1 and not self.calls:  # a second signal would end this process at once
-            self.calls += 1
-            os.kill(os.getpid(), signal.SIGINT)
-
-
->>>>>>> fix-sec
 @pytest.fixture(scope="module")
 def began(tmp_path_factory: pytest.TempPathFactory) -> Began:
     home = tmp_path_factory.mktemp("same")

@@ -128,13 +128,9 @@ def own_failures(model: Any) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-<<<<<<< HEAD
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise
-        reason = (str(error).splitlines() or [""])[0].rstrip(".")
-=======
         reason = (words(error).splitlines() or [""])[0].rstrip(".")
->>>>>>> fix-sec
         raise ProbeFailed(
             f"model type {show(model.config.model_type)} is not supported: it cannot read one token without a cache of "
             f"its own ({type(error).__name__}: {reason})."

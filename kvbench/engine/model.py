@@ -92,13 +92,9 @@ def load(
             path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False
         )
     except Exception as error:  # of transformers' code for this model, which raises what it likes
-<<<<<<< HEAD
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-=======
         reason = (words(error).strip().splitlines() or [type(error).__name__])[0]
->>>>>>> fix-sec
         raise SetupError(f"model {show(path)} cannot be loaded: {reason}") from error
     return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)
 
