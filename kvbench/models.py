@@ -21,7 +21,6 @@ from typing import Any
 
 from kvbench import faults, hub, model_files
 from kvbench.errors import KVBenchError, SetupError, UserError, show
-from kvbench.faults import words
 from kvbench.store.strict_json import lenient
 
 TINY = "tiny"
@@ -127,7 +126,7 @@ def unreadable(name: str, where: str, error: Exception) -> SetupError:
         return _own_code(name)
     if not Path(where).is_dir() and (refusal := _refusal(name, reason)):
         return refusal
-    lines = [line.strip() for line in words(error).splitlines() if line.strip()] or [type(error).__name__]
+    lines = [line.strip() for line in faults.words(error).splitlines() if line.strip()] or [type(error).__name__]
     told = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     return SetupError(f"model {show(name)} cannot be read: {told}")
 
@@ -205,7 +204,7 @@ def reading(name: str, where: str) -> Iterator[None]:
     except KVBenchError:
         raise
     except Exception as error:
-        if faults.out_of_memory(error) or faults.device_failed(error):
+        if faults.of_machine(error):
             raise
         raise unreadable(name, where, error) from error
 
