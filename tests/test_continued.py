@@ -233,7 +233,7 @@ def test_paths_of_an_old_record_are_printed_whole(session: dict, folder: Path, c
     paths = {"task_file": "~/moved/q.jsonl", "chat_template": "~/t.jinja", "model": "~/models"}
     (folder / "models").symlink_to("secret=models")
     _make_old(folder / "results", "r2", "old-home", **paths)
-    resume = ["run", "--resume", "old-home", "-q", "--json"]
+    resume = ["run", "--resume", "old-home", "--dry-run", "--json"]
     template = f"--chat-template {folder}/t.jinja"
     asked, moved = calls(folder, [(resume, home), ([*resume, "--chat-template", "again.toml"], home)])
     command = asked.err.strip().partition("If you trust them, give them again: kvbench ")[2]
