@@ -97,3 +97,11 @@ def test_files(report: Report, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(SetupError, match="cannot write the report in"):
         write(report, tmp_path / "file")
+
+
+def test_a_report_without_lines_is_an_empty_csv() -> None:
+    class Empty:
+        def lines(self) -> list[dict[str, object]]:
+            return []
+
+    assert FORMATS["csv"](Empty()) == ""  # type: ignore[arg-type]
