@@ -22,7 +22,6 @@ ROWS = 3 * 12 * 2
 class Silent:
     """A progress that shows nothing."""
 
-    calls = 0
 
     def begin(self, total: int, done: int) -> None: ...
     def cell(self, text: str) -> None: ...

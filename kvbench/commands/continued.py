@@ -25,7 +25,7 @@ from kvbench.plugins import check_same, load_plugins
 from kvbench.problems import Problems
 from kvbench.settings import Gathered, Given
 from kvbench.store import again, list_runs, manifest
-from kvbench.store.redact import HIDDEN, redact_text
+from kvbench.store.redact import HIDDEN, hide_keys
 from kvbench.values import parse
 from kvbench.work import template_hash
 
@@ -240,9 +240,9 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    return "default" if kept in (None, "") else show(redact_text(str(kept)))[1:-1]
+    return "default" if kept in (None, "") else show(hide_keys(str(kept)))[1:-1]
 
 
 def _said(given: Given, value: Any) -> str:
     """``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
-    return f"{given.source}{' ' if given.source.startswith('--') else '='}{show(redact_text(str(value)))[1:-1]}"
+    return f"{given.source}{' ' if given.source.startswith('--') else '='}{show(hide_keys(str(value)))[1:-1]}"
