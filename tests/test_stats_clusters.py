@@ -57,8 +57,8 @@ def test_the_drop_of_a_family_is_that_of_its_strictest_step() -> None:
     draw = np.random.default_rng(10)
     family = [paired(draw.random((30, 4)), draw.random((30, 4)), permutations=1) for _ in range(8)]
     for one, judged in zip(family, judge(family)):
-        assert judged.smallest_drop == pytest.approx(smallest_drop(one.se, 29, alpha=0.05 / 8, sides=2))
-        assert judged.smallest_drop > one.smallest_drop > smallest_drop(one.se, 29)
+        assert judged.smallest_drop == pytest.approx(smallest_drop(one.se, 29, alpha=0.05 / 8, sides=2, wobble=one.wobble))
+        assert judged.smallest_drop > one.drop(0.05) > smallest_drop(one.se, 29)
 
 
 @pytest.mark.parametrize("sizes", [[1] * 12, [3] * 5, list(range(1, 8)), [4, 4, 2, 2, 1]], ids=str)

@@ -98,8 +98,13 @@ class Clusters:
             between, within = self.components(values)
             variance = within * self.questions + between * np.sum(self.sizes**2)
             return float(np.sqrt(variance) / self.questions)
-        missing = 1 - self.sizes / self.questions  # the share of a cluster's variance that its residuals show
-        return float(np.sqrt(np.sum(self.sums(values - values.mean()) ** 2 / missing)) / self.questions)
+        return float(np.sqrt(np.sum(self.residuals(values) ** 2)) / self.questions)
+
+    def residuals(self, values: Floats) -> Floats:
+        """Each cluster's sum of deviations from the mean, divided by the share that CR2 sees of its error."""
+        import numpy as np
+
+        return np.asarray(self.sums(values - values.mean()) / np.sqrt(1 - self.sizes / self.questions))
 
     def components(self, values: Floats) -> tuple[float, float]:
         """Variance of a question's value between clusters and within them, by restricted maximum likelihood."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvbench.stats.clusters import Clusters
 from kvbench.stats.flips import least_p, limits, patterns, sign_flip
 from kvbench.stats.means import unseen
-from kvbench.stats.power import flips_drop, smallest_drop, whole_questions_drop
+from kvbench.stats.power import flips_drop, smallest_drop, whole_questions_drop, wobble_of
 from kvbench.stats.samples import Scores, question_means
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class Paired:
     p: float
     p_drop: float
     p_sign_flip: float  # two-sided
-    smallest_drop: float  # found with 80% power by the two-sided test at 5%
     mean_a: float
     mean_b: float
     questions: int
@@ -45,8 +44,8 @@ class Paired:
     clusters: int
     largest: int  # questions of the largest cluster
     equal: bool  # whether all clusters have as many questions
-    lopsided: tuple[float, ...]  # the sizes of clusters whose signs are flipped; else empty
-    correlation: float  # of differences within a cluster
+    wobble: float  # of `se`, for the drop that t finds; else NaN
+    flipped: tuple[tuple[float, float], ...]  # sum of differences and size of each cluster whose sign flips; else empty
 
     def drop(self, alpha: float) -> float:
         """The true drop that the test finds with 80% power, two-sided at `alpha`.
@@ -56,8 +55,10 @@ class Paired:
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha)
         if self.test == "sign flips":
-            return flips_drop(self.se, self.lopsided, self.correlation, alpha=alpha)
-        return smallest_drop(self.se, self.df, alpha=alpha, sides=2) if self.test == "t" else math.nan
+            return flips_drop(self.flipped, alpha=alpha)
+        if self.test != "t":
+            return math.nan
+        return smallest_drop(self.se, self.df, alpha=alpha, sides=2, wobble=self.wobble)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,6 @@ def paired(
         test = _flips(diffs, diff, groups, p_flip, level, permutations, seed)
     else:
         test = _t(diff, se, groups.df, level)
-    flipped = test.name == "sign flips"
     return Paired(
         diff=diff,
         se=se,
@@ -118,7 +118,6 @@ def paired(
         p=test.p,
         p_drop=test.p_drop,
         p_sign_flip=p_flip,
-        smallest_drop=math.nan if test.name != "t" else smallest_drop(se, groups.df, alpha=ALPHA, sides=2),
         mean_a=float(means_a.mean()) if len(diffs) else math.nan,
         mean_b=float(means_b.mean()) if len(diffs) else math.nan,
         questions=len(diffs),
@@ -126,8 +125,8 @@ def paired(
         clusters=groups.count,
         largest=groups.largest,
         equal=groups.equal,
-        lopsided=tuple(map(float, groups.sizes)) if flipped else (),
-        correlation=groups.correlation(diffs) if flipped else 0.0,
+        wobble=wobble_of(groups.residuals(diffs), groups.df) if test.name == "t" else math.nan,
+        flipped=tuple(zip(groups.sums(diffs).tolist(), groups.sizes.tolist())) if test.name == "sign flips" else (),
     )
 
 

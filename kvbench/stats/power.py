@@ -1,62 +1,81 @@
 """The smallest true drop that a comparison finds with a given power.
 
 smallest_drop(se, df, sides=2, alpha=0.05 / 8)     # of a two-sided t test at Holm's strictest step among eight
-flips_drop(se, sizes, correlation, alpha=0.05)     # of sign flips of whole clusters
+flips_drop(sums_and_sizes, alpha=0.05)             # of sign flips of whole clusters
 whole_questions_drop(30, alpha=0.05)               # where the data show no spread
+
+A drop is found when it exceeds half the width of the interval that the test itself gives at `alpha`, plus the noise of
+the mean. All figures are right on average over tables: their mean is the drop that has the power.
 """
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvbench.stats.flips import limits, patterns
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
 POWER = 0.8
-DRAWS = 1000  # of noise, for sign flips: their power has no formula
 SIGNS = 2047
+MOST_TAIL = 4.0
 
 
-def smallest_drop(se: float, df: float, *, power: float = POWER, alpha: float = 0.05, sides: int = 1) -> float:
-    """The true drop that a t test with this standard error finds with the given power. NaN without spread."""
+def smallest_drop(
+    se: float, df: float, *, power: float = POWER, alpha: float = 0.05, sides: int = 1, wobble: float | None = None
+) -> float:
+    """The true drop that a t test with this standard error finds with the given power. NaN without spread.
+
+    `wobble`: squared coefficient of variation of `se` from table to table; that of normal data if it is not given.
+
+    The test finds d if d + noise > critical x se. Noise and se vary, so d must exceed the mean of critical x se - noise
+    by a normal quantile of its standard deviation. True noise has variance mean(se)^2 (1 + wobble).
+    """
+    from scipy.special import ndtri, stdtrit
+
     if not (df > 0 and se > 0):
         return math.nan
-    return _t_multiple(round(df, 6), power, alpha / sides) * se
+    critical = float(stdtrit(df, 1 - alpha / sides))
+    varies = 1 / (2 * df) if wobble is None else wobble
+    return se * (critical + float(ndtri(power)) * math.sqrt(1 + (1 + critical**2) * varies))
 
 
-@lru_cache(maxsize=1024)
-def _t_multiple(df: float, power: float, alpha: float) -> float:
-    """The shift, in standard errors, at which a one-sided t test at `alpha` has this power."""
-    from scipy.optimize import brentq
-    from scipy.stats import nct
-    from scipy.stats import t as student
+def wobble_of(residuals: Floats, df: float) -> float:
+    """How much a standard error varies from table to table: its squared coefficient of variation.
 
-    critical = float(student.ppf(1 - alpha, df))
-    return float(brentq(lambda shift: nct.sf(critical, df, shift) - power, 0.0, 10 * critical + 10))
-
-
-def flips_drop(
-    se: float, sizes: tuple[float, ...], correlation: float, *, power: float = POWER, alpha: float = 0.05
-) -> float:
-    """The same for two-sided sign flips of clusters, whose questions have this correlation. NaN where nothing is."""
-    if not se > 0:
+    `residuals` are those of clusters, as the standard error weighs them. For normal ones it is 1 / (2 df). Where a few
+    hold most of the sum of squares it is more, and their fourth powers say how much. A few clusters show only a part
+    of a heavy tail: the excess gets Fisher's correction of a sample's kurtosis twice. Once leaves a power of 75 to 80%
+    near 0 and 1, twice 77 to 83% (simulated).
+    """
+    squares = residuals**2
+    total = float(squares.sum())
+    if not (total > 0 and df > 0):
         return math.nan
-    return _flips_multiple(tuple(sorted(sizes)), round(correlation, 1), power, alpha) * se
+    excess = max(0.0, float((squares**2).sum()) / total**2 - 3 / (df + 2))
+    fisher = df * (df + 2) / ((df - 1) * (df - 2)) if df > 2 else math.inf
+    return 1 / (2 * df) + excess * min(fisher**2, MOST_TAIL) / 4
 
 
-@lru_cache(maxsize=256)
-def _flips_multiple(sizes: tuple[float, ...], correlation: float, power: float, alpha: float) -> float:
-    """Standard errors that the limit of the test's interval stays below with this probability, by simulation."""
+def flips_drop(clusters: Sequence[tuple[float, float]], *, power: float = POWER, alpha: float = 0.05) -> float:
+    """The same for two-sided sign flips of clusters: (sum of differences, size) of each. NaN where nothing is found.
+
+    Half the width of the test's own interval needs no estimate of how far questions of a cluster agree, which few
+    clusters hardly show. Its ratio to the noise is that of a normal test within 3%, whatever sizes and agreement are.
+    """
     import numpy as np
+    from scipy.special import ndtri
 
-    size = np.array(sizes)
-    variances = size * (1 + (size - 1) * correlation)
-    noise = np.random.default_rng(0).normal(size=(DRAWS, len(size))) * np.sqrt(variances)
-    signs = patterns(len(size), SIGNS)
-    far = [limits(part, size, signs, alpha)[1] for part in np.array_split(noise, 10)]
-    reach = np.concatenate(far) + noise.sum(1) / size.sum()
-    drop = float(np.quantile(reach, power, method="higher"))
-    return drop / float(np.sqrt(variances.sum()) / size.sum()) if math.isfinite(drop) else math.nan
+    sums, sizes = np.array(clusters).T
+    below, above = limits(sums, sizes, patterns(len(sizes), SIGNS), alpha)
+    half = float(below + above) / 2
+    return half * (1 + float(ndtri(power) / ndtri(1 - alpha / 2))) if math.isfinite(half) else math.nan
 
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:
