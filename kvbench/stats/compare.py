@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvbench.stats.clusters import Clusters
 from kvbench.stats.flips import least_p, limits, patterns, sign_flip
 from kvbench.stats.means import unseen
-from kvbench.stats.power import flips_drop, smallest_drop, whole_questions_drop, wobble_of
+from kvbench.stats.power import flips_drop, smallest_drop, tail_of, whole_questions_drop
 from kvbench.stats.samples import Scores, question_means
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Paired:
     clusters: int
     largest: int  # questions of the largest cluster
     equal: bool  # whether all clusters have as many questions
-    wobble: float  # of `se`, for the drop that t finds; else NaN
+    tail: float  # how much more `se` varies than that of normal differences
     flipped: tuple[tuple[float, float], ...]  # sum of differences and size of each cluster whose sign flips; else empty
 
     def drop(self, alpha: float) -> float:
@@ -55,10 +55,10 @@ class Paired:
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha)
         if self.test == "sign flips":
-            return flips_drop(self.flipped, alpha=alpha)
+            return flips_drop(self.flipped, alpha=alpha, tail=self.tail)
         if self.test != "t":
             return math.nan
-        return smallest_drop(self.se, self.df, alpha=alpha, sides=2, wobble=self.wobble)
+        return smallest_drop(self.se, self.df, alpha=alpha, sides=2, tail=self.tail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +125,7 @@ def paired(
         clusters=groups.count,
         largest=groups.largest,
         equal=groups.equal,
-        wobble=wobble_of(groups.residuals(diffs), groups.df) if test.name == "t" else math.nan,
+        tail=_tail(diffs, groups) if test.name in ("t", "sign flips") else 0.0,
         flipped=tuple(zip(groups.sums(diffs).tolist(), groups.sizes.tolist())) if test.name == "sign flips" else (),
     )
 
@@ -136,6 +136,10 @@ def _t(diff: float, se: float, df: float, level: float) -> _Test:
     t = diff / se
     half = float(stdtrit(df, 0.5 + level / 2)) * se
     return _Test("t", float(2 * stdtr(df, -abs(t))), float(stdtr(df, -t)), t, diff - half, diff + half)
+
+
+def _tail(diffs: Floats, groups: Clusters) -> float:
+    return tail_of(groups.residuals(diffs), groups.count - 1 if groups.lopsided else groups.df)
 
 
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:

@@ -23,59 +23,62 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 POWER = 0.8
-SIGNS = 2047
-MOST_TAIL = 4.0
+SIGNS = 2047  # patterns that a drop is found from, beside the unflipped one
+MOST_CORRECTION = 4.0  # of fourth powers; that of about 8 clusters
 
 
 def smallest_drop(
-    se: float, df: float, *, power: float = POWER, alpha: float = 0.05, sides: int = 1, wobble: float | None = None
+    se: float, df: float, *, power: float = POWER, alpha: float = 0.05, sides: int = 1, tail: float = 0.0
 ) -> float:
     """The true drop that a t test with this standard error finds with the given power. NaN without spread.
 
-    `wobble`: squared coefficient of variation of `se` from table to table; that of normal data if it is not given.
-
     The test finds d if d + noise > critical x se. Noise and se vary, so d must exceed the mean of critical x se - noise
-    by a normal quantile of its standard deviation. True noise has variance mean(se)^2 (1 + wobble).
+    by a normal quantile of its standard deviation. With w = 1 / (2 df) + tail the squared coefficient of variation of
+    the se, critical x se has variance mean(se)^2 critical^2 w, and the noise mean(se)^2 (1 + w).
     """
     from scipy.special import ndtri, stdtrit
 
     if not (df > 0 and se > 0):
         return math.nan
     critical = float(stdtrit(df, 1 - alpha / sides))
-    varies = 1 / (2 * df) if wobble is None else wobble
+    varies = 1 / (2 * df) + tail
     return se * (critical + float(ndtri(power)) * math.sqrt(1 + (1 + critical**2) * varies))
 
 
-def wobble_of(residuals: Floats, df: float) -> float:
-    """How much a standard error varies from table to table: its squared coefficient of variation.
+def tail_of(residuals: Floats, df: float) -> float:
+    """How much more a standard error varies from table to table than for normal data, where it is 1 / (2 df).
 
-    `residuals` are those of clusters, as the standard error weighs them. For normal ones it is 1 / (2 df). Where a few
-    hold most of the sum of squares it is more, and their fourth powers say how much. A few clusters show only a part
-    of a heavy tail: the excess gets Fisher's correction of a sample's kurtosis twice. Once leaves a power of 75 to 80%
-    near 0 and 1, twice 77 to 83% (simulated).
+    `residuals` are those of clusters. Where a few hold most of the sum of squares, their fourth powers exceed those of
+    normal ones. A few clusters show only a part of a heavy tail: the excess gets Fisher's correction of a sample's
+    kurtosis twice. Once leaves a power of 75 to 80% near 0 and 1, twice 77 to 83% (simulated).
     """
     squares = residuals**2
     total = float(squares.sum())
     if not (total > 0 and df > 0):
-        return math.nan
+        return 0.0
     excess = max(0.0, float((squares**2).sum()) / total**2 - 3 / (df + 2))
     fisher = df * (df + 2) / ((df - 1) * (df - 2)) if df > 2 else math.inf
-    return 1 / (2 * df) + excess * min(fisher**2, MOST_TAIL) / 4
+    return excess * min(fisher**2, MOST_CORRECTION) / 4
 
 
-def flips_drop(clusters: Sequence[tuple[float, float]], *, power: float = POWER, alpha: float = 0.05) -> float:
+def flips_drop(
+    clusters: Sequence[tuple[float, float]], *, power: float = POWER, alpha: float = 0.05, tail: float = 0.0
+) -> float:
     """The same for two-sided sign flips of clusters: (sum of differences, size) of each. NaN where nothing is found.
 
     Half the width of the test's own interval needs no estimate of how far questions of a cluster agree, which few
     clusters hardly show. Its ratio to the noise is that of a normal test within 3%, whatever sizes and agreement are.
+    `tail`: how much more than that of normal data the interval varies (`tail_of`).
     """
     import numpy as np
     from scipy.special import ndtri
 
     sums, sizes = np.array(clusters).T
     below, above = limits(sums, sizes, patterns(len(sizes), SIGNS), alpha)
-    half = float(below + above) / 2
-    return half * (1 + float(ndtri(power) / ndtri(1 - alpha / 2))) if math.isfinite(half) else math.nan
+    half, critical = float(below + above) / 2, float(ndtri(1 - alpha / 2))
+    if not math.isfinite(half):
+        return math.nan
+    return half * (1 + float(ndtri(power)) / critical * math.sqrt(1 + (1 + critical**2) * tail))
 
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:

@@ -44,7 +44,6 @@ SPREADS = (0.3, 1.1, 5.0, 30.0)  # a + b of the Beta distribution
 OWN = 0.2  # share of a question's difficulty that a method has for itself
 LATENT = np.linspace(-6, 6, 2401)
 PILOT = 300  # tables without a drop: the rest of a family
-ROUNDS = (300, 300, 1500)  # tables to find the printed drop from, the last as exact as the power is
 MORE = "more than the score"
 
 
@@ -154,7 +153,7 @@ def power(setting: Setting, family: int, tables: int, draw: np.random.Generator)
         return float(np.mean(drops)) if drops else math.nan
 
     drop = printed(others)
-    for pilot in ROUNDS:
+    for pilot in (PILOT, PILOT, max(PILOT, tables * 3 // 4)):
         if drop < setting.mean:  # a score cannot fall below 0
             drop = printed(setting.pairs(pilot, draw, drop))
     if not drop < setting.mean:
