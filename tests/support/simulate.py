@@ -43,6 +43,7 @@ AGREE = (0.0, 0.5, 1.0)
 SPREADS = (0.3, 1.1, 5.0, 30.0)  # a + b of the Beta distribution
 OWN = 0.2  # share of a question's difficulty that a method has for itself
 LATENT = np.linspace(-6, 6, 2401)
+PATTERNS = 2100  # all 2,048 of 11 clusters, as reports try them
 PILOT = 300  # tables without a drop: the rest of a family
 MORE = "more than the score"
 
@@ -95,7 +96,7 @@ class Setting:
 
     def pairs(self, tables: int, draw: np.random.Generator, drop: float = 0.0) -> list[Paired]:
         made = (self.two(draw, drop) for _ in range(tables))
-        return [paired(a, b, clusters=self.clusters, permutations=1999 if not self.single else 1) for a, b in made]
+        return [paired(a, b, clusters=self.clusters, permutations=PATTERNS if not self.single else 1) for a, b in made]
 
 
 def rate(hits: int, tables: int) -> dict[str, float]:
@@ -184,6 +185,7 @@ def simulate(tables: int, seed: int = 0) -> Iterator[tuple[str, dict[str, Any]]]
         if setting.agree == 0.5:
             continue
         for family in FAMILIES if plain else (1, 8):
+            draw = np.random.default_rng([seed, number, family])
             if setting.mean == 0.5:
                 yield "families", about | {"family": family} | families(setting, family, tables, draw)
             if setting.mean == 0.5 or setting.agree == 0:
