@@ -32,17 +32,26 @@ def smallest_drop(
 ) -> float:
     """The true drop that a t test with this standard error finds with the given power. NaN without spread.
 
-    The test finds d if d + noise > critical x se. Noise and se vary, so d must exceed the mean of critical x se - noise
-    by a normal quantile of its standard deviation. With w = 1 / (2 df) + tail the squared coefficient of variation of
-    the se, critical x se has variance mean(se)^2 critical^2 w, and the noise mean(se)^2 (1 + w).
+    `tail`: how much more than that of normal data the standard error varies (`tail_of`).
     """
-    from scipy.special import ndtri, stdtrit
+    from scipy.special import stdtrit
 
     if not (df > 0 and se > 0):
         return math.nan
     critical = float(stdtrit(df, 1 - alpha / sides))
-    varies = 1 / (2 * df) + tail
-    return se * (critical + float(ndtri(power)) * math.sqrt(1 + (1 + critical**2) * varies))
+    return _beyond(critical * se, critical, 1 / (2 * df) + tail, power)
+
+
+def _beyond(half: float, critical: float, varies: float, power: float) -> float:
+    """The drop that exceeds half the interval's width, critical x se, plus noise with this probability.
+
+    Noise and se vary, so the drop must exceed the mean of critical x se - noise by a normal quantile of its standard
+    deviation. With `varies` the squared coefficient of variation of the se, critical x se has variance
+    mean(se)^2 critical^2 varies, and the noise mean(se)^2 (1 + varies).
+    """
+    from scipy.special import ndtri
+
+    return half * (1 + float(ndtri(power)) / critical * math.sqrt(1 + (1 + critical**2) * varies))
 
 
 def tail_of(residuals: Floats, df: float) -> float:
@@ -67,18 +76,18 @@ def flips_drop(
     """The same for two-sided sign flips of clusters: (sum of differences, size) of each. NaN where nothing is found.
 
     Half the width of the test's own interval needs no estimate of how far questions of a cluster agree, which few
-    clusters hardly show. Its ratio to the noise is that of a normal test within 3%, whatever sizes and agreement are.
-    `tail`: how much more than that of normal data the interval varies (`tail_of`).
+    clusters hardly show. It is taken to vary as that of t over as many equal clusters, whatever their sizes: the power
+    is then rather more than less than promised (simulated).
     """
     import numpy as np
     from scipy.special import ndtri
 
     sums, sizes = np.array(clusters).T
     below, above = limits(sums, sizes, patterns(len(sizes), SIGNS), alpha)
-    half, critical = float(below + above) / 2, float(ndtri(1 - alpha / 2))
+    half = float(below + above) / 2
     if not math.isfinite(half):
         return math.nan
-    return half * (1 + float(ndtri(power)) / critical * math.sqrt(1 + (1 + critical**2) * tail))
+    return _beyond(half, float(ndtri(1 - alpha / 2)), 1 / (2 * (len(sizes) - 1)) + tail, power)
 
 
 def whole_questions_drop(clusters: int, *, power: float = POWER, alpha: float = 0.05) -> float:
