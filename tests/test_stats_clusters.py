@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from kvbench.stats import Clusters, estimate, judge, paired, sign_flip, smallest_drop
+from kvbench.stats.power import tail_of
 from tests.support.simulate import Setting, power
 
 VERY_UNEQUAL = ([40] + [2] * 10, [1] * 30 + [30])
@@ -57,8 +58,49 @@ def test_the_drop_of_a_family_is_that_of_its_strictest_step() -> None:
     draw = np.random.default_rng(10)
     family = [paired(draw.random((30, 4)), draw.random((30, 4)), permutations=1) for _ in range(8)]
     for one, judged in zip(family, judge(family)):
-        assert judged.smallest_drop == pytest.approx(smallest_drop(one.se, 29, alpha=0.05 / 8, sides=2))
-        assert judged.smallest_drop > one.smallest_drop > smallest_drop(one.se, 29)
+        assert judged.smallest_drop == pytest.approx(smallest_drop(one.se, 29, alpha=0.05 / 8, sides=2, tail=one.tail))
+        assert judged.smallest_drop > one.drop(0.05) > smallest_drop(one.se, 29)
+
+
+def found_at_its_printed_drop(noise: np.ndarray, sizes: list[int], family: int) -> float:
+    """How often the mean of the printed drops is found in other tables with this noise, at Holm's strictest step."""
+    zeros, alpha = [[0.0]] * sum(sizes), 0.05 / family
+
+    def tables(rows: np.ndarray) -> list:
+        return [paired(row[:, None], zeros, clusters=names(sizes), permutations=1100) for row in rows]
+
+    half = len(noise) // 2
+    drop = np.mean([one.drop(alpha) for one in tables(noise[:half])])
+    return float(np.mean([one.p <= alpha and one.diff < 0 for one in tables(noise[half:] - drop)]))
+
+
+@pytest.mark.parametrize("family", [1, 8])
+@pytest.mark.parametrize("agree", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("sizes", [list(range(1, 13)), [40] + [2] * 10], ids=str)
+def test_the_printed_drop_is_right_on_average_however_questions_agree(
+    sizes: list[int], agree: float, family: int
+) -> None:
+    draw = np.random.default_rng(16)
+    noise = np.array([differences(sizes, agree, draw) for _ in range(1000)])
+    assert 0.74 <= found_at_its_printed_drop(noise, sizes, family) <= 0.86  # 0.8 and 3.4 standard errors
+
+
+@pytest.mark.parametrize("family", [1, 8])
+def test_the_printed_drop_counts_heavy_tails(family: int) -> None:
+    """As near 0 and 1: a few questions differ much, most hardly."""
+    draw = np.random.default_rng(17)
+    noise = draw.normal(size=(4000, 30)) * np.where(draw.random((4000, 30)) < 0.1, 6, 1)
+    assert 0.77 <= found_at_its_printed_drop(noise, [1] * 30, family) <= 0.83
+
+
+def test_tails_are_the_unbiased_kurtosis_of_scipy() -> None:
+    from scipy.stats import kurtosis
+
+    values = np.random.default_rng(18).standard_t(5, size=2000)
+    values -= values.mean()
+    assert tail_of(values, 1999) * 4 * 2000 == pytest.approx(kurtosis(values, bias=False), rel=0.01)
+    assert tail_of(np.repeat([1.0, -1.0], 20), 39) == 0
+    assert tail_of(np.zeros(5), 4) == 0
 
 
 @pytest.mark.parametrize("sizes", [[1] * 12, [3] * 5, list(range(1, 8)), [4, 4, 2, 2, 1]], ids=str)

@@ -95,11 +95,20 @@ class Clusters:
         if self.count < 2:
             return math.nan
         if self.lopsided:
-            between, within = self.components(values)
-            variance = within * self.questions + between * np.sum(self.sizes**2)
-            return float(np.sqrt(variance) / self.questions)
-        missing = 1 - self.sizes / self.questions  # the share of a cluster's variance that its residuals show
-        return float(np.sqrt(np.sum(self.sums(values - values.mean()) ** 2 / missing)) / self.questions)
+            return float(np.sqrt(self.variances(values).sum()) / self.questions)
+        return float(np.sqrt(np.sum(self.residuals(values) ** 2)) / self.questions)
+
+    def residuals(self, values: Floats) -> Floats:
+        """Each cluster's sum of deviations from the mean: as CR2 weighs it, or, if lopsided, in units of its sd."""
+        import numpy as np
+
+        sums = self.sums(values - values.mean())
+        return np.asarray(sums / np.sqrt(self.variances(values) if self.lopsided else 1 - self.sizes / self.questions))
+
+    def variances(self, values: Floats) -> Floats:
+        """Of the sum of each cluster, by the two components."""
+        between, within = self.components(values)
+        return within * self.sizes + between * self.sizes**2
 
     def components(self, values: Floats) -> tuple[float, float]:
         """Variance of a question's value between clusters and within them, by restricted maximum likelihood."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvbench.stats.clusters import Clusters
 from kvbench.stats.flips import least_p, limits, patterns, sign_flip
 from kvbench.stats.means import unseen
-from kvbench.stats.power import flips_drop, smallest_drop, whole_questions_drop
+from kvbench.stats.power import flips_drop, smallest_drop, tail_of, whole_questions_drop
 from kvbench.stats.samples import Scores, question_means
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class Paired:
     p: float
     p_drop: float
     p_sign_flip: float  # two-sided
-    smallest_drop: float  # found with 80% power by the two-sided test at 5%
     mean_a: float
     mean_b: float
     questions: int
@@ -45,8 +44,8 @@ class Paired:
     clusters: int
     largest: int  # questions of the largest cluster
     equal: bool  # whether all clusters have as many questions
-    lopsided: tuple[float, ...]  # the sizes of clusters whose signs are flipped; else empty
-    correlation: float  # of differences within a cluster
+    tail: float  # how much more `se` varies than that of normal differences
+    flipped: tuple[tuple[float, float], ...]  # sum of differences and size of each cluster whose sign flips; else empty
 
     def drop(self, alpha: float) -> float:
         """The true drop that the test finds with 80% power, two-sided at `alpha`.
@@ -56,8 +55,10 @@ class Paired:
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha)
         if self.test == "sign flips":
-            return flips_drop(self.se, self.lopsided, self.correlation, alpha=alpha)
-        return smallest_drop(self.se, self.df, alpha=alpha, sides=2) if self.test == "t" else math.nan
+            return flips_drop(self.flipped, alpha=alpha, tail=self.tail)
+        if self.test != "t":
+            return math.nan
+        return smallest_drop(self.se, self.df, alpha=alpha, sides=2, tail=self.tail)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,6 @@ def paired(
         test = _flips(diffs, diff, groups, p_flip, level, permutations, seed)
     else:
         test = _t(diff, se, groups.df, level)
-    flipped = test.name == "sign flips"
     return Paired(
         diff=diff,
         se=se,
@@ -118,7 +118,6 @@ def paired(
         p=test.p,
         p_drop=test.p_drop,
         p_sign_flip=p_flip,
-        smallest_drop=math.nan if test.name != "t" else smallest_drop(se, groups.df, alpha=ALPHA, sides=2),
         mean_a=float(means_a.mean()) if len(diffs) else math.nan,
         mean_b=float(means_b.mean()) if len(diffs) else math.nan,
         questions=len(diffs),
@@ -126,8 +125,8 @@ def paired(
         clusters=groups.count,
         largest=groups.largest,
         equal=groups.equal,
-        lopsided=tuple(map(float, groups.sizes)) if flipped else (),
-        correlation=groups.correlation(diffs) if flipped else 0.0,
+        tail=_tail(diffs, groups) if test.name in ("t", "sign flips") else 0.0,
+        flipped=tuple(zip(groups.sums(diffs).tolist(), groups.sizes.tolist())) if test.name == "sign flips" else (),
     )
 
 
@@ -137,6 +136,10 @@ def _t(diff: float, se: float, df: float, level: float) -> _Test:
     t = diff / se
     half = float(stdtrit(df, 0.5 + level / 2)) * se
     return _Test("t", float(2 * stdtr(df, -abs(t))), float(stdtr(df, -t)), t, diff - half, diff + half)
+
+
+def _tail(diffs: Floats, groups: Clusters) -> float:
+    return tail_of(groups.residuals(diffs), groups.count - 1 if groups.lopsided else groups.df)
 
 
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
