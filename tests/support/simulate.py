@@ -136,13 +136,18 @@ def false_alarms(setting: Setting, tables: int, draw: np.random.Generator) -> di
 
 
 def families(setting: Setting, size: int, tables: int, draw: np.random.Generator) -> dict[str, Any]:
-    """How often a family without any difference has a verdict of one."""
+    """How often a family without any difference has a verdict of one.
+
+    Families share the tables of one pool, whose few extreme ones decide: their number, share x tables / size, is the
+    error.
+    """
     pool = setting.pairs(tables, draw)
     hits = sum(
         any(one.verdict in ("worse", "better") for one in judge([pool[i] for i in draw.integers(0, tables, size)]))
         for _ in range(tables)
     )
-    return rate(hits, tables)
+    share = hits / tables
+    return {"share": round(share, 4), "error": round(2 * math.sqrt(share * size / tables), 4)}
 
 
 def power(setting: Setting, family: int, tables: int, draw: np.random.Generator) -> dict[str, Any]:
