@@ -33,7 +33,7 @@ def failing(number: int):
 @pytest.mark.parametrize("number", ADVICE, ids=errno.errorcode.get)
 def test_the_advice_fits_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     versions = {"kvbench_version": "0", "torch_version": "0", "transformers_version": "0"}
-    row = {"row_key": "k", "task": "walk", "status": "ok"}
+    row = {"row_key": "k", "task": "walk", "doc_id": "q", "sample": 0, "method": "full", "status": "ok"}
     out = tmp_path / "my runs"
     with RunFolder.start(out, "r1", {}, environment=versions) as run:
         with run.journal() as segment:
