@@ -70,7 +70,7 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
         path = Path(name)
         if not os.path.exists(path) and os.path.exists(results / name):  # of `os`, for names that are no path
             path = results / name
-        if os.path.isfile(path) or os.path.isfile(path / manifest.NAME):
+        if os.path.isfile(path) or os.path.lexists(path / manifest.NAME):
             found.append(_with_name(path))
         elif os.path.isdir(path):
             inside = [path / run for run in list_runs(path)]

@@ -76,6 +76,8 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
         if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:
             raise SetupError(f"{show(path)} has no journal, from which its tables could be made. Put it back.")
         remove_leftovers(path)
+        for text in replay(path).notices:
+            say(text)
         return seal(path)
     finally:
         lock.release()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 from collections.abc import Callable
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 from support.hostile_run import _records, append, edit, first_row
 
+from kvbench.cli import main
 from kvbench.errors import KVBenchError, SetupError, UserError
 from kvbench.store import RunFolder, read_run, repair, replay
 from kvbench.store.again import line, words
@@ -175,3 +177,26 @@ def test_edited_hashes_pass(filled: Filled) -> None:
     path = filled(1)
     edit(path, lambda r: r.update(planned=11))
     assert read_run(path).planned == 11
+
+
+@pytest.mark.parametrize("command", ["report", "show", "repair"])
+def test_a_pipe_in_place_of_the_record_is_refused_by_name(
+    command: str, filled: Filled, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = filled(seal=True)
+    (path / "run.json").unlink()
+    os.mkfifo(path / "run.json")
+    assert main([command, str(path)]) == 3
+    assert re.search(r"run\.json' is a (pipe|FIFO|named pipe)", capsys.readouterr().err)
+
+
+def test_repair_says_which_records_it_drops(filled: Filled) -> None:
+    path = filled(seal=True)
+    segment = next((path / "journal").iterdir())
+    lines = segment.read_bytes().splitlines(keepends=True)
+    segment.write_bytes(lines[0] + lines[1].replace(b"walk", b"walc") + b"".join(lines[2:]))
+    for name in ("rows.parquet", "texts.parquet", "seal.json"):
+        (path / name).unlink()
+    said: list[str] = []
+    assert repair(path, say=said.append)["rows"] == len(lines) - 1
+    assert [f"damaged records are skipped, at offset {len(lines[0])};" in text for text in said] == [True]
