@@ -144,6 +144,9 @@ def test_settings_are_never_hidden_by_name() -> None:
         {
             "row_key": "k",
             "task": "walk",
+            "doc_id": "q0",
+            "sample": 0,
+            "method": "m",
             "status": "ok",
             "model": "/m/key=a",
             "stop": ["token: x"],

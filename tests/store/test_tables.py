@@ -189,7 +189,7 @@ class TestDamage:
         with pytest.raises(SetupError) as caught:
             read_rows(path)
         assert str(caught.value) == (
-            f"rows.parquet is damaged (no end mark). {repair_command(path)} rebuilds it from the journal."
+            f"rows.parquet is damaged (no end mark). '{repair_command(path)}' rebuilds it from the journal."
         )
         with pytest.raises(SetupError, match="damaged"):
             read_table(path / "rows.parquet")
