@@ -29,7 +29,7 @@ def _drops(found: Sequence[Against]) -> list[str]:
     drops = [a.smallest_drop for a in spread if _within_reach(a)]
     if not drops:
         return []
-    which = "every comparison" if len(drops) == len(found) else "every comparison but those named below"
+    which = "every comparison" if len(drops) == len(found) else "every comparison but those counted below"
     return [f"A true drop of {max(drops):.3f} is found with 80% power in {which}: verdict worse, {_level(found)}."]
 
 
