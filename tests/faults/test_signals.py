@@ -269,10 +269,13 @@ def test_a_forked_child_ends_as_any_process(zygote: Zygote) -> None:
     from kvbench import signals
 
     with signals.handled():
+        ready, tell = os.pipe()
         pid = os.fork()
         if pid == 0:
+            os.write(tell, b"1")  # Python has given its signals back to the system by now
             time.sleep(600)
             os._exit(0)
+        os.read(ready, 1)
         os.kill(pid, TERM)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -TERM
         time.sleep(0.2)
