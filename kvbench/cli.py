@@ -148,7 +148,7 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
 
 
 def _system(error: OSError) -> SetupError:
-    """What the system refused, which no check foresaw: a name that is too long, a disk that fails."""
+    """Error for a failed system call that no check covers, such as a file name that is too long."""
     where = f" {quoted(error.filename)}" if error.filename else ""
     return SetupError(f"the system refuses{where}: {(error.strerror or faults.words(error)).lower()}.")
 
