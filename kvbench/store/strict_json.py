@@ -1,4 +1,4 @@
-"""JSON that may come from anyone, with every way in which it can be bad as a ValueError.
+"""Readers for JSON of unknown origin. Every kind of invalid input raises ValueError.
 
     parse(data)       # one value; NaN, infinities and nesting beyond the interpreter's limit are refused
     lenient(data)     # the same with NaN and infinities, which other programs write
