@@ -168,6 +168,9 @@ class _Handling:
             self._raised = True
             raise Signalled(self.number)
 
+    def handles(self) -> tuple[int, ...]:
+        return tuple(self._before)
+
     def close(self) -> None:
         self._raised = True
         for number, handler in self._before.items():
@@ -233,19 +236,31 @@ class _Handling:
 
 
 _SHOW_CURSOR = b"\r\x1b[?25h"
+_forking = threading.local()  # .mask: the signal mask of a thread that forks
 _handling: _Handling | None = None
 _tellers: list[Callable[[], str]] = []
 _cleaners: dict[Callable[[], None], None] = {}
 
 
-def _after_fork() -> None:
+def _before_fork() -> None:
+    """Until the child resets its handlers, a signal sent to it would go into its parent's pipe: let it wait."""
+    numbers = _handling.handles() if _handling is not None else ()
+    _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+
+
+def _after_fork_in_parent() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
+
+
+def _after_fork_in_child() -> None:
     global _handling
     _tellers.clear()
     _cleaners.clear()
     if _handling is not None:
         _handling.after_fork()
         _handling = None
+    signal.pthread_sigmask(signal.SIG_SETMASK, _forking.mask)
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)

@@ -264,22 +264,32 @@ def test_the_installed_command_begins_with_the_signals() -> None:
     assert project["project"]["scripts"]["kvbench"] == "kvbench.__main__:main"
 
 
-def test_a_forked_child_ends_as_any_process(zygote: Zygote) -> None:
-    """It shares its parent's pipe: a signal to the child must not end the parent."""
+def test_a_forked_child_ends_as_any_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The child shares its parent's pipe: a signal to the child must not end the parent, however early it comes."""
     from kvbench import signals
 
+    reset = signals._Handling.after_fork
+
+    def late(handling: signals._Handling) -> None:
+        time.sleep(0.3)
+        reset(handling)
+
+    monkeypatch.setattr(signals._Handling, "after_fork", late)
+    parent = os.getpid()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     with signals.handled():
-        ready, tell = os.pipe()
-        pid = os.fork()
-        if pid == 0:
-            os.write(tell, b"1")  # Python has given its signals back to the system by now
-            time.sleep(600)
-            os._exit(0)
-        os.read(ready, 1)
+        try:
+            pid = os.fork()
+            if pid == 0:
+                time.sleep(60)
+        finally:
+            if os.getpid() != parent:
+                os._exit(0)
         os.kill(pid, TERM)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -TERM
         time.sleep(0.2)
         assert not signals.received()
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == mask
 
 
 def test_an_exception_in_a_destructor_is_not_lost() -> None:
