@@ -8,12 +8,12 @@ __version__ = "0.1.0"
 __all__ = ["EvictionCache", "__version__"]
 
 if TYPE_CHECKING:
-    from kvbench.engine.hf_cache import EvictionCache
+    from kvbench.integrations.transformers_cache import EvictionCache
 
 
 def __getattr__(name: str) -> Any:
     if name == "EvictionCache":  # imports torch, so only when asked for
-        from kvbench.engine.hf_cache import EvictionCache
+        from kvbench.integrations.transformers_cache import EvictionCache
 
         return EvictionCache
     raise AttributeError(f"module 'kvbench' has no attribute {name!r}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from kvbench import signals, streams
+from kvbench.console import signals, streams
 
 
 def main() -> int:
@@ -12,7 +12,7 @@ def main() -> int:
     streams.repair()  # before anything is opened: a closed stream's number would be given to it
     signals.install()
     try:
-        from kvbench.cli import main as run
+        from kvbench.cli.app import main as run
 
         code = run()
         signals.settle()

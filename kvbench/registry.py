@@ -15,8 +15,8 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
+from kvbench.console.faults import words
 from kvbench.errors import UserError, show
-from kvbench.faults import words
 
 T = TypeVar("T")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.ASCII)

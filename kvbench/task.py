@@ -1,7 +1,7 @@
 """The task interface: documents out, scores in. A task knows text only; it never meets the engine or a method.
 
 A task is one class in one file under ``tasks/`` with the decorator ``@tasks.register("name")``. Only `docs`, `gen`
-and `score` are required; the class attributes say the rest. `kvbench.task_names.get_task("name")` makes one.
+and `score` are required; the class attributes say the rest. `kvbench.taskkit.names.get_task("name")` makes one.
 """
 
 from __future__ import annotations

@@ -45,8 +45,8 @@ from kvbench.eviction.choose import from_label
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.select import keep_mask, kept_always, order_key, protected
-from kvbench.eviction.shares import split_exactly
-from kvbench.eviction.slots import RANK
+from kvbench.eviction.terms.rkv_slot_order import RANK
+from kvbench.eviction.terms.shares import split_exactly
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods

@@ -25,7 +25,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kvbench.eviction import slots
 from kvbench.eviction.api import (
     Allocation,
     Column,
@@ -40,7 +39,8 @@ from kvbench.eviction.api import (
     option,
 )
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.shares import split_exactly
+from kvbench.eviction.terms import rkv_slot_order
+from kvbench.eviction.terms.shares import split_exactly
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -76,7 +76,7 @@ class CAKE(Method):
         return Every(interval) if self.decode else Once()
 
     def columns(self) -> tuple[Column, ...]:
-        return (slots.RANK,) if self.compat == "reference" else ()
+        return (rkv_slot_order.RANK,) if self.compat == "reference" else ()
 
     def states(self) -> tuple[State, ...]:
         return (State(name="entries", shape=("kv_heads",)), State(name="evicted_at")) if self.decode else ()
@@ -93,7 +93,7 @@ class CAKE(Method):
         if not bool(first.all()):
             newest = view.last_queries(1).attend(reduce_g="mean", reduce_q="sum")
             votes = torch.where(first[:, None, None], votes, newest)
-        order = slots.slot_order(view) if self.compat == "reference" else view.text_order()
+        order = rkv_slot_order.slot_order(view) if self.compat == "reference" else view.text_order()
         score = view.pool(votes, "avg", self.kernel, among, order)
         states = self._share(view, first) if self.decode else {}
         stats |= {"first": first, "entries": states.get("entries", view.held())}
@@ -101,7 +101,7 @@ class CAKE(Method):
             everything = replace(
                 view, budget=view.positions.shape[-1] + self.window
             )  # a layer's own budget comes later
-            out = slots.keep_in_score_order(everything, score, order, self.window)
+            out = rkv_slot_order.keep_in_score_order(everything, score, order, self.window)
             return ScoreOut(out.score, out.columns | states, stats)
         return ScoreOut(score, states, stats)
 

@@ -30,7 +30,9 @@ from typing import Literal
 
 from kvbench.eviction.api import Column, Method, Needs, Protect, State, option
 from kvbench.eviction.columns import QueryHeadColumn, stacked, unstacked
-from kvbench.eviction.foresight import (
+from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes, misfit
+from kvbench.eviction.select import kept_always, order_key
+from kvbench.eviction.terms.foresight import (
     DECAY,
     WINDOWS,
     attention_statistics,
@@ -38,8 +40,6 @@ from kvbench.eviction.foresight import (
     scorer_input,
     scorer_shapes,
 )
-from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes, misfit
-from kvbench.eviction.select import kept_always, order_key
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods

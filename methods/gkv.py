@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvbench.eviction.api import Column, Method, Needs, Protect, ScoreOut, option
-from kvbench.eviction.global_score import MEMORY, merged, normalised, stored
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.redundancy import redundancy
+from kvbench.eviction.terms.global_score import MEMORY, merged, normalised, stored
+from kvbench.eviction.terms.redundancy import redundancy
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods

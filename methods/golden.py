@@ -11,7 +11,7 @@ the attention of the full cache over the finished sequence:
 Blocks are the tokens between two evictions; their mean is the paper's score. Over a long block it hides an entry that
 one query needs, so a method without an oracle can come out lower (docs/replay.md has the figures); a yardstick must not
 be fooled by the length of the interval, hence the default. Attention is never renormalised after an eviction, and of
-means that of a last block with fewer queries is divided by the length of a whole one (`kvbench.eviction.golden`).
+means that of a last block with fewer queries is divided by the length of a whole one (`kvbench.eviction.terms.golden`).
 
 The paper lets the oldest C of C + L entries compete and keeps the newest L, the tokens since the last eviction. That
 leaves nothing to choose where L is not below the budget, and the future of the newest entries is as well known as that

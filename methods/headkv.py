@@ -22,8 +22,8 @@ from dataclasses import dataclass
 
 from kvbench.errors import UserError
 from kvbench.eviction.api import Allocation, Weights, option
-from kvbench.eviction.prompt_vote import PromptVote
-from kvbench.eviction.shares import split_exactly
+from kvbench.eviction.terms.prompt_vote import PromptVote
+from kvbench.eviction.terms.shares import split_exactly
 from kvbench.lazy import torch
 from kvbench.registry import methods
 

@@ -24,8 +24,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvbench.eviction.api import Allocation, option
-from kvbench.eviction.prompt_vote import PromptVote
-from kvbench.eviction.shares import split_exactly
+from kvbench.eviction.terms.prompt_vote import PromptVote
+from kvbench.eviction.terms.shares import split_exactly
 from kvbench.lazy import torch
 from kvbench.registry import methods
 

@@ -23,9 +23,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvbench.eviction.api import option
-from kvbench.eviction.gated import Gated
-from kvbench.eviction.gates import GateForm
 from kvbench.eviction.select import order_key
+from kvbench.eviction.terms.gated import Gated
+from kvbench.eviction.terms.gates import GateForm
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods

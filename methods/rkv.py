@@ -21,11 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.eviction import slots
 from kvbench.eviction.api import Column, Every, Method, Needs, Protect, ScoreOut, Trigger, option
-from kvbench.eviction.global_score import MEMORY, merged, normalised, stored
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.redundancy import redundancy
+from kvbench.eviction.terms import rkv_slot_order
+from kvbench.eviction.terms.global_score import MEMORY, merged, normalised, stored
+from kvbench.eviction.terms.redundancy import redundancy
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -61,7 +61,7 @@ class RKV(Method):
     def columns(self) -> tuple[Column, ...]:
         if self.global_score != "none":
             return (MEMORY,)
-        return (slots.RANK,) if self.compat == "reference" else ()
+        return (rkv_slot_order.RANK,) if self.compat == "reference" else ()
 
     def trigger(self, interval: int) -> Trigger:
         return Every(interval, at_budget=self.compat == "reference")
@@ -74,12 +74,12 @@ class RKV(Method):
             votes = merged(view, normalised(votes, among), self.global_score, self.alpha)
             columns = stored(votes, among)
         reference = self.compat == "reference"
-        order = slots.slot_order(view) if reference else view.text_order()
+        order = rkv_slot_order.slot_order(view) if reference else view.text_order()
         importance = view.pool(votes, "max", self.kernel, among, order)
         repeats = redundancy(view, self.threshold, order, spare=self.spare, column_zero=reference)
         if self.global_score != "none":
             repeats = normalised(repeats, among)
         score = torch.where(among, self.lam * importance - (1 - self.lam) * repeats, float("-inf"))
         if reference:
-            return slots.keep_in_score_order(view, score, order, self.window)
+            return rkv_slot_order.keep_in_score_order(view, score, order, self.window)
         return ScoreOut(score, columns) if columns else score

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.eviction.prompt_vote import PromptVote
+from kvbench.eviction.terms.prompt_vote import PromptVote
 from kvbench.registry import methods
 
 

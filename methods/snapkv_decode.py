@@ -22,10 +22,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.eviction import slots
 from kvbench.eviction.api import Column, Every, Method, Needs, Protect, ScoreOut, Trigger, option
-from kvbench.eviction.global_score import MEMORY, merged, normalised, stored
 from kvbench.eviction.options import OptionError
+from kvbench.eviction.terms import rkv_slot_order
+from kvbench.eviction.terms.global_score import MEMORY, merged, normalised, stored
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -65,7 +65,7 @@ class SnapKVDecode(Method):
     def columns(self) -> tuple[Column, ...]:
         if self.global_score != "none":
             return (MEMORY,)
-        return (slots.RANK,) if self.compat == "reference" else ()
+        return (rkv_slot_order.RANK,) if self.compat == "reference" else ()
 
     def trigger(self, interval: int) -> Trigger:
         return Every(interval, at_budget=self.compat == "reference")
@@ -82,8 +82,8 @@ class SnapKVDecode(Method):
             votes = merged(view, normalised(votes, among), self.global_score, self.alpha)
             columns = stored(votes, among)
         reference = self.compat == "reference"
-        order = slots.slot_order(view) if reference else view.text_order()
+        order = rkv_slot_order.slot_order(view) if reference else view.text_order()
         score = view.pool(votes, "max", kernel, among, order)
         if reference:
-            return slots.keep_in_score_order(view, score, order, self._window)
+            return rkv_slot_order.keep_in_score_order(view, score, order, self._window)
         return ScoreOut(score, columns) if columns else score

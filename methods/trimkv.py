@@ -18,8 +18,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.eviction.gated import Gated
-from kvbench.eviction.gates import GateForm
+from kvbench.eviction.terms.gated import Gated
+from kvbench.eviction.terms.gates import GateForm
 from kvbench.registry import methods
 
 

@@ -5,9 +5,9 @@ Text: MAA. Some copies pad answers with zeros ("025"); the scorer does not care.
 
 from __future__ import annotations
 
-from kvbench.math_task import MathTask
 from kvbench.registry import tasks
 from kvbench.task import Manifest
+from kvbench.taskkit.math_task import MathTask
 
 
 @tasks.register("aime24")

@@ -5,9 +5,9 @@ The hub copy numbers the problems 0 to 29 in the order of the papers; ids here n
 
 from __future__ import annotations
 
-from kvbench.math_task import MathTask
 from kvbench.registry import tasks
 from kvbench.task import Manifest
+from kvbench.taskkit.math_task import MathTask
 
 
 @tasks.register("aime25")

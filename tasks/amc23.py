@@ -5,9 +5,9 @@ Not to be confused with the 83 problems of AI-MO/aimo-validation-amc. Answers co
 
 from __future__ import annotations
 
-from kvbench.math_task import MathTask
 from kvbench.registry import tasks
 from kvbench.task import Manifest
+from kvbench.taskkit.math_task import MathTask
 
 
 @tasks.register("amc23")

@@ -8,7 +8,7 @@ stands beside it.
 from __future__ import annotations
 
 from kvbench.registry import tasks
-from kvbench.synthetic_task import SyntheticTask, cell_names
+from kvbench.taskkit.synthetic_task import SyntheticTask, cell_names
 
 
 @tasks.register("chain")

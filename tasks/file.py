@@ -23,13 +23,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.data import FILE_LIMIT, json_type, read_jsonl, read_plain
 from kvbench.errors import UserError, show
-from kvbench.prompts import STYLES
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.scoring.math import score_math
+from kvbench.sources.data import FILE_LIMIT, json_type, read_jsonl, read_plain
 from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
+from kvbench.taskkit.prompts import STYLES
 
 SHOWN = 5  # problems of a file that are spelled out
 TEXT_FIELDS = ("context", "system", "answer_prefix", "category", "cluster_id")

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvbench.math_task import MathTask
 from kvbench.registry import tasks
 from kvbench.scoring.gsm8k import lm_eval_filters
 from kvbench.task import Doc, Manifest, Output, Score
+from kvbench.taskkit.math_task import MathTask
 
 
 @tasks.register("gsm8k")

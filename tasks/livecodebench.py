@@ -10,7 +10,8 @@ that of a real process. The program is taken from behind the thinking block: one
 `official`: LiveCodeBench's rule, which takes drafts too). Problems that LiveCodeBench's errata name stay in the score
 and are flagged.
 
-The hub's copy is a set of raw files beside a loading script, which is not run. Programs run in `kvbench.sandbox` only.
+The hub's copy is a set of raw files beside a loading script, which is not run. Programs run in
+`kvbench.scoring.sandbox` only.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvbench.errors import SetupError, show
-from kvbench.long_prompt import bundled, check_ids
 from kvbench.registry import tasks
-from kvbench.sandbox import BoxError, Limits, Sandbox, choose
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.livecodebench import SECONDS, Grades, Verdict, extract_code, grade
 from kvbench.scoring.livecodebench_tests import TestDataError, read_tests
+from kvbench.scoring.sandbox import BoxError, Limits, Sandbox, choose
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.taskkit.context_template import bundled, check_ids
 
 ROWS = (400, 111, 101, 101, 167, 175)  # of test.jsonl, test2.jsonl, ...
 LAST = len(ROWS)

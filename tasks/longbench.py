@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvbench.errors import SetupError, show
-from kvbench.long_prompt import bundled, check_ids, parts, text_id
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.longbench import require, score_row
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.taskkit.context_template import bundled, check_ids, parts, text_id
 
 HUB, REVISION = "THUDM/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
 SYNTHETIC = "longbench/synthetic_21_sets.jsonl"

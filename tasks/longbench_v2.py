@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvbench.errors import SetupError, show
-from kvbench.long_prompt import bundled, check_ids, parts, text_id
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.choice import letter_last, longbench_v2
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.taskkit.context_template import bundled, check_ids, parts, text_id
 
 OFFICIAL_LIMIT = 120_000  # tokens of a prompt
 SHORT, SHORT_ROWS = "short", 180  # up to 32,000 words

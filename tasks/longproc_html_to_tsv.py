@@ -17,11 +17,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from kvbench.errors import SetupError, show
-from kvbench.long_prompt import bundled, check_ids, parts
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.html_to_tsv import row_dup_rate, score_tsv
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.taskkit.context_template import bundled, check_ids, parts
 
 COMMIT = "33e64d1f165a6e0020e5f3d904d4fd4c81f3bfec"
 ARCHIVE = Manifest(

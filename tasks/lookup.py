@@ -7,7 +7,7 @@ all keys and nothing else, stands beside it.
 from __future__ import annotations
 
 from kvbench.registry import tasks
-from kvbench.synthetic_task import SyntheticTask, cell_names
+from kvbench.taskkit.synthetic_task import SyntheticTask, cell_names
 
 
 @tasks.register("lookup")

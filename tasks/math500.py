@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.math_task import MathTask
 from kvbench.registry import tasks
 from kvbench.task import Manifest
+from kvbench.taskkit.math_task import MathTask
 
 
 @tasks.register("math500")

@@ -13,12 +13,12 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench import judge
-from kvbench.data import BUNDLED
 from kvbench.errors import SetupError, show
-from kvbench.judge import prompts
 from kvbench.registry import tasks
+from kvbench.scoring import judge
 from kvbench.scoring.boxed import after_thinking
+from kvbench.scoring.judge import prompts
+from kvbench.sources.data import BUNDLED
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
 
 REFERENCES = BUNDLED / "mt_bench" / "reference_answer_gpt-4.jsonl"
@@ -59,7 +59,7 @@ class MTBench(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         """Ratings or, in the judge mode "pair", a comparison with the full cache's answers.
 
-        Raises `kvbench.judge.KeyRefused` when the judge does not let us in.
+        Raises `kvbench.scoring.judge.KeyRefused` when the judge does not let us in.
         """
         answers = _answers(output.turns, output.thinking)
         if len(answers) < len(doc.turns):

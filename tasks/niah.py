@@ -13,11 +13,11 @@ Score: share of the key words found in the output. The depth is the category.
 from __future__ import annotations
 
 from kvbench.registry import tasks
-from kvbench.ruler.depth import DEPTHS, SANDWICH, Grid
-from kvbench.ruler.material import ESSAYS, Sources
-from kvbench.ruler.reading import document, place_of_needle, room_for
 from kvbench.scoring.ruler import score_output
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task
+from kvbench.taskkit.ruler.depth import DEPTHS, SANDWICH, Grid
+from kvbench.taskkit.ruler.material import ESSAYS, Sources
+from kvbench.taskkit.ruler.reading import document, place_of_needle, room_for
 
 NEEDLES = 5  # a depth, without --limit
 NEW_TOKENS = 64

@@ -1,8 +1,8 @@
 """RULER (Hsieh et al. 2024): 13 synthetic subtasks at lengths from 4K to 128K, made with the model's own tokenizer.
 
 ``ruler@8192`` is all subtasks at one length, ``ruler/vt@8192`` one of them, ``ruler@*`` everything. A length holds the
-chat template and the answer too. The rows are those of NVIDIA's generators (see `kvbench.ruler`), 500 a subtask; the
-first ones with --limit. The answer prefix stands behind the assistant's header.
+chat template and the answer too. The rows are those of NVIDIA's generators (see `kvbench.taskkit.ruler`), 500 a
+subtask; the first ones with --limit. The answer prefix stands behind the assistant's header.
 
 Score: share of the references found in the output; for the two question-answering sets whether one is found.
 """
@@ -13,12 +13,12 @@ from collections.abc import Mapping
 from typing import ClassVar
 
 from kvbench.registry import tasks
-from kvbench.ruler.make import make_rows
-from kvbench.ruler.material import ENGLISH_WORDS, ESSAYS, HOTPOTQA, SQUAD, Sources
-from kvbench.ruler.reading import document, place_of_needle, room_for
-from kvbench.ruler.recipes import FAMILIES, LENGTHS, SUBTASKS, Family
 from kvbench.scoring.ruler import score_output
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task
+from kvbench.taskkit.ruler.make import make_rows
+from kvbench.taskkit.ruler.material import ENGLISH_WORDS, ESSAYS, HOTPOTQA, SQUAD, Sources
+from kvbench.taskkit.ruler.reading import document, place_of_needle, room_for
+from kvbench.taskkit.ruler.recipes import FAMILIES, LENGTHS, SUBTASKS, Family
 
 ROWS = 500  # a subtask, without --limit
 LONGEST_OFFLINE_CWE = 32768  # tokens; prompts beyond may hold more words than wonderwords has

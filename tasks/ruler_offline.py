@@ -11,7 +11,7 @@ from typing import ClassVar
 from kvbench.tasks.ruler import Ruler
 
 from kvbench.registry import tasks
-from kvbench.ruler.recipes import OFFLINE
+from kvbench.taskkit.ruler.recipes import OFFLINE
 
 
 @tasks.register("ruler_offline", aliases=("ruler-offline",))

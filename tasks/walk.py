@@ -9,7 +9,7 @@ near-duplicates.
 from __future__ import annotations
 
 from kvbench.registry import tasks
-from kvbench.synthetic_task import SyntheticTask, cell_names
+from kvbench.taskkit.synthetic_task import SyntheticTask, cell_names
 
 
 @tasks.register("walk")

@@ -21,7 +21,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"  # before any library reads it: a test asks n
 
 _BATCH = """
 import contextlib, io, json, os, sys
-from kvbench.cli import main
+from kvbench.cli.app import main
 for argv, env in json.load(sys.stdin):
     out, err, before = io.StringIO(), io.StringIO(), dict(os.environ)
     os.environ.update(env)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from kvbench.bench import Setting, as_json, bench
+from kvbench.runner.bench import Setting, as_json, bench
 
 
 def test_both_systems_are_measured_in_every_round():

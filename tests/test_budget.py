@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.budget import entries, label, order
+from kvbench.config.parsers import budget, parse
 from kvbench.errors import UserError
-from kvbench.values import budget, parse
+from kvbench.eviction.budget import entries, label, order
 
 TAKES = "takes whole tokens per KV head (512) or a share of the prompt (25%)"
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench import models, plugins, tiny
-from kvbench.cell_plan import artefacts
+from kvbench import tiny
+from kvbench.config import plugins
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction.choose import make
+from kvbench.runner.cell import artefacts
+from kvbench.sources import models
 
 TINY = models.describe("tiny")
 CONFIG = TINY.config

@@ -163,8 +163,8 @@ def test_closed_pipe_ends_quietly() -> None:
 def test_a_bug_is_one_line_and_debug_shows_the_traceback(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    from kvbench import cli
-    from kvbench.commands import list as list_command
+    from kvbench.cli import app as cli
+    from kvbench.cli.commands import list as list_command
 
     def broken() -> None:
         raise ZeroDivisionError("\x1bno")

@@ -31,9 +31,9 @@ LIGHT = ("", "hub", "no hub", "no sandbox", "runs")
 QUIET = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"KVBENCH_NO_PROGRESS": "1", "OMP_NUM_THREADS": "1"}
 NO_TIERS = """
 import sys
-from kvbench.cli import main
-from kvbench.sandbox import selection
-from kvbench.sandbox.tiers import Bwrap
+from kvbench.cli.app import main
+from kvbench.scoring.sandbox import selection
+from kvbench.scoring.sandbox.tiers import Bwrap
 selection.TIERS = (Bwrap,)  # as on a kernel without Landlock and a machine without containers
 code = main(sys.argv[1:])
 print("torch" in sys.modules, file=sys.stderr)

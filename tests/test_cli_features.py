@@ -20,7 +20,7 @@ SMALL = "--task lookup --limit 2 --interval 8 --max-new-tokens 24 -q"
 PLUGIN = """
 from dataclasses import dataclass
 from kvbench.eviction.api import Method, option
-from kvbench.math_task import MathTask
+from kvbench.taskkit.math_task import MathTask
 from kvbench.registry import methods, tasks
 from kvbench.task import Manifest
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.judges import KEY, say, send, serve
 
-from kvbench.cli import main
+from kvbench.cli.app import main
 from kvbench.store import read_run
 from kvbench.store.reading import read_texts
 

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import cli, terminal
 from kvbench.audit.outcome import told
-from kvbench.store.redact import redact_keys
+from kvbench.cli import app as cli
+from kvbench.console import terminal
+from kvbench.console.redact import redact_keys
 
 KEY = "sk-proj-ABCDEFGHIJKLMNOP1234"
 OWN = "zq9-not-of-any-known-shape"  # a secret that only its variable's name gives away
@@ -71,7 +72,7 @@ def test_no_key_is_stored(outcomes: dict, folder: Path) -> None:
 
 
 def test_a_bug_s_text_is_hidden_too(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
-    from kvbench.commands import list as list_command
+    from kvbench.cli.commands import list as list_command
 
     def broken() -> None:
         raise ZeroDivisionError(TEXT)

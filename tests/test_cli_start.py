@@ -8,13 +8,13 @@ import sys
 
 import pytest
 
-from kvbench.cli import _Group
-from kvbench.commands.index import COMMANDS, load
+from kvbench.cli.app import _Group
+from kvbench.cli.index import COMMANDS, load
 
 HEAVY = ("torch", "transformers", "numpy", "pandas", "pyarrow", "scipy", "datasets", "httpx", "huggingface_hub")
 IMPORTED = """
 import contextlib, io, json, sys
-from kvbench.cli import main
+from kvbench.cli.app import main
 with contextlib.redirect_stdout(io.StringIO()):
     code = main(sys.argv[1:])
 print(json.dumps([code, sorted(sys.modules)]))
@@ -37,7 +37,7 @@ def of_help() -> set[str]:
 def test_a_light_command_imports_nothing_heavy_and_no_other_command(line: str) -> None:
     modules = imported(*line.split())
     assert not modules & {*HEAVY, "asyncio"}
-    files = {name.split(".")[2] for name in modules if name.startswith("kvbench.commands.")}
+    files = {name.split(".")[2] for name in modules if name.startswith("kvbench.cli.commands.")}
     assert files <= {line.split()[0], "index", "options"}
 
 
@@ -45,8 +45,8 @@ def test_help_imports_no_command(of_help: set[str]) -> None:
     assert not of_help & {*HEAVY, "asyncio"}
     own = {name for name in of_help if name.startswith("kvbench")}
     assert own <= {
-        "kvbench", "kvbench.cli", "kvbench.commands", "kvbench.commands.index", "kvbench.errors", "kvbench.terminal",
-        "kvbench.faults", "kvbench.signals", "kvbench.streams",
+        "kvbench", "kvbench.cli.app", "kvbench.cli.commands", "kvbench.cli.index", "kvbench.errors",
+        "kvbench.console.terminal", "kvbench.console.faults", "kvbench.console.signals", "kvbench.console.streams",
     }  # fmt: skip
 
 

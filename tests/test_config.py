@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from kvbench.commands.request import build
-from kvbench.config import Cell, Grid, MethodChoice, RunConfig
+from kvbench.cli.request import build
+from kvbench.config.layers import Given, gather, suites, unknown_variables
+from kvbench.config.run_config import Cell, Grid, MethodChoice, RunConfig
+from kvbench.console.problems import Problems
 from kvbench.errors import KVBenchError, UserError
-from kvbench.problems import Problems
-from kvbench.settings import Given, gather, suites, unknown_variables
 
 
 def grid(

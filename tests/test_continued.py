@@ -12,13 +12,14 @@ import pytest
 from support.hostile_run import PLUGIN, edit
 from support.judges import say, send, serve
 
-from kvbench import sandbox, tiny
-from kvbench.cli import main
-from kvbench.commands.continued import continued
+from kvbench import tiny
+from kvbench.cli.app import main
+from kvbench.cli.continued import continued
+from kvbench.config.layers import Gathered
 from kvbench.errors import SetupError
-from kvbench.settings import Gathered
+from kvbench.scoring import sandbox
 from kvbench.store import config_hash, read_rows, redact_config
-from kvbench.synthetic_task import SyntheticTask
+from kvbench.taskkit.synthetic_task import SyntheticTask
 
 __all__ = ["serve"]
 SMALL = ["--budget", "32", "--interval", "8", "--limit", "1", "--max-new-tokens", "12", "-q"]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.cli import main
-from kvbench.config import Grid, MethodChoice, RunConfig
-from kvbench.plugins import load_plugin
-from kvbench.run import execute
+from kvbench.cli.app import main
+from kvbench.config.plugins import load_plugin
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
+from kvbench.runner.execute import execute
 from kvbench.store import read_run
 from kvbench.store.reading import read_texts
 

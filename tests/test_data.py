@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.data import Data, hub_error, read_jsonl
 from kvbench.errors import SetupError, UserError
+from kvbench.sources.data import Data, hub_error, read_jsonl
 from kvbench.task import Manifest
 
 
@@ -74,7 +74,7 @@ def test_a_missing_folder_is_named(tmp_path: Path):
 
 
 def test_bundled_files_come_before_the_hub(good: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("kvbench.data.source.BUNDLED", good)
+    monkeypatch.setattr("kvbench.sources.data.source.BUNDLED", good)
     source = Data(env={"KVBENCH_DATA": ""})
     source.rows("t", manifest())
     assert source.used["t"].source == "bundled"
@@ -108,7 +108,7 @@ def test_hub_rows_get_the_offline_names(monkeypatch: pytest.MonkeyPatch):
         return datasets.Dataset.from_list([{"n": 7, "question": "Q"}, {"n": 8, "question": "R"}])
 
     monkeypatch.setattr(datasets, "load_dataset", load)
-    monkeypatch.setattr("kvbench.data.hub._in_datasets_cache", lambda name: True)
+    monkeypatch.setattr("kvbench.sources.data.hub_data._in_datasets_cache", lambda name: True)
     hub = manifest(rename={"question": "problem"}, hub_id=lambda index, row: "ab"[index], revision="main", config="c")
     source = Data(env={})
     assert source.rows("t", hub) == [{"n": 7, "problem": "Q", "id": "a"}, {"n": 8, "problem": "R", "id": "b"}]
@@ -120,7 +120,7 @@ def test_hub_rows_get_the_offline_names(monkeypatch: pytest.MonkeyPatch):
 
 def test_the_hub_is_not_reached_in_silence(tmp_path: Path):
     code = (
-        "from kvbench.data import Data; from kvbench.task_names import get_task\n"
+        "from kvbench.sources.data import Data; from kvbench.taskkit.names import get_task\n"
         "try: get_task('aime24').docs(Data(env={}))\n"
         "except Exception as e: print(type(e).__name__, e)"
     )

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.data import Data, cache
-from kvbench.data.fetch import fetch
 from kvbench.errors import SetupError
+from kvbench.sources.data import Data, cache
+from kvbench.sources.data.export import fetch
 from kvbench.task import Manifest
 
 BODY = b'{"data": [1, 2, 3]}\n' * 1000

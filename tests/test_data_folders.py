@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.data import Data
 from kvbench.errors import SetupError
+from kvbench.sources.data import Data
 from kvbench.task import Manifest
 
 FULL = Manifest(path="t/full.jsonl", rows=3, hub="org/t", split="test")
@@ -62,7 +62,7 @@ def test_samples_are_of_a_folder_and_never_of_the_hub_or_the_package(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(folder, few__jsonl=lines({"x": 1}))
-    monkeypatch.setattr("kvbench.data.source.BUNDLED", folder)
+    monkeypatch.setattr("kvbench.sources.data.source.BUNDLED", folder)
     assert Data(env={}).find("t", SAMPLED) is None
 
 

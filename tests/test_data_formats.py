@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.data.formats import CHUNK, Reading
 from kvbench.errors import SetupError
+from kvbench.sources.data.formats import CHUNK, Reading
 
 ROWS = [{"id": "a", "x": "one\ntwo"}, {"id": "b", "x": "drei, vier"}]
 

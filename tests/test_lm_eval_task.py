@@ -9,15 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from kvbench.config import Grid, MethodChoice, RunConfig
-from kvbench.data import Data
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import SetupError, UserError
-from kvbench.lm_eval_source import definition, generation
-from kvbench.run import execute
+from kvbench.runner.execute import execute
 from kvbench.scoring.pool import ScorePool
+from kvbench.sources.data import Data
 from kvbench.store import read_run, read_texts
 from kvbench.task import Output
-from kvbench.task_names import get_task
+from kvbench.taskkit.lm_eval_source import definition, generation
+from kvbench.taskkit.names import get_task
 
 # Answers that the two filters of gsm8k tell apart.
 ANSWERS = ["so #### {}", "It is {} dollars.", "#### 99", "no idea"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvbench.errors import SetupError
-from kvbench.long_prompt import bundled, check_ids, parts, text_id
+from kvbench.taskkit.context_template import bundled, check_ids, parts, text_id
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.config.plugins import load_plugin
 from kvbench.eviction.choose import make
-from kvbench.method_source import source_of
-from kvbench.plugins import load_plugin
 from kvbench.registry import methods, tasks
+from kvbench.runner.method_source import source_of
 from kvbench.store import read_rows
 
 ROOT = Path(__file__).parent.parent
@@ -41,10 +41,14 @@ def files(name: str, **options: object) -> set[str]:
 
 def test_a_method_s_files_are_its_own_and_the_terms_it_imports() -> None:
     gkv = files("gkv")
-    assert {"kvbench/methods/gkv.py", "kvbench/eviction/redundancy.py", "kvbench/eviction/global_score.py"} < gkv
-    assert {"kvbench/eviction/attend.py", "kvbench/eviction/view.py"} < gkv  # through others
+    assert {
+        "kvbench/methods/gkv.py",
+        "kvbench/eviction/terms/redundancy.py",
+        "kvbench/eviction/terms/global_score.py",
+    } < gkv
+    assert {"kvbench/eviction/terms/window_attention.py", "kvbench/eviction/view.py"} < gkv  # through others
     assert "kvbench/eviction/select.py" in gkv  # every method's scores go through it
-    assert not gkv & {"kvbench/methods/h2o.py", "kvbench/eviction/gates.py", "kvbench/lazy.py"}
+    assert not gkv & {"kvbench/methods/h2o.py", "kvbench/eviction/terms/gates.py", "kvbench/lazy.py"}
 
 
 def test_of_two_methods_both_count() -> None:
@@ -110,7 +114,7 @@ def test_a_package_counts_with_what_it_imports_of_itself(tmp_path: Path, monkeyp
 def test_nothing_is_imported_for_it(tmp_path: Path) -> None:
     """A list of methods has read no torch; neither has a hash of their sources."""
     code = (
-        "import sys\nfrom kvbench.eviction.choose import make\nfrom kvbench.method_source import source_of\n"
+        "import sys\nfrom kvbench.eviction.choose import make\nfrom kvbench.runner.method_source import source_of\n"
         "assert source_of(make('rkv', {})).hash\nprint('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
@@ -146,7 +150,9 @@ def test_a_run_does_not_go_on_with_another_source(calls: Callable, tmp_path: Pat
     resume = "run --resume r1 -q"
     (refused,) = calls(tmp_path, [(resume.split(), {})])
     assert refused.code == 2, refused.err
-    said = "the source of methods 'gkv', 'snapkv+gkv' changed since run 'r1' began (kvbench/eviction/redundancy.py)."
+    said = (
+        "the source of methods 'gkv', 'snapkv+gkv' changed since run 'r1' began (kvbench/eviction/terms/redundancy.py)."
+    )
     assert f"error: {said} Put it back, give --allow-version-change, or give another --run-name.\n" == refused.err
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
     (allowed,) = calls(tmp_path, [(f"{resume} --allow-version-change".split(), {})])

@@ -11,8 +11,9 @@ import pytest
 import transformers
 from transformers import utils
 
-from kvbench import model_files, models, tiny
+from kvbench import tiny
 from kvbench.errors import SetupError
+from kvbench.sources import model_files, models
 
 TENSOR = 24 << 20  # bytes; four of them make a file that is sampled
 

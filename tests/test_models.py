@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import __version__, env, hub, models, tiny, vocabulary
+from kvbench import __version__, tiny
 from kvbench.errors import SetupError, UserError
+from kvbench.runner import env
+from kvbench.sources import hub, models, vocabulary
 
 
 def weights(path: Path, values: int = 10, cut: int = 0, fill: bytes = b"\0") -> None:

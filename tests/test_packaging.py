@@ -53,7 +53,7 @@ def test_what_the_product_needs_at_run_time_is_there() -> None:
     for name in ("model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json"):
         assert (ROOT / "kvbench/tiny" / name).is_file(), name
     assert (ROOT / "kvbench/py.typed").is_file()
-    assert (ROOT / "kvbench/suites/demo.toml").is_file()
+    assert (ROOT / "kvbench/config/suites/demo.toml").is_file()
     assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")
 
 

@@ -9,17 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import plugins, registry
-from kvbench.commands.request import build
+from kvbench import registry
+from kvbench.cli.request import build
+from kvbench.config import plugins
+from kvbench.config.layers import gather
+from kvbench.console.problems import Problems
 from kvbench.errors import UserError
-from kvbench.problems import Problems
-from kvbench.settings import gather
 
 METHOD = """
 from dataclasses import dataclass
 from kvbench.eviction.api import Method, option
 from kvbench.registry import methods, tasks
-from kvbench.synthetic_task import SyntheticTask
+from kvbench.taskkit.synthetic_task import SyntheticTask
 
 @methods.register("newest", aliases=["latest"])
 @dataclass(frozen=True)

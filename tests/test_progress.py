@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from kvbench.progress import Progress, size
+from kvbench.console.progress import Progress, size
 
 
 class Clock:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from kvbench.errors import UserError
-from kvbench.prompts import (
+from kvbench.task import Doc, Turn
+from kvbench.taskkit.prompts import (
     INSTRUCTION,
     STYLES,
     check_template,
@@ -17,7 +18,6 @@ from kvbench.prompts import (
     template_text,
     uses_chat,
 )
-from kvbench.task import Doc, Turn
 
 SWITCH = (  # the shape of Qwen3's template
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}<|assistant|>\n"

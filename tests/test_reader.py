@@ -6,8 +6,8 @@ import pytest
 import transformers
 
 from kvbench import tiny
-from kvbench.reader import ModelReader, Talk
 from kvbench.task import Doc, Turn
+from kvbench.taskkit.reader import ModelReader, Talk
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"

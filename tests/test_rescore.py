@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 from kvbench.tasks.file import FileTask
 
-from kvbench import run as run_module
-from kvbench.cli import main
-from kvbench.config import Grid, MethodChoice, RunConfig
+from kvbench.cli.app import main
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import SetupError
-from kvbench.run import execute
+from kvbench.runner import execute as run_module
+from kvbench.runner.execute import execute
 from kvbench.store import read_run
 from kvbench.store.reading import read_texts
-from kvbench.synthetic_task import SyntheticTask
 from kvbench.task import Score
+from kvbench.taskkit.synthetic_task import SyntheticTask
 
 REAL = SyntheticTask.score
 
@@ -115,7 +115,7 @@ def test_who_refuses_us_ends_the_run_with_its_answers_saved(tmp_path, monkeypatc
     monkeypatch.setattr(SyntheticTask, "cheap_score", False)
     monkeypatch.setattr(SyntheticTask, "score", refuse)
     monkeypatch.setattr(SyntheticTask, "needs", frozenset({"judge"}))
-    monkeypatch.setattr("kvbench.judge.check", lambda services: None)
+    monkeypatch.setattr("kvbench.scoring.judge.check", lambda services: None)
     with pytest.raises(SetupError, match="refused the key"):
         execute(config(), out=tmp_path, run_name="r1")
     rows = read_run(tmp_path / "r1").rows

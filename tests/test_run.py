@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from support.runs import CONFIGS, configuration, model_folder
 
-from kvbench.config import Grid, MethodChoice, RunConfig
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import Interrupted, UserError
-from kvbench.run import execute
+from kvbench.runner.execute import execute
 from kvbench.store import read_run, table_hash
 
 DATA = Path(__file__).parent / "data" / "tasks"

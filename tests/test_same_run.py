@@ -18,12 +18,14 @@ from safetensors.torch import load_file, save_file
 from test_model_files import flip, large
 from test_run import Impatient
 
-from kvbench import models, same_run, tiny
-from kvbench.cli import main
-from kvbench.config import Grid, MethodChoice, RunConfig
+from kvbench import tiny
+from kvbench.cli.app import main
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import Interrupted, UserError
-from kvbench.method_source import Source
-from kvbench.run import execute
+from kvbench.runner import same_run
+from kvbench.runner.execute import execute
+from kvbench.runner.method_source import Source
+from kvbench.sources import models
 from kvbench.store import read_run
 
 ROWS = 6

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.scoring.math import normalise_answer
-from kvbench.stats import (
+from kvbench.report.stats import (
     by_question,
     estimate,
     holm,
@@ -26,6 +25,7 @@ from kvbench.stats import (
     sign_flip,
     smallest_drop,
 )
+from kvbench.scoring.math import normalise_answer
 
 GOLDENS = Path(__file__).parent / "data" / "goldens" / "passk_stats.jsonl"
 SHARED = Path(__file__).parents[2] / "shared" / "goldens" / "open" / "passk_stats.jsonl"

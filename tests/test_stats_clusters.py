@@ -10,8 +10,8 @@ import math
 import numpy as np
 import pytest
 
-from kvbench.stats import Clusters, estimate, judge, paired, sign_flip, smallest_drop
-from kvbench.stats.power import tail_of
+from kvbench.report.stats import Clusters, estimate, judge, paired, sign_flip, smallest_drop
+from kvbench.report.stats.power import tail_of
 from tests.support.simulate import Setting, power
 
 VERY_UNEQUAL = ([40] + [2] * 10, [1] * 30 + [30])

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import save_file
 
 from kvbench import tiny
-from kvbench.cli import main
-from kvbench.engine.weights import load_weights
+from kvbench.cli.app import main
+from kvbench.engine.model.weights import load_weights
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction.choose import make
-from kvbench.eviction.foresight import drop_scores
-from kvbench.eviction.gates import log_retention
 from kvbench.eviction.new_tokens import NewTokens
-from kvbench.weights_import import import_weights
+from kvbench.eviction.terms.foresight import drop_scores
+from kvbench.eviction.terms.gates import log_retention
+from kvbench.train.import_weights import import_weights
 
 CONFIG = {
     "model_type": "qwen3",

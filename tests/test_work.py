@@ -11,11 +11,11 @@ import pytest
 import transformers
 
 from kvbench import tiny
-from kvbench.config import Grid, MethodChoice, RunConfig
-from kvbench.data import Data
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import UserError
+from kvbench.runner.workload import TaskWork, applied_budget, make_method, version
+from kvbench.sources.data import Data
 from kvbench.store import row_key
-from kvbench.work import TaskWork, applied_budget, make_method, version
 
 MODEL = {"model": "tiny", "model_revision": "r"}
 

@@ -11,8 +11,8 @@ from support.families import BLOCK, ENGINE_DOCS, FAMILIES, Family, lists
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from kvbench import EvictionCache
-from kvbench.cli import main
-from kvbench.engine.model import auto_class
+from kvbench.cli.app import main
+from kvbench.engine.model.load import auto_class
 from kvbench.store import read_rows, read_texts
 
 BUDGET, INTERVAL, NEW = 32, 8, 20

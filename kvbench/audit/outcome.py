@@ -6,8 +6,8 @@ import traceback
 from dataclasses import dataclass
 from typing import Literal
 
+from kvbench.console.redact import redact_keys
 from kvbench.errors import show
-from kvbench.store.redact import redact_keys
 
 Verdict = Literal["ok", "FAIL", "n/a"]
 EVICTS_NOTHING = "evicts nothing"

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench import stats
-from kvbench.data import read_jsonl
 from kvbench.errors import KVBenchError, UserError, show
+from kvbench.report import stats
 from kvbench.scoring.pool import ScorePool
+from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Output, Turn
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
 
 Golden = Mapping[str, Any]
 Values = dict[str, Any]  # by the golden's own names
@@ -152,7 +152,7 @@ def _gpqa(row: Golden, pool: ScorePool) -> Values:
 
 
 def _mt_bench(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.judge import parse
+    from kvbench.scoring.judge import parse
 
     read: dict[str, Callable[[str], Any]] = {"single_rating": parse.rating, "pairwise": parse.verdict}
     return {"expected": read[row["metric"]](row["judgment"])}
@@ -172,7 +172,7 @@ def _extract_code(row: Golden, pool: ScorePool) -> Values:
 
 
 def _livecodebench(row: Golden, pool: ScorePool) -> Values:
-    from kvbench import sandbox
+    from kvbench.scoring import sandbox
     from kvbench.scoring.livecodebench import grade
 
     tests = row["input_output"]

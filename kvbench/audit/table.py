@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvbench import terminal
-from kvbench.audit.case import SPECIAL
-from kvbench.audit.invariants import INVARIANTS
+from kvbench.audit.invariants.case import SPECIAL
+from kvbench.audit.invariants.generation import INVARIANTS
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Check, Verdict
+from kvbench.console import terminal
 
 
 def overall(checks: Iterable[Check]) -> Verdict:

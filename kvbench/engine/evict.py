@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kvbench.engine.cache import Batch, EvictingStore, SlotCache
-from kvbench.engine.prompt import KeptLog, Rules, allowed, check_held
+from kvbench.engine.cache.prompt import KeptLog, Rules, allowed, check_held
+from kvbench.engine.cache.slot_cache import Batch, EvictingStore, SlotCache
 from kvbench.eviction import noise, select
 from kvbench.eviction.view import LayerView
 

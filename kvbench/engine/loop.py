@@ -15,12 +15,10 @@ from dataclasses import replace
 
 import torch
 
-from kvbench import faults
-from kvbench.engine.attention import AttentionCall, route
-from kvbench.engine.draws import next_tokens
-from kvbench.engine.evict import Evictor, one_thread
-from kvbench.engine.forward import step_writer
-from kvbench.engine.layout import (
+from kvbench.console import faults
+from kvbench.engine.attention.interface import AttentionCall, route
+from kvbench.engine.attention.rope import read_rope
+from kvbench.engine.cache.layout import (
     Layout,
     Lengths,
     check_prefill,
@@ -30,15 +28,17 @@ from kvbench.engine.layout import (
     shape_of,
     stored_queries,
 )
+from kvbench.engine.cache.prompt import KeptLog, Rules
+from kvbench.engine.draws import next_tokens
+from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.memory import OutOfMemory
-from kvbench.engine.model import LoadedModel, load_draft
-from kvbench.engine.packing import packed_linears
+from kvbench.engine.model.load import LoadedModel, load_draft
+from kvbench.engine.model.packing import packed_linears
 from kvbench.engine.prefill import Prefill, PromptReader, PromptState
 from kvbench.engine.probes import Drafts
-from kvbench.engine.prompt import KeptLog, Rules
-from kvbench.engine.rope import read_rope
 from kvbench.engine.sequence import Sequence
 from kvbench.engine.slots import Slots
+from kvbench.engine.writers import step_writer
 from kvbench.eviction import noise
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request, Sampling
@@ -316,7 +316,7 @@ def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:
     """The method with all that it needs of a model. Raises SetupError when its weights are missing or another's."""
     weights = {}
     if (needed := method.weights()) is not None:
-        from kvbench.engine.weights import load_weights
+        from kvbench.engine.model.weights import load_weights
 
         weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
     return Rules(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import torch
 
-from kvbench import faults
+from kvbench.console import faults
 from kvbench.engine.sequence import Sequence
 from kvbench.errors import SetupError
 

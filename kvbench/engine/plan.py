@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.layout import Lengths, entry_budget, fit, plan_slot_bytes, shape_of
-from kvbench.engine.shape import ModelShape
+from kvbench.engine.cache.layout import Lengths, entry_budget, fit, plan_slot_bytes, shape_of
+from kvbench.engine.model.shape import ModelShape
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Method
 

@@ -21,12 +21,9 @@ from typing import Any, Literal
 
 import torch
 
-from kvbench.engine.attention import AttentionCall
-from kvbench.engine.evict import one_thread
-from kvbench.engine.forward import BlockWriter
-from kvbench.engine.geometry import LayerGeometry
-from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
-from kvbench.engine.prompt import (
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.cache.prompt import (
     KeptLog,
     PackedLayer,
     PromptCache,
@@ -34,6 +31,9 @@ from kvbench.engine.prompt import (
     Rules,
     check_held,
 )
+from kvbench.engine.evict import one_thread
+from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
+from kvbench.engine.writers import BlockWriter
 from kvbench.eviction.api import Probe
 
 Prefill = Literal["full", "chunked"]

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from kvbench.engine.adapter import adapted
-from kvbench.engine.forward import BlockWriter
-from kvbench.engine.prompt import PromptCache, PromptLayer
+from kvbench.engine.cache.prompt import PromptCache, PromptLayer
+from kvbench.engine.writers import BlockWriter
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction.api import Method, Probe
 

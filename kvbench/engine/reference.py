@@ -12,8 +12,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kvbench.engine.attention import AttentionCall, route
-from kvbench.engine.model import LoadedModel
+from kvbench.engine.attention.interface import AttentionCall, route
+from kvbench.engine.model.load import LoadedModel
 
 
 class KeptHistory:

@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
 
-from kvbench.budget import Budget
 from kvbench.errors import UserError, show
+from kvbench.eviction.budget import Budget
 from kvbench.registry import did_you_mean
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kvbench.console.faults import words
 from kvbench.errors import BudgetViolation, KVBenchError, MethodError, show
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.view import LayerView
-from kvbench.faults import words
 from kvbench.lazy import torch
 
 

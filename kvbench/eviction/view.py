@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from kvbench.eviction import noise
-from kvbench.eviction.attend import Domain, Order, Reduce, window_attention
+from kvbench.eviction.terms.window_attention import Domain, Order, Reduce, window_attention
 from kvbench.lazy import torch
 
 if TYPE_CHECKING:

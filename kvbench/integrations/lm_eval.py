@@ -27,18 +27,20 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.utils import has_bos_prefix, postprocess_generated_text
 from tqdm import tqdm
 
-from kvbench import __version__, models, prompts
-from kvbench.engine.layout import check_prefill
+from kvbench import __version__
+from kvbench.console.faults import words
+from kvbench.engine.cache.layout import check_prefill
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import load
+from kvbench.engine.model.load import load
+from kvbench.engine.model.shape import shape_of_model, use_threads
 from kvbench.engine.plan import measure, plan_cell
-from kvbench.engine.shape import shape_of_model, use_threads
 from kvbench.errors import SetupError, UserError, show
-from kvbench.faults import words
 from kvbench.integrations.model_args import ModelArgs, in_its_words, read
 from kvbench.integrations.yaml_tasks import DOC, TASK
-from kvbench.lm_eval_source import generation, special_stops
 from kvbench.records import Generation, Request, Sampling, Usage
+from kvbench.sources import models
+from kvbench.taskkit import prompts
+from kvbench.taskkit.lm_eval_source import generation, special_stops
 
 MARK = "kvbench"  # the key under which a file of answers says whose they are
 

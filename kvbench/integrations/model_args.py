@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.config import PARSERS, Grid, MethodChoice, RunConfig
+from kvbench.config.parsers import budget, choice, parse, unknown_key
+from kvbench.config.plugins import load_plugins
+from kvbench.config.run_config import PARSERS, Grid, MethodChoice, RunConfig
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
-from kvbench.plugins import load_plugins
-from kvbench.values import budget, choice, parse, unknown_key
 
 SETTINGS = (
     "model",

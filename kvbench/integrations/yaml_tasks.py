@@ -12,10 +12,10 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from kvbench.data import Data
 from kvbench.scoring.pool import ScorePool
+from kvbench.sources.data import Data
 from kvbench.task import Doc, Output, Score
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
 
 if TYPE_CHECKING:
     import datasets

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import functional as F
 
-from kvbench.engine.attention import AttentionCall
-from kvbench.engine.prompt import PromptCache, PromptLayer
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.cache.prompt import PromptCache, PromptLayer
 from kvbench.replay.reference import Reference
 from kvbench.replay.traces import Trace
 

@@ -21,10 +21,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench import terminal
-from kvbench.budget import label
+from kvbench.console import terminal
+from kvbench.eviction.budget import label
 from kvbench.replay.analyses.api import Analysis, Row
-from kvbench.replay.replay import Result
+from kvbench.replay.batches import Result
 from kvbench.store import check_out
 from kvbench.store.files import replacing
 

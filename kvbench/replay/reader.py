@@ -16,17 +16,17 @@ from typing import Protocol
 
 import torch
 
-from kvbench.engine.attention import AttentionCall, route
+from kvbench.engine.attention.interface import AttentionCall, route
+from kvbench.engine.cache.layout import entry_budget, fit, stored_queries
+from kvbench.engine.cache.prompt import KeptLog, PromptCache
 from kvbench.engine.evict import one_thread
-from kvbench.engine.layout import entry_budget, fit, stored_queries
 from kvbench.engine.loop import rules_for
-from kvbench.engine.model import LoadedModel, load_draft
+from kvbench.engine.model.load import LoadedModel, load_draft
 from kvbench.engine.prefill import PromptReader
 from kvbench.engine.probes import Drafts
-from kvbench.engine.prompt import KeptLog, PromptCache
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
-from kvbench.replay.plan import Chosen
+from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import Trace
 
 CHUNK = 512  # tokens a forward pass

@@ -15,12 +15,12 @@ from typing import Literal
 
 import torch
 
-from kvbench.engine.attention import AttentionCall
-from kvbench.engine.geometry import LayerGeometry
-from kvbench.engine.model import LoadedModel
-from kvbench.engine.prompt import PromptCache, PromptLayer
-from kvbench.eviction.attend import window_attention
-from kvbench.eviction.golden import upcoming
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.cache.prompt import PromptCache, PromptLayer
+from kvbench.engine.model.load import LoadedModel
+from kvbench.eviction.terms.golden import upcoming
+from kvbench.eviction.terms.window_attention import window_attention
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.traces import Trace
 
@@ -35,7 +35,7 @@ class Reference:
         targets: [b, n] the answers; logits: [b, n, V] of each of their tokens.
         outputs: of each evicting layer [b, n - 1, Hq, Dv], after every token of the answer but its last.
         attention: of each evicting layer [b, Hk, blocks, T] float32; T = P + n - 1: what the queries of a block of
-            the answer pay to every token, as in `kvbench.eviction.golden`.
+            the answer pay to every token, as in `kvbench.eviction.terms.golden`.
         most: the same with the most that a query of the block pays instead of the mean; only where `extreme`.
     """
 

@@ -13,13 +13,13 @@ from typing import Any
 
 from kvbench import registry
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import LoadedModel
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.shape import shape_of_model
 from kvbench.engine.plan import measure, plan_cell
-from kvbench.engine.shape import shape_of_model
 from kvbench.errors import UserError, show
 from kvbench.records import Request, Sampling
+from kvbench.runner.workload import Prompt, TaskWork
 from kvbench.store import read_rows, read_texts
-from kvbench.work import Prompt, TaskWork
 
 Notice = Callable[[str], None]
 

@@ -18,14 +18,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.budget import Budget, label
 from kvbench.errors import KVBenchError
+from kvbench.eviction.budget import Budget, label
 from kvbench.report.agree import SAME, values_of
 from kvbench.report.cells import CellRow
 from kvbench.report.load import Group
 from kvbench.report.tables import TaskTable
 from kvbench.task import Task
-from kvbench.task_names import base_name, get_task
+from kvbench.taskkit.names import base_name, get_task
 
 NOTHING = "-"
 EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task of a group has its own

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
-from kvbench import stats
-from kvbench.budget import Budget, label
 from kvbench.errors import UserError
+from kvbench.eviction.budget import Budget, label
+from kvbench.report import stats
 from kvbench.report.cells import cells_of, clusters_of
 from kvbench.report.load import Group, Loaded
 from kvbench.report.render import Block

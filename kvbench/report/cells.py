@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from kvbench import stats
-from kvbench.budget import Budget
 from kvbench.errors import KVBenchError, SetupError, show
 from kvbench.eviction import choose
+from kvbench.eviction.budget import Budget
+from kvbench.report import stats
 from kvbench.report.rows import RUN, Rows, Text, ranks
 from kvbench.scoring.math import normalise_answer
 

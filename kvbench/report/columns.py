@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from kvbench.budget import label
-from kvbench.progress import size
+from kvbench.console.progress import size
+from kvbench.eviction.budget import label
 from kvbench.report.cells import PASS_AT, SCORES, CellRow
+from kvbench.report.stats import Estimate
 from kvbench.report.tables import TaskTable
-from kvbench.stats import Estimate
 
 Show = Callable[[CellRow], str]
 Columns = list[tuple[str, Show]]

@@ -22,9 +22,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from kvbench.budget import Budget, label
+from kvbench.console.progress import size
 from kvbench.errors import SetupError, show
-from kvbench.progress import size
+from kvbench.eviction.budget import Budget, label
 from kvbench.report.cells import cells_of, present
 from kvbench.report.load import Loaded
 from kvbench.report.render import Block
@@ -32,7 +32,7 @@ from kvbench.report.rows import RUN, Rows
 from kvbench.report.tables import shared_options
 from kvbench.store import manifest
 
-PAGE = 16  # entries; that of kvbench.engine.paged, which needs torch
+PAGE = 16  # entries; that of kvbench.engine.cache.paged, which needs torch
 SLACK = 1.05
 NOTHING = "-"
 UNBOUNDED = (

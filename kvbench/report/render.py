@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from kvbench import __version__, terminal
+from kvbench import __version__
+from kvbench.console import terminal
 from kvbench.errors import SetupError, show
 from kvbench.report import averages
 from kvbench.report.agree import sentence

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 
 from kvbench.report.cells import Against
-from kvbench.stats import ALPHA, Paired
+from kvbench.report.stats import ALPHA, Paired
 
 
 def notes(found: Sequence[Against]) -> list[str]:

@@ -14,12 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvbench import stats
-from kvbench.budget import label as label_of
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.eviction import choose
+from kvbench.eviction.budget import label as label_of
 from kvbench.registry import did_you_mean
-from kvbench.report import sureness
+from kvbench.report import stats, sureness
 from kvbench.report.cells import (
     Against,
     CellRow,
@@ -35,7 +34,7 @@ from kvbench.report.cells import (
 )
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import Rows
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

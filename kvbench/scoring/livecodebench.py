@@ -5,8 +5,8 @@
     grades.lcb.passed, grades.lcb.code          # as LiveCodeBench's own checker would have it: published numbers
     grades.native.passed                        # as a real process with a real standard input
 
-Programs run in a box (`kvbench.sandbox`) that never sees an expected output; what they print is compared here, as text
-and numbers. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with what it misjudges, see
+Programs run in a box (`kvbench.scoring.sandbox`) that never sees an expected output; what they print is compared here,
+as text and numbers. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with what it misjudges, see
 `kvbench.scoring.livecodebench_harness`; both compare lines after stripping them, and where they differ, their words as
 decimal numbers. Error codes: 0 passed, -2 wrong, -3 time, -4 exception or nothing to run, -5 the program ended the
 process. A verdict of -3 is reached twice: the second time while no other program gets a second try.
@@ -32,7 +32,7 @@ from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
-from kvbench.sandbox import Box, BoxError, Limits, Outcome, Sandbox, inside
+from kvbench.scoring.sandbox import Box, BoxError, Limits, Outcome, Sandbox, inside
 
 SECONDS = 6.0  # for each test, LiveCodeBench's default
 PACKAGES = ("numpy",)  # LiveCodeBench's own environment has it

@@ -1,4 +1,4 @@
-"""A harness that runs a program as LiveCodeBench's checker does, inside the box (see `kvbench.sandbox.inside`).
+"""A harness that runs a program as LiveCodeBench's checker does, inside the box (see `kvbench.scoring.sandbox.inside`).
 
 Behaviour of ``lcb_runner/evaluation/testing_util.py`` (28fef95), with what it does wrong, since published scores hold
 it: a program for standard input becomes the body of a function, its imports before it; `sys.stdin` is an object whose

@@ -28,7 +28,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from types import TracebackType
 from typing import Any
 
-from kvbench import signals
+from kvbench.console import signals
 from kvbench.errors import SetupError
 from kvbench.scoring.failure import failure
 from kvbench.scoring.worker import HEADER, send

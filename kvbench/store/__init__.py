@@ -4,6 +4,7 @@
 files. Importing this package is cheap: pyarrow and pandas load when a table is made or read.
 """
 
+from kvbench.console.redact import redact_argv, redact_config, redact_text, safe_environ
 from kvbench.store.again import resume_command
 from kvbench.store.folder import RunFolder, check_out, check_same, check_writable, list_runs
 from kvbench.store.identity import canonical_json, config_hash, row_key
@@ -19,8 +20,7 @@ from kvbench.store.reading import (
     read_texts,
     table_hash,
 )
-from kvbench.store.redact import redact_argv, redact_config, redact_text, safe_environ
-from kvbench.store.replay import Replay, replay
+from kvbench.store.recovery import Replay, replay
 from kvbench.store.schema import COLUMNS, DETERMINISTIC, FORMAT, NAMES, Column, check_row
 from kvbench.store.tables import repair, seal
 

@@ -25,7 +25,7 @@ from kvbench.store.files import bare, is_leftover, probe, reason, remove_leftove
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name
-from kvbench.store.replay import replay
+from kvbench.store.recovery import replay
 
 LOCK = "lock"
 

@@ -25,13 +25,13 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from kvbench import signals
+from kvbench.console import signals
+from kvbench.console.redact import redact_keys
 from kvbench.errors import SetupError, show
 from kvbench.store.again import resume_command
 from kvbench.store.commit import Commit
 from kvbench.store.files import own_folder, reason, step, sync_folder
 from kvbench.store.host import boot_id, host_name
-from kvbench.store.redact import redact_keys
 from kvbench.store.remedies import remedy
 from kvbench.store.schema import check_row, clean_text
 

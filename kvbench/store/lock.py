@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from kvbench import signals
+from kvbench.console import signals
 from kvbench.errors import RunInUseError, SetupError, show
 from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.host import boot_id, host_name, is_alive, start_ticks

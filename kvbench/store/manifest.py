@@ -18,10 +18,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kvbench.console.redact import HIDDEN, hide_keys, hide_secrets, redact_argv, redact_config
 from kvbench.errors import SetupError, UserError, show
 from kvbench.store.files import bare, read_plain, reason, replacing
 from kvbench.store.identity import config_hash
-from kvbench.store.redact import HIDDEN, hide_keys, hide_secrets, redact_argv, redact_config
 from kvbench.store.schema import FORMAT
 from kvbench.store.shape import why_not
 from kvbench.store.strict_json import document

@@ -21,7 +21,7 @@ from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
 from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
-from kvbench.store.replay import Replay, TextReader, replay
+from kvbench.store.recovery import Replay, TextReader, replay
 from kvbench.store.schema import DETERMINISTIC, FORMAT, FORMAT_KEY, NAMES, OK, REQUIRED, sort_key
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from kvbench.console.redact import fold_home, hide_keys, hide_secrets, redact_text
 from kvbench.store.identity import canonical_json
-from kvbench.store.redact import fold_home, hide_keys, hide_secrets, redact_text
 from kvbench.store.strict_json import document
 
 FORMAT = 5

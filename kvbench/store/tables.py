@@ -20,8 +20,8 @@ from kvbench.store.again import repair_command
 from kvbench.store.files import open_plain, read_plain, reason, remove_leftovers, replacing, step, sync_folder
 from kvbench.store.frames import TEXT_NAMES, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.lock import RunLock
+from kvbench.store.recovery import Entry, Replay, TextReader, replay, segments_on_disk
 from kvbench.store.remedies import remedy
-from kvbench.store.replay import Entry, Replay, TextReader, replay, segments_on_disk
 from kvbench.store.schema import COLUMNS, FORMAT, sort_key
 from kvbench.store.strict_json import document
 

@@ -80,7 +80,7 @@ _OWN_CACHE_TINY = {"budget": 96, "interval": 32, "slots": 64, "micro": 16}
 _SCORER: dict[str, Any] = {"budget": 1024, "interval": 256, "features": "paper6", "longest": 4096}
 RECIPES: dict[str, Entry] = {
     "lookaheadkv": Entry(
-        place="kvbench.train.lookaheadkv:LookaheadRecipe",
+        place="kvbench.train.recipes.lookaheadkv:LookaheadRecipe",
         about="learned rows and adapter that foresee what an answer attends to",
         tasks=("lookup", "lookup/lookup-1", "chain", "walk"),
         traces=1200,
@@ -92,19 +92,19 @@ RECIPES: dict[str, Entry] = {
         tiny={"rows": 16, "rank": 16},
     ),
     "trimkv": Entry(
-        place="kvbench.train.gates:TrimKVRecipe",
+        place="kvbench.train.recipes.gates:TrimKVRecipe",
         about="gates that say at an entry's birth how slowly it loses its worth, each head with its own budget",
         options={"gate": "rg", "tie": "none"} | _GATE_OPTIONS,
         **_GATES,
     ),
     "retention": Entry(
-        place="kvbench.train.gates:RetentionRecipe",
+        place="kvbench.train.recipes.gates:RetentionRecipe",
         about="such gates, with one budget of all layers and heads",
         options={"gate": "rg10", "tie": "layers"} | _GATE_OPTIONS,
         **_GATES,
     ),
     "duo": Entry(
-        place="kvbench.train.duo:DuoRecipe",
+        place="kvbench.train.recipes.duo:DuoRecipe",
         about="how much every KV head needs more than the first and the newest tokens",
         tasks=(),
         traces=512,
@@ -117,7 +117,7 @@ RECIPES: dict[str, Entry] = {
         tiny={"sinks": 4, "recent": 32},
     ),
     "foresightkv": Entry(
-        place="kvbench.train.foresightkv:ForesightRecipe",
+        place="kvbench.train.recipes.foresightkv:ForesightRecipe",
         about="scorer that ranks entries as the oracle of golden eviction does",
         tasks=("walk", "chain"),
         traces=800,
@@ -129,7 +129,7 @@ RECIPES: dict[str, Entry] = {
         tiny=_EVICTION | {"hidden": 32, "within": "max", "margin": 5.0},
     ),
     "foresightkv-grpo": Entry(
-        place="kvbench.train.foresightkv_grpo:PolicyRecipe",
+        place="kvbench.train.recipes.foresightkv_grpo:PolicyRecipe",
         about="foresightkv's second stage: draws of its own, rewarded by how little they make the model lose",
         tasks=("walk", "chain"),
         traces=400,
@@ -141,7 +141,7 @@ RECIPES: dict[str, Entry] = {
         tiny=_EVICTION,
     ),
     "gkv-distill": Entry(
-        place="kvbench.train.gkv_distill:DistillRecipe",
+        place="kvbench.train.recipes.gkv_distill:DistillRecipe",
         about="the model itself: with an evicted cache it learns to predict as it did with a full one",
         traces=1000,
         held_out=128,
@@ -156,7 +156,7 @@ RECIPES: dict[str, Entry] = {
         tasks=("chain",),
     ),
     "gkv-rl": Entry(
-        place="kvbench.train.gkv_rl:RLRecipe",
+        place="kvbench.train.recipes.gkv_rl:RLRecipe",
         about="the model itself: rewards of answers that it writes with an evicted cache",
         traces=1000,
         held_out=128,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from kvbench import registry
-from kvbench.engine.model import LoadedModel
+from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, show
 from kvbench.eviction.api import Column, Method, Needs, Protect, State
 from kvbench.eviction.select import decide

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.attention import Handler, route
+from kvbench.engine.attention.interface import Handler, route
 from kvbench.train.sparse_masks import SparseAttention
 
 plain = SparseAttention({})  # a handler: attention as the model has it, with its windows
@@ -18,7 +18,7 @@ def forward(
     """Logits [b, `logits`, V] of the newest rows; 0 asks for those of all rows.
 
     Args:
-        handler: answers every layer's attention, as in `kvbench.engine.attention.route`.
+        handler: answers every layer's attention, as in `kvbench.engine.attention.interface.route`.
         start: position of the first row.
         hidden: whether the handler also sees what each layer's attention reads.
         inputs: input_ids [b, n] or inputs_embeds [b, n, D].

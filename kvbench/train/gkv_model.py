@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench import __version__
-from kvbench.engine.model import LoadedModel
-from kvbench.engine.weights import config_hash, model_fields
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.weights import config_hash, model_fields
 from kvbench.errors import SetupError, show
 from kvbench.store.files import reason, replacing
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench import tiny
-from kvbench.engine.model import LoadedModel
+from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
-from kvbench.synthetic.cells import CELLS
-from kvbench.synthetic.draw import Draw
-from kvbench.synthetic.problem import FACT, HELD_OUT, Problem
-from kvbench.synthetic.vocabulary import ids
+from kvbench.taskkit.synthetic.cells import CELLS
+from kvbench.taskkit.synthetic.draw import Draw
+from kvbench.taskkit.synthetic.problem import FACT, HELD_OUT, Problem
+from kvbench.taskkit.synthetic.vocabulary import ids
 
 Encode = Callable[[str], list[int]]  # without special tokens
 

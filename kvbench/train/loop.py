@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.weights import Base
+from kvbench.engine.model.weights import Base
 from kvbench.errors import SetupError, UserError, show
 from kvbench.train import checkpoint
 from kvbench.train.lock import alone

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache
 
-from kvbench.math_task import MathTask
 from kvbench.scoring.pool import ScorePool
 from kvbench.task import Doc, Output
+from kvbench.taskkit.math_task import MathTask
 
 
 def judge(answer: str) -> Callable[[str], bool]:

@@ -22,8 +22,8 @@ from datetime import timedelta
 import torch
 from torch import distributed
 
+from kvbench.console.faults import words
 from kvbench.errors import SetupError, UserError
-from kvbench.faults import words
 
 # Longer than answers may take that one process has finished and another has not. When a process dies the launcher
 # ends the others, so that nobody waits that long for the dead.

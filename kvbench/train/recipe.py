@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 import torch
 
-from kvbench.engine.model import LoadedModel
-from kvbench.engine.weights import Base, save_weights
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.weights import Base, save_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

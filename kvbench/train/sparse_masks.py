@@ -27,7 +27,7 @@ from functools import partial
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from kvbench.engine.attention import AttentionCall, grouped_attention
+from kvbench.engine.attention.interface import AttentionCall, grouped_attention
 
 NEVER = torch.iinfo(torch.int32).max  # evicted
 ROWS = 1024  # queries that attend at once

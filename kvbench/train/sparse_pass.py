@@ -20,7 +20,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from kvbench.engine.attention import route
+from kvbench.engine.attention.interface import route
 from kvbench.errors import UserError, show
 from kvbench.train.forward import forward
 from kvbench.train.sparse_masks import Lifetimes, SparseAttention

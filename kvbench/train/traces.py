@@ -14,15 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench import registry
-from kvbench.data import read_jsonl
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import LoadedModel
+from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, show
 from kvbench.records import Request
-from kvbench.synthetic.cells import CELLS
-from kvbench.synthetic.problem import HELD_OUT
+from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Turn
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
+from kvbench.taskkit.synthetic.cells import CELLS
+from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.train.answers import AnswerFile, Answers
 from kvbench.train.maths import judge
 
@@ -91,8 +91,8 @@ def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> li
     A field ``answer``, LaTeX or a number, says what is right. An answer ends after `max_new_tokens`, or sooner where
     the model's context does; a question that fills the context is left out.
     """
-    from kvbench.prompts import template_text
-    from kvbench.reader import ModelReader
+    from kvbench.taskkit.prompts import template_text
+    from kvbench.taskkit.reader import ModelReader
 
     chat = template_text(loaded.tokenizer) is not None
     reader = ModelReader(

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.audit.subject import Subject, random_subject
+from kvbench.audit.invariants.subject import Subject, random_subject
 
 
 @pytest.fixture(scope="module")

@@ -9,16 +9,16 @@ import pytest
 import torch
 from support.audits import Good, verdicts
 
-from kvbench.audit.subject import Subject
+from kvbench.audit.invariants.subject import Subject
 from kvbench.engine import prefill
-from kvbench.engine.dense import DenseStore
-from kvbench.engine.hf_cache import EvictionCache
-from kvbench.engine.paged import PagedStore
-from kvbench.engine.prompt import PromptCache
+from kvbench.engine.cache.dense import DenseStore
+from kvbench.engine.cache.paged import PagedStore
+from kvbench.engine.cache.prompt import PromptCache
 from kvbench.eviction import select
 from kvbench.eviction.api import Needs
 from kvbench.eviction.choose import make
 from kvbench.eviction.view import LayerView
+from kvbench.integrations.transformers_cache import EvictionCache
 
 
 def test_an_engine_that_evicts_protected_entries(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +79,7 @@ def test_an_engine_that_frees_nothing(mqa: Subject, monkeypatch: pytest.MonkeyPa
 
 def test_a_prompt_that_reads_its_evicted_cache(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chunked prefill is another experiment: its later chunks see an evicted cache, and the audit must notice."""
-    from kvbench.audit import trial
+    from kvbench.audit.invariants import trial
 
     engine = trial.Engine
     monkeypatch.setattr(trial, "Engine", lambda *a, **k: engine(*a, **k | {"prefill": "chunked"}))
@@ -176,7 +176,7 @@ def test_an_engine_that_reads_a_prompt_in_chunks_without_evicting(
 
 def test_an_engine_that_forgets_the_gaps_of_an_evicted_prompt(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is read after an eviction stands at its own positions, not behind the entries that are left."""
-    from kvbench.engine.forward import BlockWriter
+    from kvbench.engine.writers import BlockWriter
 
     begin = BlockWriter.begin
 
@@ -202,7 +202,7 @@ def test_an_engine_that_rounds_shares_up(mqa: Subject, monkeypatch: pytest.Monke
 
 
 def test_a_bridge_with_another_interval(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvbench.audit import case
+    from kvbench.audit.invariants import case
 
     monkeypatch.setattr(case, "EvictionCache", lambda *a, **k: EvictionCache(*a, **k | {"interval": 5}))
     names, failed = verdicts(Good(), mqa)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from support.audits import Good, norms, verdicts
 
-from kvbench.audit import audit as audits
-from kvbench.audit.subject import Subject
+from kvbench.audit.invariants import checks as audits
+from kvbench.audit.invariants.subject import Subject
 from kvbench.eviction.api import Every, Method, Never, Protect
 from kvbench.eviction.choose import make
 from kvbench.eviction.view import LayerView

@@ -9,8 +9,8 @@ import pytest
 from support.runs import model_folder
 
 from kvbench import registry
-from kvbench.audit.invariants import INVARIANTS
-from kvbench.cli import main
+from kvbench.audit.invariants.generation import INVARIANTS
+from kvbench.cli.app import main
 
 PLUGIN = """
 from dataclasses import dataclass

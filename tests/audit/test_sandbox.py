@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
-from kvbench.audit import attack_grader, sandbox
-from kvbench.audit.attack import Attack, targets
-from kvbench.audit.throughput import measure
-from kvbench.commands import audit_sandbox
+from kvbench.audit.attacks import corpus as sandbox
+from kvbench.audit.attacks import grader as attack_grader
+from kvbench.audit.attacks.program import Attack, targets
+from kvbench.audit.attacks.throughput import measure
+from kvbench.cli.commands import audit_sandbox
 from kvbench.errors import UserError
-from kvbench.sandbox import Report
-from kvbench.sandbox.tiers import Bwrap, Landlock
+from kvbench.scoring.sandbox import Report
+from kvbench.scoring.sandbox.tiers import Bwrap, Landlock
 
 CORPUS = Path(__file__).parent.parent / "data/attacks"
 PROGRAMS = sandbox.read_corpus(CORPUS)

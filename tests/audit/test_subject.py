@@ -6,10 +6,10 @@ import pytest
 import torch
 from support.runs import model_folder
 
+from kvbench.audit.invariants.subject import Subject, draw
 from kvbench.audit.outcome import NotApplicable
-from kvbench.audit.subject import Subject, draw
-from kvbench.engine.model import load
-from kvbench.engine.weights import load_weights, model_fields
+from kvbench.engine.model.load import load
+from kvbench.engine.model.weights import load_weights, model_fields
 from kvbench.eviction.api import Weights
 from kvbench.eviction.choose import make
 from kvbench.eviction.learned import LearnedWeights

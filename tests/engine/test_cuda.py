@@ -10,7 +10,7 @@ from support.methods import EVICTING, VARIANTS, small, with_tables
 from support.models import build, requests
 
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import prepare
+from kvbench.engine.model.load import prepare
 from kvbench.engine.reference import KeptHistory, dense_logits
 from kvbench.eviction import noise
 from kvbench.records import Sampling

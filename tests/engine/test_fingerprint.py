@@ -11,10 +11,10 @@ import torch
 from support.models import build
 
 from kvbench import tiny
-from kvbench.cli import main
-from kvbench.engine.fingerprint import fingerprint
-from kvbench.engine.model import load
-from kvbench.engine.weights import Base, card_path, load_weights, save_weights
+from kvbench.cli.app import main
+from kvbench.engine.model.fingerprint import fingerprint
+from kvbench.engine.model.load import load
+from kvbench.engine.model.weights import Base, card_path, load_weights, save_weights
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Weights
 from kvbench.store import read_rows

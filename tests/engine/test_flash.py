@@ -14,8 +14,8 @@ import torch
 from support.methods import small, with_tables
 from support.models import build, requests
 
-from kvbench.cli import main
-from kvbench.engine.flash import check_attn, flash_attention
+from kvbench.cli.app import main
+from kvbench.engine.attention.flash import check_attn, flash_attention
 from kvbench.engine.loop import Engine
 from kvbench.errors import SetupError, UserError
 from kvbench.records import Sampling

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from kvbench import tiny
-from kvbench.cli import main
-from kvbench.engine.weights import Base, load_weights, save_weights
+from kvbench.cli.app import main
+from kvbench.engine.model.weights import Base, load_weights, save_weights
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction.choose import make
 

@@ -127,7 +127,7 @@ def test_full_cache_keeps_everything(loaded):
 
 
 def test_long_unbounded_caches_read_slot_by_slot(loaded, monkeypatch):
-    from kvbench.engine import forward
+    from kvbench.engine import writers as forward
 
     todo = requests(**TODO)
     whole = run(loaded, todo, method="full")

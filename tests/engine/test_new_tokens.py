@@ -7,16 +7,16 @@ import torch
 from support.methods import with_tables
 from support.models import ARCHITECTURES, VOCABULARY, build, requests
 
-from kvbench.audit.watch import watching
-from kvbench.engine.attention import route
-from kvbench.engine.hf_cache import EvictionCache
+from kvbench.audit.invariants.watch import watching
+from kvbench.engine.attention.interface import route
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import LoadedModel
-from kvbench.engine.weights import load_weights
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.weights import load_weights
 from kvbench.eviction import noise
 from kvbench.eviction.choose import make
-from kvbench.eviction.gates import log_retention
 from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.terms.gates import log_retention
+from kvbench.integrations.transformers_cache import EvictionCache
 
 BUDGET, INTERVAL = 40, 16  # the first eviction comes after 16 generated tokens: till then the cache is the full one
 

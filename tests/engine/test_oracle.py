@@ -11,7 +11,7 @@ from support.methods import EVICTING, VARIANTS, small, with_tables
 from support.models import ARCHITECTURES, build, requests
 
 from kvbench import registry
-from kvbench.engine.geometry import for_lengths
+from kvbench.engine.attention.geometry import for_lengths
 from kvbench.engine.loop import Engine
 from kvbench.engine.reference import KeptHistory, dense_logits
 from kvbench.eviction import noise

@@ -7,9 +7,9 @@ import torch
 from support.models import build, requests
 
 from kvbench import registry
-from kvbench.engine import packing
 from kvbench.engine.loop import Engine
-from kvbench.engine.packing import packed_linears
+from kvbench.engine.model import packing
+from kvbench.engine.model.packing import packed_linears
 
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="torch is built without oneDNN")
 

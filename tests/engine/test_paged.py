@@ -10,10 +10,10 @@ import torch
 from support.methods import EVICTING, small, with_tables
 from support.models import build, requests
 
-from kvbench.engine.cache import Shape
+from kvbench.engine.cache.paged import PAGE, PagedCache, pages
+from kvbench.engine.cache.prompt import PackedLayer
+from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.loop import Engine
-from kvbench.engine.paged import PAGE, PagedCache, pages
-from kvbench.engine.prompt import PackedLayer
 from kvbench.eviction.api import Column
 
 TODO = dict(lengths=(9, 60, 33, 5, 100, 48), new_tokens=(40, 50, 30, 40, 30, 30), samples=2)
@@ -77,7 +77,7 @@ def test_heads_end_with_different_lengths(loaded):
 
 
 def test_a_short_cache_read_whole_and_a_long_one_in_doubling_sizes_agree(loaded, monkeypatch):
-    from kvbench.engine import forward
+    from kvbench.engine import writers as forward
 
     todo = requests(**TODO)
     whole = tokens(engine(loaded, "ada-kv"), todo)
@@ -154,7 +154,7 @@ def test_compaction_against_a_list_of_lists(loaded):
 
 
 def batch(slot, cache):
-    from kvbench.engine.cache import Batch
+    from kvbench.engine.cache.slot_cache import Batch
 
     one = torch.tensor([0])
     return Batch(

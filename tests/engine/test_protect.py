@@ -8,9 +8,9 @@ import pytest
 import torch
 from support.models import build, requests
 
-from kvbench.engine.hf_cache import EvictionCache
 from kvbench.engine.loop import Engine
 from kvbench.eviction.api import Method, Protect
+from kvbench.integrations.transformers_cache import EvictionCache
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.traces import Trace
 

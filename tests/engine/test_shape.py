@@ -7,11 +7,11 @@ import torch
 import transformers
 from support import zoo
 
-from kvbench.engine.geometry import ProbeFailed
-from kvbench.engine.model import prepare
+from kvbench.engine.attention.geometry import ProbeFailed
+from kvbench.engine.model.load import prepare
+from kvbench.engine.model.shape import estimate_shape, known_shape, read_shape, shape_of_model
+from kvbench.engine.model.weights import model_fields
 from kvbench.engine.plan import Machine, roofline
-from kvbench.engine.shape import estimate_shape, known_shape, read_shape, shape_of_model
-from kvbench.engine.weights import model_fields
 from kvbench.errors import UserError
 
 

@@ -10,7 +10,7 @@ from support.models import build
 from transformers import AutoConfig, LlamaConfig
 
 from kvbench import tiny
-from kvbench.engine.weights import Base, card_path, config_hash, load_weights, model_fields, save_weights
+from kvbench.engine.model.weights import Base, card_path, config_hash, load_weights, model_fields, save_weights
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Weights
 

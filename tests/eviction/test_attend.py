@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.eviction import attend
-from kvbench.eviction.attend import window_attention
+from kvbench.eviction.terms import window_attention as attend
+from kvbench.eviction.terms.window_attention import window_attention
 
 
 def naive(queries, keys, qpos, kpos, valid, scaling, softcap, domain, order, reduce_g, reduce_q):

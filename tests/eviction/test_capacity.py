@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.eviction.capacity import capacity_loss
+from kvbench.eviction.terms.capacity import capacity_loss
 
 
 def drawn(b, layers, heads, t, seed=0):

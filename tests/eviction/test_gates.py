@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.eviction.gates import GateForm, form_of, log_retention
 from kvbench.eviction.learned import misfit
 from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.terms.gates import GateForm, form_of, log_retention
 
 MODEL = {"num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 10, "head_dim": 6}
 FORMS = [

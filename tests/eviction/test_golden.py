@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.fixtures import FIXTURES, K, Q
 
-from kvbench.eviction import golden
-from kvbench.eviction.golden import block_attention, golden_evictions, upcoming
+from kvbench.eviction.terms import golden
+from kvbench.eviction.terms.golden import block_attention, golden_evictions, upcoming
 
 
 def test_the_evictions_of_the_released_code():

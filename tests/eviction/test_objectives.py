@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from kvbench.eviction.objectives import policy_loss, ranking_loss
+from kvbench.eviction.terms.objectives import policy_loss, ranking_loss
 
 
 def test_ranking_loss_by_hand():

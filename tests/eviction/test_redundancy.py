@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.eviction import redundancy as module
-from kvbench.eviction.redundancy import redundancy
+from kvbench.eviction.terms import redundancy as module
+from kvbench.eviction.terms.redundancy import redundancy
 from kvbench.eviction.view import make_view
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from support.fixtures import FIXTURES
 
-from kvbench.eviction.retention import decay, gated_attention, log_gain, occupancy
+from kvbench.eviction.terms.retention import decay, gated_attention, log_gain, occupancy
 
 
 @pytest.mark.parametrize("case", FIXTURES["logG"])

@@ -16,8 +16,8 @@ from support.judges import hang, say, send
 
 from kvbench.store import read_texts
 from kvbench.store.journal import encode
-from kvbench.store.replay import decode
-from kvbench.synthetic_task import SyntheticTask
+from kvbench.store.recovery import decode
+from kvbench.taskkit.synthetic_task import SyntheticTask
 
 
 @scenario("F20")
@@ -94,7 +94,7 @@ def _judge(server: Any) -> str:
 
 def _impatient(tell: Tell) -> None:
     """A judge gets a second for an answer; pauses are told and not made."""
-    from kvbench.judge import endpoint
+    from kvbench.scoring.judge import endpoint
 
     endpoint.time = SimpleNamespace(sleep=lambda seconds: tell(f"pause {seconds}"))  # type: ignore[assignment]
     defaults = endpoint.Endpoint.__init__.__kwdefaults__

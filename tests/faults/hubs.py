@@ -12,8 +12,8 @@ from faults.stage import NO_WEIGHTS, RUN, Stage, scenario
 from support.commands import Before, Tell, hold
 from support.hub import Hub, Repo
 
-from kvbench import hub as product
 from kvbench import tiny
+from kvbench.sources import hub as product
 
 LIBRARY = 1  # questions that the hub's library may put for itself
 TASK = RUN.replace("--task walk/orbit-100", "--task math500")

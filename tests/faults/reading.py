@@ -8,7 +8,7 @@ from faults.stage import RUN, Stage, scenario
 from support.commands import hold
 
 from kvbench.store.journal import encode
-from kvbench.store.replay import decode
+from kvbench.store.recovery import decode
 
 PLANNED = 10_000
 

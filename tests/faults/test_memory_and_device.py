@@ -14,15 +14,15 @@ import torch
 import transformers
 from support.runs import configuration, model_folder
 
-from kvbench import faults
-from kvbench.config import Grid, MethodChoice
+from kvbench.config.run_config import Grid, MethodChoice
+from kvbench.console import faults
 from kvbench.engine import draws, loop
-from kvbench.engine.geometry import own_failures
+from kvbench.engine.attention.geometry import own_failures
 from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
 from kvbench.errors import MethodError, SetupError
 from kvbench.records import Sampling
-from kvbench.run import execute
+from kvbench.runner.execute import execute
 from kvbench.store import read_run
 
 CUDA = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB.")
@@ -175,8 +175,8 @@ from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from kvbench import tiny
-from kvbench.config import Grid, MethodChoice
-from kvbench.run import execute
+from kvbench.config.run_config import Grid, MethodChoice
+from kvbench.runner.execute import execute
 from support.runs import configuration
 import torch
 torch.set_num_threads(1)

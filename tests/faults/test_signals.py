@@ -93,8 +93,8 @@ def is_gone(pid: int) -> bool:
 
 
 RUNNING = {  # where a run is stopped -> a function, the call of it, the signal
-    "loading": ("kvbench.run:load", 1, HUP),
-    "checking weights": ("kvbench.run:check_weights", 1, INT),
+    "loading": ("kvbench.runner.execute:load", 1, HUP),
+    "checking weights": ("kvbench.runner.execute:check_weights", 1, INT),
     "prefill": ("kvbench.engine.prefill:PromptReader.read", 3, TERM),
     "decode": ("kvbench.engine.loop:Engine._step", 60, INT),
     "decode, SIGTERM": ("kvbench.engine.loop:Engine._step", 60, TERM),
@@ -140,17 +140,17 @@ def test_scores_under_way_are_left_and_their_processes_end(zygote: Zygote, folde
 
 
 OTHERS = {  # a command -> a function in it, what the line says, the signal
-    "score done --all -q": ("kvbench.rescore:_keep", "interrupted: scores made so far are saved; the same", HUP),
+    "score done --all -q": ("kvbench.runner.rescore:_keep", "interrupted: scores made so far are saved; the same", HUP),
     "score done  --all -q": ("kvbench.store.tables:write_rows", "interrupted: scores made so far are saved", TERM),
     "report done": ("kvbench.report.load:load", AGAIN, TERM),
     "report done --out R": ("kvbench.report.render:write", AGAIN, INT),
     "repair done": ("kvbench.store.tables:_write_texts", AGAIN, HUP),
     "replay --method gkv --budget 32 --task walk/orbit-100": ("kvbench.replay.traces:own", AGAIN, HUP),
-    "train lookaheadkv --out T": ("kvbench.train.recipes:prepare", "interrupted: answers and the last checkpoint", INT),
-    "bench --sequences 1 --new-tokens 50": ("kvbench.bench:_run_engine", AGAIN, TERM),
-    "audit gkv": ("kvbench.audit.audit:audit", AGAIN, INT),
+    "train lookaheadkv --out T": ("kvbench.train.prepare:prepare", "interrupted: answers and the last checkpoint", INT),
+    "bench --sequences 1 --new-tokens 50": ("kvbench.runner.bench:_run_engine", AGAIN, TERM),
+    "audit gkv": ("kvbench.audit.invariants.checks:audit", AGAIN, INT),
     "data fetch gsm8k --out D": (
-        "kvbench.commands.data:fetch_data",
+        "kvbench.cli.commands.data:fetch_data",
         "interrupted: 0 of 1 tasks fetched; the same",
         HUP,
     ),
@@ -247,7 +247,7 @@ runpy.run_module("kvbench", run_name="__main__")
 @pytest.mark.parametrize("number", [INT, TERM, HUP])
 def test_start_up_is_covered(tmp_path: Path, number: signal.Signals) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-c", STARTING, "kvbench.cli"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", STARTING, "kvbench.cli.app"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     )
     deadline = time.monotonic() + PATIENCE
     while not (tmp_path / "here").exists() and time.monotonic() < deadline:
@@ -266,7 +266,7 @@ def test_the_installed_command_begins_with_the_signals() -> None:
 
 def test_a_forked_child_ends_as_any_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """The child shares its parent's pipe: a signal to the child must not end the parent, however early it comes."""
-    from kvbench import signals
+    from kvbench.console import signals
 
     reset = signals._Handling.after_fork
 
@@ -293,7 +293,7 @@ def test_a_forked_child_ends_as_any_process(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_an_exception_in_a_destructor_is_not_lost() -> None:
-    from kvbench import signals
+    from kvbench.console import signals
 
     class Last:
         def __del__(self) -> None:
@@ -312,7 +312,7 @@ def test_an_exception_in_a_destructor_is_not_lost() -> None:
 
 
 def test_a_shield_postpones_and_a_phase_tells() -> None:
-    from kvbench import signals
+    from kvbench.console import signals
     from kvbench.errors import Interrupted
 
     done: list[str] = []

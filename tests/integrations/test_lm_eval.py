@@ -7,10 +7,10 @@ import torch
 from lm_eval.api.model import CachingLM
 from lm_eval.api.registry import get_model
 
-from kvbench.data import Data
 from kvbench.errors import UserError
 from kvbench.integrations.lm_eval import KVBenchLM
-from kvbench.task_names import get_task
+from kvbench.sources.data import Data
+from kvbench.taskkit.names import get_task
 
 GREEDY = {"until": [], "max_gen_toks": 12, "do_sample": False}
 SAMPLED = {"until": [], "max_gen_toks": 12, "do_sample": True, "temperature": 3.0}
@@ -166,7 +166,7 @@ def test_a_template_file_and_the_thinking_switch(tmp_path):
 def test_rendered_prompts_get_no_start_token_of_the_tokenizers(full, monkeypatch):
     asked = []
     monkeypatch.setattr(full, "_templated", False)
-    monkeypatch.setattr("kvbench.prompts.encode", lambda _, text, chat: asked.append(chat) or [1])
+    monkeypatch.setattr("kvbench.taskkit.prompts.encode", lambda _, text, chat: asked.append(chat) or [1])
     full.tok_encode("raw")
     full.apply_chat_template([{"role": "user", "content": "x"}])
     full.tok_encode("rendered")

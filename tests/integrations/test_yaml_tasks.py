@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvbench.config import Grid, MethodChoice, RunConfig
-from kvbench.data import Data
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.integrations import TASKS, yaml_tasks
-from kvbench.run import execute
+from kvbench.runner.execute import execute
+from kvbench.sources.data import Data
 from kvbench.store import read_run, read_texts
 from kvbench.task import Score
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
 
 EXCERPTS = {"data": str(Path(__file__).parents[1] / "data" / "tasks"), "allow_data_mismatch": True}  # 3 rows of each
 FILES = sorted(path for path in TASKS.glob("*.yaml") if not path.name.startswith("_"))
@@ -105,10 +105,10 @@ def test_the_thinking_block_is_known_from_the_models_arguments():
 def test_an_answer_that_cannot_be_scored_is_neither_right_nor_wrong(monkeypatch):
     doc = documents("chain")[0]
     scores = iter([Score(value=1.0, partial=0.5), Score(value=None, note="timeout")])
-    monkeypatch.setattr("kvbench.synthetic_task.SyntheticTask.score", lambda *_: next(scores))
+    monkeypatch.setattr("kvbench.taskkit.synthetic_task.SyntheticTask.score", lambda *_: next(scores))
     found = yaml_tasks.question_scores(doc, [["a", "b"]])
     assert found == {"score": 1.0, "score_partial": 0.5, "unscored": 0.5}
-    monkeypatch.setattr("kvbench.synthetic_task.SyntheticTask.score", lambda *_: Score(value=None))
+    monkeypatch.setattr("kvbench.taskkit.synthetic_task.SyntheticTask.score", lambda *_: Score(value=None))
     assert yaml_tasks.question_scores(doc, ["a"]) == {"unscored": 1.0}
 
 

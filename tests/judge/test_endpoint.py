@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 from support.judges import KEY, drip_body, drip_headers, hang, say, send
 
-from kvbench.judge import JudgeError, KeyRefused, endpoint
-from kvbench.judge.endpoint import Endpoint
+from kvbench.scoring.judge import JudgeError, KeyRefused, endpoint
+from kvbench.scoring.judge.endpoint import Endpoint
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 
 import pytest
 
-from kvbench.data import Data
-from kvbench.judge import JudgeError, KeyRefused, Reply, compare, grading, prompts, rate
+from kvbench.scoring.judge import JudgeError, KeyRefused, Reply, compare, grading, prompts, rate
+from kvbench.sources.data import Data
 from kvbench.task import Services
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
 
 DOCS = {doc.doc_id: doc for doc in get_task("mt_bench").docs(Data(env={}))}
 PLAIN, MATH = DOCS["81"], DOCS["111"]

@@ -10,8 +10,8 @@ import pytest
 
 from kvbench import tiny
 from kvbench.errors import SetupError
-from kvbench.judge import JudgeError
-from kvbench.judge.local import LocalJudge
+from kvbench.scoring.judge import JudgeError
+from kvbench.scoring.judge.local import LocalJudge
 
 
 @pytest.fixture

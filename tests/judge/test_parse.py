@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.judge.parse import rating, verdict
+from kvbench.scoring.judge.parse import rating, verdict
 
 GOLDENS = Path(__file__).parents[1] / "data" / "goldens" / "mt_bench_parse.jsonl"
 ROWS = [json.loads(line) for line in GOLDENS.read_text(encoding="utf-8").splitlines()]

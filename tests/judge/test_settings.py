@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kvbench.errors import UserError
-from kvbench.judge import check, connect, settings
-from kvbench.judge.endpoint import Endpoint
-from kvbench.judge.local import LocalJudge
+from kvbench.scoring.judge import check, connect, settings
+from kvbench.scoring.judge.endpoint import Endpoint
+from kvbench.scoring.judge.local import LocalJudge
 from kvbench.task import Services
 
 URL = "https://judge.example/v1"

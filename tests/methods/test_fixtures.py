@@ -6,8 +6,8 @@ import pytest
 import torch
 from support.fixtures import BUDGET, FIXTURES, TOTAL, WINDOW, K, Q
 
-from kvbench.eviction.redundancy import redundancy
 from kvbench.eviction.select import decide
+from kvbench.eviction.terms.redundancy import redundancy
 from kvbench.eviction.view import make_view
 from kvbench.registry import methods
 

@@ -9,12 +9,12 @@ import pytest
 import torch
 from support.fixtures import BUDGET, FIXTURES, TOTAL, WINDOW, K, Q
 
+from kvbench.audit.parity.cases import load_cases
+from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.variants import plans
 from kvbench.eviction.api import Probe
 from kvbench.eviction.select import decide
 from kvbench.eviction.view import make_view
-from kvbench.parity.cases import load_cases
-from kvbench.parity.replay import replay
-from kvbench.parity.variants import plans
 from kvbench.registry import methods
 
 DATA = Path(__file__).parents[1] / "data"

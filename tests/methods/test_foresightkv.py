@@ -10,8 +10,8 @@ from support.fixtures import FIXTURES, K, Q
 
 from kvbench.errors import UserError
 from kvbench.eviction.columns import expanded
-from kvbench.eviction.foresight import COUNT, DECAY, scorer_shapes
 from kvbench.eviction.select import decide
+from kvbench.eviction.terms.foresight import COUNT, DECAY, scorer_shapes
 from kvbench.eviction.view import make_view
 from kvbench.registry import methods
 

@@ -12,7 +12,7 @@ from support.models import build, requests
 
 from kvbench.engine.adapter import PROJECTIONS, adapted, projections
 from kvbench.engine.loop import Engine
-from kvbench.engine.weights import Base, save_weights
+from kvbench.engine.model.weights import Base, save_weights
 from kvbench.errors import SetupError
 from kvbench.records import Sampling
 

@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from kvbench.eviction.gates import GateForm, log_retention
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.select import decide
+from kvbench.eviction.terms.gates import GateForm, log_retention
 from kvbench.eviction.view import make_view
 from kvbench.registry import methods
 

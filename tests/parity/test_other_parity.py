@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from kvbench.commands.audit import audit_parity
-from kvbench.parity.cases import load_cases
-from kvbench.parity.replay import replay
-from kvbench.parity.variants import NotCoveredError, plans
+from kvbench.audit.parity.cases import load_cases
+from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.variants import NotCoveredError, plans
+from kvbench.cli.commands.audit import audit_parity
 
 HERE = Path(__file__).parents[1] / "data" / "parity"
 CASES = {case.name: case for case in load_cases(HERE)}

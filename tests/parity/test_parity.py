@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.commands.audit import audit_parity
+from kvbench.audit.parity.cases import load_cases
+from kvbench.audit.parity.compare import replay, tied
+from kvbench.audit.parity.variants import VARIANTS, NotCoveredError, Plan, plans
+from kvbench.cli.commands.audit import audit_parity
 from kvbench.errors import UserError
-from kvbench.parity.cases import load_cases
-from kvbench.parity.replay import replay, tied
-from kvbench.parity.variants import VARIANTS, NotCoveredError, Plan, plans
 
 HERE = Path(__file__).parents[1] / "data" / "parity"
 WHOLE = Path(__file__).parents[3] / "shared" / "parity" / "open"  # the full collection, where it is at hand

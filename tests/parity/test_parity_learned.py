@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.commands.audit import audit_parity
-from kvbench.eviction import foresight
-from kvbench.parity import values as parity_values
-from kvbench.parity.cases import Case, load_cases
-from kvbench.parity.replay import replay
-from kvbench.parity.values import FAR, values
-from kvbench.parity.variants import NotCoveredError, learned, plans
+from kvbench.audit.parity import values as parity_values
+from kvbench.audit.parity.cases import Case, load_cases
+from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.values import FAR, values
+from kvbench.audit.parity.variants import NotCoveredError, learned, plans
+from kvbench.cli.commands.audit import audit_parity
+from kvbench.eviction.terms import foresight
 
 HERE = Path(__file__).parents[1] / "data" / "parity"
 CASES = {case.name: case for case in load_cases(HERE)}

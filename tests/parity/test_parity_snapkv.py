@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.parity.cases import Case, load_cases
-from kvbench.parity.replay import replay
-from kvbench.parity.variants import NotCoveredError, plans
+from kvbench.audit.parity.cases import Case, load_cases
+from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.variants import NotCoveredError, plans
 
 HERE = Path(__file__).parents[1] / "data" / "parity"
 CASES = {case.name: case for case in load_cases(HERE)}

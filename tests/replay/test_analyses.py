@@ -16,16 +16,16 @@ from support.hostile import HOSTILE
 from support.models import build
 from support.traces import traces
 
-from kvbench.config import MethodChoice
-from kvbench.engine.attention import route
+from kvbench.config.run_config import MethodChoice
+from kvbench.engine.attention.interface import route
 from kvbench.errors import UserError
-from kvbench.replay import study as study_module
+from kvbench.replay import read_analyses as study_module
 from kvbench.replay.analyses import api
 from kvbench.replay.analyses.api import Study, analyses, choose, top_mass
 from kvbench.replay.analyses.overlap import ANCHORS
 from kvbench.replay.analyses.tally import Tally
-from kvbench.replay.plan import FLOOR, FULL, ORACLE, Chosen
-from kvbench.replay.study import read
+from kvbench.replay.choices import FLOOR, FULL, ORACLE, Chosen
+from kvbench.replay.read_analyses import read
 
 BUDGET, INTERVAL, SINKS = 24, 8, 4
 STREAMING = Chosen(method=MethodChoice(name="streaming-llm"), budget=BUDGET)

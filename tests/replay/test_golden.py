@@ -7,18 +7,18 @@ import torch
 from support.models import build
 from support.traces import traces
 
-from kvbench.engine.attention import route
-from kvbench.engine.hf_cache import EvictionCache
+from kvbench.engine.attention.interface import route
 from kvbench.engine.loop import Engine
 from kvbench.errors import UserError
 from kvbench.eviction.choose import make
-from kvbench.eviction.golden import block_attention, golden_evictions, upcoming
 from kvbench.eviction.select import decide
+from kvbench.eviction.terms.golden import block_attention, golden_evictions, upcoming
 from kvbench.eviction.view import make_view
-from kvbench.replay.plan import FLOOR, ORACLE, Chosen
+from kvbench.integrations.transformers_cache import EvictionCache
+from kvbench.replay.batches import replay
+from kvbench.replay.choices import FLOOR, ORACLE, Chosen
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import read_full
-from kvbench.replay.replay import replay
 
 INTERVAL = 8
 

@@ -10,9 +10,9 @@ import matplotlib
 import pytest
 from support.hostile import HOSTILE
 
-from kvbench.cli import main
+from kvbench.cli.app import main
+from kvbench.console.terminal import clean
 from kvbench.replay.analyses import plots
-from kvbench.terminal import clean
 
 NAMES = [*HOSTILE, "$x_1$", "a$b", r"\frac{1}{2}", "$\\unknown$", "{}", "%s"]
 BLUE, ORANGE = plots.COLOURS[:2]

@@ -8,14 +8,14 @@ from support.methods import small, with_tables
 from support.models import build
 from support.traces import traces
 
-from kvbench.config import MethodChoice
+from kvbench.config.run_config import MethodChoice
 from kvbench.engine.reference import KeptHistory, dense_logits
 from kvbench.errors import UserError
 from kvbench.eviction import noise
 from kvbench.replay import reference as reference_module
-from kvbench.replay.plan import FLOOR, ORACLE, Chosen, Target, plan
+from kvbench.replay.batches import replay
+from kvbench.replay.choices import FLOOR, ORACLE, Chosen, Target, plan
 from kvbench.replay.reader import TraceReader
-from kvbench.replay.replay import replay
 
 BUDGET, INTERVAL = 24, 8
 YARDSTICKS = [Chosen(method=m, budget=BUDGET) for m in (ORACLE, FLOOR)]

@@ -13,7 +13,7 @@ from kvbench.tasks.longbench import SETS
 
 from kvbench.report.load import load
 from kvbench.report.render import FORMATS, Report, write
-from kvbench.task_names import expand, get_task
+from kvbench.taskkit.names import expand, get_task
 
 ENGLISH = [name for name, one in SETS.items() if one.language != "zh"]
 

@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 from kvbench import tiny
+from kvbench.config.layers import suite_path
 from kvbench.registry import methods
-from kvbench.settings import suite_path
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "results" / "baselines"

@@ -197,6 +197,6 @@ def test_every_format_has_every_cell_and_order_of_the_other_report(make_run: Cal
 
 
 def test_the_page_is_that_of_the_engine() -> None:
-    from kvbench.engine import paged
+    from kvbench.engine.cache import paged
 
     assert paged.PAGE == PAGE

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from support.report_folders import make_run
 
-from kvbench import stats
+from kvbench.report import stats
 from kvbench.report.load import load
 from kvbench.report.memory import MemoryReport
 from kvbench.report.render import FORMATS, Report
@@ -22,7 +22,7 @@ from kvbench.store import read_rows
 
 _MEASURED = """
 import resource, sys
-from kvbench.cli import main
+from kvbench.cli.app import main
 code = main(sys.argv[1:])
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_utime + used.ru_stime, "torch" in sys.modules, "pandas" in sys.modules, file=sys.stderr)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench import stats
+from kvbench.report import stats
 from kvbench.report.load import load
 from kvbench.report.render import FORMATS, Report
 from kvbench.report.tables import TaskTable, make_tables

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from kvbench import stats
 from kvbench.errors import KVBenchError, UserError
 from kvbench.eviction import choose
+from kvbench.report import stats
 from kvbench.report.cells import CellRow, method_label
 from kvbench.report.columns import flat
 from kvbench.report.load import find_runs, load

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from support.ruler import tokenizer
 
-from kvbench.ruler.counts import TokenCounts, cache_file
+from kvbench.taskkit.ruler.counts import TokenCounts, cache_file
 
 
 def test_counts_are_remembered(tmp_path: Path):

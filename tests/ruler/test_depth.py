@@ -4,7 +4,7 @@ import pytest
 from support.ruler import MadeUp, count, room
 
 from kvbench.errors import UserError
-from kvbench.ruler.depth import DEPTHS, SANDWICH, Grid, boundary
+from kvbench.taskkit.ruler.depth import DEPTHS, SANDWICH, Grid, boundary
 
 
 @pytest.mark.parametrize(

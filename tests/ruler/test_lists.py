@@ -9,8 +9,8 @@ import pytest
 from support.ruler import MadeUp, room
 
 from kvbench.errors import UserError
-from kvbench.ruler.cwe import CommonWords
-from kvbench.ruler.make import make_rows
+from kvbench.taskkit.ruler.cwe import CommonWords
+from kvbench.taskkit.ruler.make import make_rows
 
 
 @pytest.mark.parametrize(("length", "repeats", "example"), [(4096, (30, 3), (10, 3)), (1024, (6, 1), (3, 1))])

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from support.ruler import MadeUp, room
 
-from kvbench.data import Data
 from kvbench.errors import SetupError
-from kvbench.ruler import material
-from kvbench.ruler.make import make_rows
-from kvbench.ruler.material import Sources
+from kvbench.sources.data import Data
+from kvbench.taskkit.ruler import material
+from kvbench.taskkit.ruler.make import make_rows
+from kvbench.taskkit.ruler.material import Sources
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from support.ruler import MadeUp, count, room
 
-from kvbench.ruler.make import make_rows
-from kvbench.ruler.niah import DEPTHS, Needles, _Pairs
-from kvbench.ruler.recipes import SUBTASKS
+from kvbench.taskkit.ruler.make import make_rows
+from kvbench.taskkit.ruler.niah import DEPTHS, Needles, _Pairs
+from kvbench.taskkit.ruler.recipes import SUBTASKS
 
 
 def test_pairs_are_sorted_as_if_they_were_all_made():

@@ -11,8 +11,8 @@ import pytest
 from support.ruler import DATA, MadeUp, count, room
 
 from kvbench.errors import UserError
-from kvbench.ruler.make import make_rows
-from kvbench.ruler.recipes import OFFLINE, SUBTASKS, Row
+from kvbench.taskkit.ruler.make import make_rows
+from kvbench.taskkit.ruler.recipes import OFFLINE, SUBTASKS, Row
 
 OFFICIAL = [json.loads(line) for line in (DATA / "official_rows.jsonl").read_text(encoding="utf-8").splitlines()]
 # Of all rows at 2048 tokens from made-up material. Other rows are another version of the task.

@@ -4,8 +4,8 @@ import pytest
 from support.ruler import MadeUp, room
 
 from kvbench.errors import SetupError, UserError
-from kvbench.ruler.make import make_rows
-from kvbench.ruler.qa import QuestionAnswering, hotpotqa, squad
+from kvbench.taskkit.ruler.make import make_rows
+from kvbench.taskkit.ruler.qa import QuestionAnswering, hotpotqa, squad
 
 
 def documents(context: str) -> list[str]:

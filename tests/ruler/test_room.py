@@ -6,8 +6,8 @@ import pytest
 from support.ruler import room
 
 from kvbench.errors import UserError
-from kvbench.ruler.recipes import Prompt
-from kvbench.ruler.room import DRAWS, haystack_size, largest, shuffled
+from kvbench.taskkit.ruler.fit_length import DRAWS, haystack_size, largest, shuffled
+from kvbench.taskkit.ruler.recipes import Prompt
 
 
 @pytest.mark.parametrize("best", [3, 4, 57, 99, 100])

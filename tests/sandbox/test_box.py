@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from support.sandboxes import LOCKED, run
 
-from kvbench.sandbox import BoxError, Limits, inside
-from kvbench.sandbox.box import Box
-from kvbench.sandbox.tiers import Landlock, Tier, Unsafe
+from kvbench.scoring.sandbox import BoxError, Limits, inside
+from kvbench.scoring.sandbox.box import Box
+from kvbench.scoring.sandbox.tiers import Landlock, Tier, Unsafe
 
 TIERS = [*LOCKED, pytest.param(Unsafe(), id="none")]
 
@@ -172,9 +172,9 @@ def _command(pid: str) -> str:
 def test_a_box_dies_with_the_process_that_made_it(tier: Tier) -> None:
     code = (
         "import sys, time\n"
-        "from kvbench.sandbox import Limits, inside\n"
-        "from kvbench.sandbox.box import Box\n"
-        f"from kvbench.sandbox.tiers import {type(tier).__name__} as Tier\n"
+        "from kvbench.scoring.sandbox import Limits, inside\n"
+        "from kvbench.scoring.sandbox.box import Box\n"
+        f"from kvbench.scoring.sandbox.tiers import {type(tier).__name__} as Tier\n"
         "box = Box(Tier(), Limits())\n"
         "box.load(inside.text('script'), 'import time; time.sleep(100)')\n"
         "print(box._process.pid, flush=True)\n"

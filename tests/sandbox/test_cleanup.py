@@ -7,8 +7,8 @@ from pathlib import Path
 
 from support.sandboxes import run
 
-from kvbench.sandbox.cleanup import remove_tree
-from kvbench.sandbox.tiers import Unsafe
+from kvbench.scoring.sandbox.cleanup import remove_tree
+from kvbench.scoring.sandbox.tiers import Unsafe
 
 
 def test_a_tree_too_deep_for_recursion_and_for_paths(tmp_path: Path) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.sandbox import Limits, inside
-from kvbench.sandbox.box import Box, BoxError
-from kvbench.sandbox.selection import Sandbox, _kept
-from kvbench.sandbox.tiers import Container, Landlock
+from kvbench.scoring.sandbox import Limits, inside
+from kvbench.scoring.sandbox.box import Box, BoxError
+from kvbench.scoring.sandbox.selection import Sandbox, _kept
+from kvbench.scoring.sandbox.tiers import Container, Landlock
 
 ENGINE = """#!{python}
 import json, os, sys

@@ -7,8 +7,8 @@ from itertools import chain
 
 import pytest
 
-from kvbench.sandbox.seccomp import AUDIT_ARCH, FOREIGN, RULES, build
-from kvbench.sandbox.syscalls import ALLOWED, FAMILIES, NEWEST, NUMBERS
+from kvbench.scoring.sandbox.seccomp import AUDIT_ARCH, FOREIGN, RULES, build
+from kvbench.scoring.sandbox.syscalls import ALLOWED, FAMILIES, NEWEST, NUMBERS
 
 ALLOW, EPERM, ENOSYS, KILL = "allow", "EPERM", "ENOSYS", "kill"
 ANSWERS = {0x7FFF0000: ALLOW, 0x00050001: EPERM, 0x00050026: ENOSYS, 0x80000000: KILL}

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kvbench.errors import SetupError
-from kvbench.sandbox import Report, choose, findings, require, selection
-from kvbench.sandbox.tiers import Bwrap, Container, Landlock, Tier
+from kvbench.scoring.sandbox import Report, choose, findings, require, selection
+from kvbench.scoring.sandbox.tiers import Bwrap, Container, Landlock, Tier
 
 
 class Nothing(Tier):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from support.sandboxes import LOCKED
 
-from kvbench.sandbox import probes, selftest
-from kvbench.sandbox.inside import text
-from kvbench.sandbox.selftest import PROBE_LIMITS
-from kvbench.sandbox.syscalls import FAMILIES
-from kvbench.sandbox.tiers import Bwrap, Landlock, Tier, Unsafe
+from kvbench.scoring.sandbox import probes, selftest
+from kvbench.scoring.sandbox.inside import text
+from kvbench.scoring.sandbox.selftest import PROBE_LIMITS
+from kvbench.scoring.sandbox.syscalls import FAMILIES
+from kvbench.scoring.sandbox.tiers import Bwrap, Landlock, Tier, Unsafe
 
 PARTS = [
     pytest.param(tier, part, id=f"{tier.name}: {part}")
@@ -62,7 +62,7 @@ def test_resource_limits_alone_are_no_sandbox() -> None:
 def test_a_tier_that_is_not_here_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nonexistent")
     assert selftest.selftest(Bwrap()).problems == ("not installed",)
-    monkeypatch.setattr("kvbench.sandbox.tiers._landlock_version", lambda: -1)
+    monkeypatch.setattr("kvbench.scoring.sandbox.tiers._landlock_version", lambda: -1)
     assert selftest.selftest(Landlock()).problems == ("kernel has none",)
     monkeypatch.setattr("platform.machine", lambda: "riscv64")
     assert selftest.selftest(Landlock()).problems == ("no system-call table for riscv64",)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from kvbench.sandbox import BoxError, Sandbox
-from kvbench.sandbox.tiers import Bwrap, Landlock, Unsafe
 from kvbench.scoring import livecodebench
 from kvbench.scoring.livecodebench import Grades, extract_code, grade, same_lines, same_value
+from kvbench.scoring.sandbox import BoxError, Sandbox
+from kvbench.scoring.sandbox.tiers import Bwrap, Landlock, Unsafe
 
 GOLDENS = Path(__file__).parent.parent / "data/goldens"
 SECONDS = 0.4  # where a program is to run out of them

@@ -13,7 +13,7 @@ import pytest
 
 from kvbench.scoring.pool import ScorePool
 from kvbench.task import Doc, Output, Task, Turn
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
 
 PLUGIN = '''
 import os, signal, sys, time

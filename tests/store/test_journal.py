@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from kvbench import signals
+from kvbench.console import signals
 from kvbench.errors import SetupError
-from kvbench.store import Journal, replay
+from kvbench.store import Journal
 from kvbench.store import commit as commit_module
 from kvbench.store import journal as journal_module
-from kvbench.store.replay import TextReader, decode
+from kvbench.store import recovery as replay
+from kvbench.store.recovery import TextReader, decode
 
-replay_module = importlib.import_module("kvbench.store.replay")  # the package exports its function of that name
+replay_module = importlib.import_module("kvbench.store.recovery")  # the package exports its function of that name
 
 Row = Callable[..., dict[str, Any]]
 Patch = pytest.MonkeyPatch

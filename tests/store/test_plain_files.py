@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 from support.hostile_run import _records, append, edit, first_row
 
-from kvbench.cli import main
+from kvbench.cli.app import main
 from kvbench.errors import KVBenchError, SetupError, UserError
-from kvbench.store import RunFolder, read_run, repair, replay
+from kvbench.store import RunFolder, read_run, repair
+from kvbench.store import recovery as replay
 from kvbench.store.again import line, words
 from kvbench.store.files import open_plain, own_folder, read_plain, remove_leftovers
 from kvbench.store.strict_json import document, parse

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvbench.console.redact import hide_keys, holds_secret, redact_keys
 from kvbench.store import RunFolder, check_row, redact_argv, redact_config, redact_text, safe_environ
 from kvbench.store.manifest import plain, redacted, surroundings, value
-from kvbench.store.redact import hide_keys, holds_secret, redact_keys
 
 HF = "hf_" + "Ab1" * 11
 OPENAI = "sk-proj-" + "x9_" * 10

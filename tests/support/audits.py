@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
-from kvbench.audit import audit as audits
+from kvbench.audit.invariants import checks as audits
+from kvbench.audit.invariants.subject import Subject
 from kvbench.audit.outcome import Check
-from kvbench.audit.subject import Subject
 from kvbench.eviction.api import Method, Protect, ScoreOut
 from kvbench.eviction.view import LayerView
 

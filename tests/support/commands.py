@@ -32,7 +32,14 @@ Before = Callable[[Tell], None]
 
 QUIET = {"KVBENCH_NO_PROGRESS": "1", "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", "COLUMNS": "200"}
 IMPORTED = (
-    *("kvbench.cli", "kvbench.report.load", "kvbench.report.render", "kvbench.rescore", "kvbench.run", "kvbench.stats"),
+    *(
+        "kvbench.cli.app",
+        "kvbench.report.load",
+        "kvbench.report.render",
+        "kvbench.runner.rescore",
+        "kvbench.runner.execute",
+        "kvbench.report.stats",
+    ),
     *("pandas", "pydantic.type_adapter", "pyarrow.dataset", "pyarrow.parquet", "scipy.stats"),
     *("transformers.generation.utils", "transformers.models.qwen3.modeling_qwen3"),
 )
@@ -162,7 +169,7 @@ def _child(
         sys.argv = ["kvbench", *argv]
         if before:
             before(lambda text: _tell(pipe, text))
-        from kvbench.cli import main
+        from kvbench.cli.app import main
 
         code = main(argv)
     except SystemExit as leaving:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.judge import settings
+from kvbench.scoring.judge import settings
 
 KEY = "sk-canary0123456789abcdefXYZ"
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from kvbench.engine.model import LoadedModel, prepare
+from kvbench.engine.model.load import LoadedModel, prepare
 from kvbench.records import Request, Sampling
 
 VOCABULARY = 160

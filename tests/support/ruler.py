@@ -7,10 +7,10 @@ import random
 from pathlib import Path
 from typing import Any
 
-from kvbench.reader import ModelReader
-from kvbench.ruler.material import Sources
-from kvbench.ruler.recipes import FAMILIES, SUBTASKS
-from kvbench.ruler.room import Room
+from kvbench.taskkit.reader import ModelReader
+from kvbench.taskkit.ruler.fit_length import Room
+from kvbench.taskkit.ruler.material import Sources
+from kvbench.taskkit.ruler.recipes import FAMILIES, SUBTASKS
 
 DATA = Path(__file__).parents[1] / "data" / "ruler"
 CHAT = (

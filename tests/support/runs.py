@@ -8,7 +8,7 @@ import torch
 import transformers
 
 from kvbench import tiny
-from kvbench.config import Grid, MethodChoice, RunConfig
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 
 CONFIGS = {
     "qwen3": ("Qwen3Config", dict(head_dim=16)),

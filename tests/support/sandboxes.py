@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from kvbench.sandbox import Limits, Outcome, inside
-from kvbench.sandbox.box import Box
-from kvbench.sandbox.tiers import Bwrap, Landlock, Tier
+from kvbench.scoring.sandbox import Limits, Outcome, inside
+from kvbench.scoring.sandbox.box import Box
+from kvbench.scoring.sandbox.tiers import Bwrap, Landlock, Tier
 
 LOCKED = [
     pytest.param(tier, id=tier.name, marks=pytest.mark.skipif(bool(tier.missing()), reason=tier.missing()))

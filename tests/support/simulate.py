@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 from scipy.stats import beta, norm
 
-from kvbench.stats import Paired, estimate, judge, paired
+from kvbench.report.stats import Paired, estimate, judge, paired
 
 DESIGNS = {
     "30 questions": [1] * 30,

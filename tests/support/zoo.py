@@ -12,7 +12,7 @@ import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from kvbench import tiny
-from kvbench.engine.model import auto_class
+from kvbench.engine.model.load import auto_class
 
 TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 LAYERS = 2

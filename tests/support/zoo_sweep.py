@@ -19,8 +19,8 @@ from transformers.models.auto import modeling_auto
 
 from kvbench import registry
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import prepare
-from kvbench.engine.shape import read_shape
+from kvbench.engine.model.load import prepare
+from kvbench.engine.model.shape import read_shape
 from kvbench.errors import KVBenchError
 from kvbench.records import Request, Sampling
 from support import zoo

@@ -129,7 +129,7 @@ def _run(job: dict[str, Any]) -> None:
     if block := job.get("block"):
         _block(block, case, job.get("how", "python"), job.get("calls", 1))
     with contextlib.suppress(ImportError):
-        from kvbench import signals
+        from kvbench.console import signals
 
         signals.PATIENCE = job.get("patience", signals.PATIENCE)
     from kvbench.__main__ import main
@@ -140,9 +140,9 @@ def _run(job: dict[str, Any]) -> None:
 def _serve() -> None:
     import transformers  # noqa: F401
 
-    import kvbench.bench
-    import kvbench.cli
-    import kvbench.run  # noqa: F401
+    import kvbench.cli.app
+    import kvbench.runner.bench
+    import kvbench.runner.execute  # noqa: F401
 
     ended: dict[int, int] = {}
     for text in sys.stdin:

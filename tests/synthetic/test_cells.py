@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from kvbench import tiny
-from kvbench.synthetic import chain, lookup, walk
-from kvbench.synthetic.cells import CELLS, first_eviction, floor
-from kvbench.synthetic.problem import HELD_OUT, KINDS
-from kvbench.synthetic.vocabulary import SIZE, TOKENS, ids
+from kvbench.taskkit.synthetic import chain, lookup, walk
+from kvbench.taskkit.synthetic.cells import CELLS, first_eviction, floor
+from kvbench.taskkit.synthetic.problem import HELD_OUT, KINDS
+from kvbench.taskkit.synthetic.vocabulary import SIZE, TOKENS, ids
 
 LENGTHS = {  # prompt, trace with the end token
     "orbit-300": (46, 308),

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from kvbench.synthetic import chain
-from kvbench.synthetic.problem import HELD_OUT
+from kvbench.taskkit.synthetic import chain
+from kvbench.taskkit.synthetic.problem import HELD_OUT
 
 
 @pytest.mark.parametrize("carry", [False, True])

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from kvbench.synthetic.draw import Draw
+from kvbench.taskkit.synthetic.draw import Draw
 
 
 def test_the_stream_is_fixed():

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from kvbench.synthetic import lookup
-from kvbench.synthetic.problem import HELD_OUT
+from kvbench.taskkit.synthetic import lookup
+from kvbench.taskkit.synthetic.problem import HELD_OUT
 
 
 @pytest.mark.parametrize("seed", range(HELD_OUT, HELD_OUT + 20))

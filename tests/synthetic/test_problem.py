@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.synthetic.draft import Draft, filler, number, spread
-from kvbench.synthetic.draw import Draw
-from kvbench.synthetic.problem import FORM, STEP, boxed, right_steps, said
-from kvbench.synthetic.vocabulary import END_ID, NAMES, PAD_ID, ids
+from kvbench.taskkit.synthetic.draft import Draft, filler, number, spread
+from kvbench.taskkit.synthetic.draw import Draw
+from kvbench.taskkit.synthetic.problem import FORM, STEP, boxed, right_steps, said
+from kvbench.taskkit.synthetic.vocabulary import END_ID, NAMES, PAD_ID, ids
 
 
 def draft_of_two_steps():

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.synthetic import walk
-from kvbench.synthetic.problem import HELD_OUT
+from kvbench.taskkit.synthetic import walk
+from kvbench.taskkit.synthetic.problem import HELD_OUT
 
 
 def facts_of_digits(prompt: str) -> dict[int, int]:

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from kvbench.tasks.file import FileTask, fold, is_mathematics
 
-from kvbench.data import Data
 from kvbench.errors import UserError
-from kvbench.prompts import INSTRUCTION
+from kvbench.sources.data import Data
 from kvbench.task import Doc, Output
+from kvbench.taskkit.prompts import INSTRUCTION
 
 
 @pytest.fixture(autouse=True)

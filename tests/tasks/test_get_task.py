@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from kvbench.errors import UserError, show
-from kvbench.task_names import collapsed, expand, get_task, task_names
+from kvbench.taskkit.names import collapsed, expand, get_task, task_names
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_list_and_interface():
 def test_listing_is_light():
     code = (
         "import sys, time; t = time.perf_counter()\n"
-        "from kvbench.task_names import task_names, get_task; [get_task(n) for n in task_names() if n != 'file']\n"
+        "from kvbench.taskkit.names import task_names, get_task; [get_task(n) for n in task_names() if n != 'file']\n"
         "print(time.perf_counter() - t)\n"
         "heavy = {'torch', 'numpy', 'pandas', 'scipy', 'sympy', 'math_verify', 'datasets', 'transformers', 'jinja2'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"

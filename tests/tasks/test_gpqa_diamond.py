@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from kvbench.tasks.gpqa_diamond import LETTERS, ORDERS, option_order
 
-from kvbench import stats
-from kvbench.data import Data
 from kvbench.errors import SetupError
 from kvbench.registry import tasks
+from kvbench.report import stats
+from kvbench.sources.data import Data
 from kvbench.task import Output
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
 
 SAMPLE = Path(__file__).parents[1] / "data" / "tasks" / "gpqa_diamond" / "synthetic_gpqa_format.jsonl"
 QUESTIONS = [json.loads(line) for line in SAMPLE.read_text(encoding="utf-8").splitlines()]

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from kvbench.tasks import livecodebench
 
-from kvbench.data import Data
 from kvbench.errors import SetupError
-from kvbench.sandbox import Sandbox, choose
-from kvbench.sandbox.tiers import Bwrap, Landlock
 from kvbench.scoring.pool import ScorePool
+from kvbench.scoring.sandbox import Sandbox, choose
+from kvbench.scoring.sandbox.tiers import Bwrap, Landlock
+from kvbench.sources.data import Data
 from kvbench.task import Doc, Output, Score, Task
-from kvbench.task_names import expand, get_task
+from kvbench.taskkit.names import expand, get_task
 
 DATA = Path(__file__).parent.parent / "data/tasks"
 RIGHT = {
@@ -166,7 +166,7 @@ class TestNoSandbox:
 
         task = get_task("livecodebench")
         task.services = dataclasses.replace(task.services, unsafe_code=True)
-        monkeypatch.setattr("kvbench.sandbox.selection.TIERS", ())
+        monkeypatch.setattr("kvbench.scoring.sandbox.selection.TIERS", ())
         choose.cache_clear()
         try:
             score = task.score(docs()["kvb_001"], answer(RIGHT["kvb_001"]))

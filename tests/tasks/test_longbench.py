@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from kvbench.tasks.longbench import SETS, macro
 
-from kvbench.data import BUNDLED, Data
 from kvbench.errors import SetupError
 from kvbench.scoring import longbench as scoring
+from kvbench.sources.data import BUNDLED, Data
 from kvbench.task import Output
-from kvbench.task_names import expand, get_task
+from kvbench.taskkit.names import expand, get_task
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tasks"
 SYNTHETIC = SAMPLES / "longbench" / "synthetic_21_sets.jsonl"

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from support.ruler import reader
 
-from kvbench.data import BUNDLED, Data
+from kvbench.sources.data import BUNDLED, Data
 from kvbench.task import Output, Task
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tasks"
 FILE = SAMPLES / "longbench_v2" / "synthetic_format.jsonl"

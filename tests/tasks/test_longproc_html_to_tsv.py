@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from kvbench.tasks.longproc_html_to_tsv import COMMIT
 
-from kvbench.data import BUNDLED, Data
 from kvbench.errors import SetupError
+from kvbench.sources.data import BUNDLED, Data
 from kvbench.task import Output
-from kvbench.task_names import expand, get_task
+from kvbench.taskkit.names import expand, get_task
 
 SAMPLES = Path(__file__).parents[1] / "data" / "tasks"
 FILE = SAMPLES / "longproc" / "html_to_tsv_0.5k.sample.jsonl"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.data import Data
 from kvbench.errors import SetupError
-from kvbench.prompts import INSTRUCTION, STYLES
+from kvbench.sources.data import Data
 from kvbench.task import Output
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
+from kvbench.taskkit.prompts import INSTRUCTION, STYLES
 
 EXCERPTS = Path(__file__).parents[1] / "data" / "tasks"
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -108,7 +108,7 @@ def test_hub_columns_give_the_same_documents(name: str, monkeypatch: pytest.Monk
 
     table = datasets.Dataset.from_list(hub_rows(name))
     monkeypatch.setattr(datasets, "load_dataset", lambda *args, **kwargs: table)
-    monkeypatch.setattr("kvbench.data.hub._in_datasets_cache", lambda name: True)
+    monkeypatch.setattr("kvbench.sources.data.hub_data._in_datasets_cache", lambda name: True)
     found = get_task(name).docs(Data(env={}, allow_mismatch=True))
     assert found == excerpt(name)
 

@@ -12,11 +12,11 @@ import pytest
 from support import judges
 from support.judges import KEY, Got, say, send
 
-from kvbench.data import Data
 from kvbench.errors import SetupError
-from kvbench.judge import KeyRefused
+from kvbench.scoring.judge import KeyRefused
+from kvbench.sources.data import Data
 from kvbench.task import Output, Services
-from kvbench.task_names import get_task
+from kvbench.taskkit.names import get_task
 
 serve = judges.serve  # the fixture
 DOCS = get_task("mt_bench").docs(Data(env={}))

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from support.ruler import MadeUp, reader
 
-from kvbench.data import Data
-from kvbench.ruler.depth import SANDWICH
-from kvbench.ruler.material import Sources
+from kvbench.sources.data import Data
 from kvbench.task import Output
-from kvbench.task_names import expand, get_task
+from kvbench.taskkit.names import expand, get_task
+from kvbench.taskkit.ruler.depth import SANDWICH
+from kvbench.taskkit.ruler.material import Sources
 
 
 @pytest.fixture(autouse=True)

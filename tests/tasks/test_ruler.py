@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from support.ruler import MadeUp, reader
 
-from kvbench.data import Data
 from kvbench.errors import SetupError, UserError
-from kvbench.ruler.recipes import OFFLINE, SUBTASKS
+from kvbench.sources.data import Data
 from kvbench.task import Doc, Output, Task
-from kvbench.task_names import expand, get_task
+from kvbench.taskkit.names import expand, get_task
+from kvbench.taskkit.ruler.recipes import OFFLINE, SUBTASKS
 
 
 @pytest.fixture(autouse=True)

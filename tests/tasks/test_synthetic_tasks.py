@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.data import Data
-from kvbench.synthetic.cells import CELLS
-from kvbench.synthetic.problem import HELD_OUT
+from kvbench.sources.data import Data
 from kvbench.task import Output
-from kvbench.task_names import get_task, task_names
+from kvbench.taskkit.names import get_task, task_names
+from kvbench.taskkit.synthetic.cells import CELLS
+from kvbench.taskkit.synthetic.problem import HELD_OUT
 
 NAMES = [name for name in task_names() if name.split("/")[0] in ("walk", "chain", "lookup")]
 

@@ -32,7 +32,7 @@ from support.final_tables import TIMING, differences
 
 from kvbench.errors import UserError
 from kvbench.store import read_run, read_texts
-from kvbench.synthetic_task import SyntheticTask
+from kvbench.taskkit.synthetic_task import SyntheticTask
 
 KINDS = {  # what is killed, and its share of the kills in percent
     "run": 26,

@@ -16,9 +16,10 @@ import torch
 
 from kvbench import tiny
 from kvbench.engine.loop import Engine
-from kvbench.engine.weights import Base
+from kvbench.engine.model.weights import Base
 from kvbench.errors import RunInUseError, SetupError, UserError
-from kvbench.train import recipes, traces
+from kvbench.train import prepare as recipes
+from kvbench.train import traces
 from kvbench.train.answers import AnswerFile
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.lock import alone

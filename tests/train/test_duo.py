@@ -12,20 +12,20 @@ import torch
 from support.models import build
 
 from kvbench import tiny
-from kvbench.cli import main
-from kvbench.engine.attention import AttentionCall
+from kvbench.cli.app import main
+from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import load
-from kvbench.engine.weights import Base, load_weights
+from kvbench.engine.model.load import load
+from kvbench.engine.model.weights import Base, load_weights
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction.api import Weights
 from kvbench.records import Request
 from kvbench.registry import methods
 from kvbench.train.catalogue import RECIPES
-from kvbench.train.duo import DuoRecipe, _Mixture
 from kvbench.train.head_data import Example, passkey_examples, tiny_examples
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
+from kvbench.train.recipes.duo import DuoRecipe, _Mixture
 
 MORE = {"sinks": 2, "recent": 6, "reg": 0.05}
 SETTINGS = Settings(steps=4, lr=0.1, warmup=1, batch=2, more=MORE)
@@ -77,7 +77,7 @@ def hidden(made, alpha):
 @pytest.mark.parametrize("rows", [1024, 7])
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_streaming_alone_is_a_mask(name, rows, monkeypatch):
-    monkeypatch.setattr("kvbench.train.duo.ROWS", rows)
+    monkeypatch.setattr("kvbench.train.recipes.duo.ROWS", rows)
     made = recipe(name)
     found = hidden(made, torch.zeros_like(made.alpha))
     torch.testing.assert_close(found, by_transformers(name, example(), 2, 6), rtol=1e-4, atol=1e-4)
@@ -105,7 +105,7 @@ def test_every_group_of_query_heads_has_its_own_mixture():
 @pytest.mark.parametrize(("rows", "again"), [(1024, False), (7, False), (7, True)])
 def test_the_gradient_is_that_of_the_loss(rows, again, monkeypatch):
     """Also where blocks or whole layers are computed again for it."""
-    monkeypatch.setattr("kvbench.train.duo.ROWS", rows)
+    monkeypatch.setattr("kvbench.train.recipes.duo.ROWS", rows)
     made = recipe()
     made.again = again
     made.loaded.model.double()

@@ -14,26 +14,26 @@ from support import models
 from support.models import VOCABULARY, build
 
 from kvbench import tiny
-from kvbench.cli import main
-from kvbench.engine.attention import route
+from kvbench.cli.app import main
+from kvbench.engine.attention.interface import route
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import load
-from kvbench.engine.weights import Base, load_weights
+from kvbench.engine.model.load import load
+from kvbench.engine.model.weights import Base, load_weights
 from kvbench.errors import UserError
-from kvbench.eviction import objectives
 from kvbench.eviction.choose import make
-from kvbench.eviction.foresight import drop_scores, scorer_shapes
-from kvbench.eviction.golden import block_attention, golden_evictions
-from kvbench.eviction.objectives import ranking_losses
+from kvbench.eviction.terms import objectives
+from kvbench.eviction.terms.foresight import drop_scores, scorer_shapes
+from kvbench.eviction.terms.golden import block_attention, golden_evictions
+from kvbench.eviction.terms.objectives import ranking_losses
 from kvbench.records import Request
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import read_full
 from kvbench.replay.traces import Trace as ForcedTrace
 from kvbench.train.foresight_scorer import TrainedScorer
 from kvbench.train.foresight_states import Evictions
-from kvbench.train.foresightkv import ForesightRecipe
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
+from kvbench.train.recipes.foresightkv import ForesightRecipe
 from kvbench.train.traces import Trace, built_in, collect
 
 MORE = {"budget": 24, "interval": 8, "features": "paper6", "hidden": 8, "within": "mean", "margin": 0.01}
@@ -265,7 +265,7 @@ def test_training_learns_to_agree_with_the_oracle(loaded, traces, tmp_path: Path
 def test_readings_beyond_the_memory_are_made_again(loaded, traces, monkeypatch):
     settings = dataclasses.replace(SETTINGS, more=MORE | {"budget": 64, "interval": 32})
     kept = ForesightRecipe(loaded, settings, *traces)
-    monkeypatch.setattr("kvbench.train.foresightkv.KEPT_BYTES", 2 * kept._bytes // len(kept._read))
+    monkeypatch.setattr("kvbench.train.recipes.foresightkv.KEPT_BYTES", 2 * kept._bytes // len(kept._read))
     some = ForesightRecipe(loaded, settings, *traces)
     assert len(some._read) == 2 < len(kept._read)
     assert some.loss(3, slice(0, 4))[0] == kept.loss(3, slice(0, 4))[0]

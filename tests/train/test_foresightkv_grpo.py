@@ -14,22 +14,22 @@ from support import models
 from support.models import VOCABULARY, build
 
 from kvbench import tiny
-from kvbench.cli import main
-from kvbench.config import MethodChoice
+from kvbench.cli.app import main
+from kvbench.config.run_config import MethodChoice
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import load
-from kvbench.engine.weights import Base, save_weights
+from kvbench.engine.model.load import load
+from kvbench.engine.model.weights import Base, save_weights
 from kvbench.errors import UserError
-from kvbench.eviction.foresight import drop_scores, scorer_shapes
-from kvbench.eviction.objectives import advantages, chosen_log_probs, policy_loss
+from kvbench.eviction.terms.foresight import drop_scores, scorer_shapes
+from kvbench.eviction.terms.objectives import advantages, chosen_log_probs, policy_loss
 from kvbench.records import Request
-from kvbench.replay.plan import Chosen
-from kvbench.replay.replay import replay
+from kvbench.replay.batches import replay
+from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import Trace as ForcedTrace
 from kvbench.train.forced import forced
-from kvbench.train.foresightkv_grpo import PolicyRecipe, rewards
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
+from kvbench.train.recipes.foresightkv_grpo import PolicyRecipe, rewards
 from kvbench.train.traces import Trace, built_in, collect
 
 MORE = {

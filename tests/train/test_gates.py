@@ -11,26 +11,26 @@ import torch
 import transformers
 from support.models import BASE, VOCABULARY, Words, build
 
-import kvbench.train.gates as module
+import kvbench.train.recipes.gates as module
 from kvbench import tiny
-from kvbench.audit import watch
-from kvbench.cli import main
-from kvbench.config import MethodChoice
-from kvbench.engine.attention import AttentionCall
+from kvbench.audit.invariants import watch
+from kvbench.cli.app import main
+from kvbench.config.run_config import MethodChoice
+from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import LoadedModel, load, prepare
-from kvbench.engine.weights import Base, save_weights
+from kvbench.engine.model.load import LoadedModel, load, prepare
+from kvbench.engine.model.weights import Base, save_weights
 from kvbench.errors import UserError
 from kvbench.eviction.choose import make
-from kvbench.eviction.retention import gated_attention
+from kvbench.eviction.terms.retention import gated_attention
 from kvbench.records import Request
-from kvbench.replay.plan import Chosen
-from kvbench.replay.replay import replay
+from kvbench.replay.batches import replay
+from kvbench.replay.choices import Chosen
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.forward import forward, plain
-from kvbench.train.gates import RetentionRecipe, Student, TrimKVRecipe, alike, fading
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
+from kvbench.train.recipes.gates import RetentionRecipe, Student, TrimKVRecipe, alike, fading
 from kvbench.train.traces import Trace, built_in, collect
 
 BOTH = [TrimKVRecipe, RetentionRecipe]

@@ -15,17 +15,18 @@ from safetensors.torch import load_file
 from support.models import ARCHITECTURES, build
 
 from kvbench import tiny
-from kvbench.cli import main
+from kvbench.cli.app import main
 from kvbench.engine import draws
-from kvbench.engine.model import load
-from kvbench.engine.weights import Base
+from kvbench.engine.model.load import load
+from kvbench.engine.model.weights import Base
 from kvbench.errors import UserError
-from kvbench.train import gkv_rl, sparse_pass
+from kvbench.train import sparse_pass
 from kvbench.train.catalogue import RECIPES
-from kvbench.train.gkv_distill import DistillRecipe
-from kvbench.train.gkv_rl import RLRecipe, advantages, log_probs
 from kvbench.train.loop import LOG, train
 from kvbench.train.recipe import Settings
+from kvbench.train.recipes import gkv_rl
+from kvbench.train.recipes.gkv_distill import DistillRecipe
+from kvbench.train.recipes.gkv_rl import RLRecipe, advantages, log_probs
 from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 from kvbench.train.sparse_pass import Part, add_up
 from kvbench.train.traces import Question, Trace, built_in, collect, prompts_of

@@ -11,16 +11,16 @@ from safetensors.torch import load_file
 from support.models import build
 
 from kvbench import tiny
-from kvbench.cli import main
-from kvbench.engine.model import load
-from kvbench.engine.weights import load_weights
+from kvbench.cli.app import main
+from kvbench.engine.model.load import load
+from kvbench.engine.model.weights import load_weights
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Weights
-from kvbench.synthetic.problem import HELD_OUT
+from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.train import head_data
 from kvbench.train.catalogue import RECIPES, TABLES
 from kvbench.train.head_data import Example, text_examples, tiny_examples
-from kvbench.train.head_tables import attention_shares, importance
+from kvbench.train.recipes.head_tables import attention_shares, importance
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_the_model_is_as_before():
 def test_a_long_example_is_read_in_blocks(monkeypatch):
     model, examples = build("llama"), examples_of()
     whole = importance(model, examples)
-    monkeypatch.setattr("kvbench.train.head_tables.BLOCK", 7)
+    monkeypatch.setattr("kvbench.train.recipes.head_tables.BLOCK", 7)
     torch.testing.assert_close(importance(model, examples), whole)
 
 
@@ -219,7 +219,7 @@ def test_usage_errors_and_help_need_no_torch(calls, tmp_path):
 
 
 def test_progress_speaks_of_samples():
-    from kvbench.commands.train import _Counter
+    from kvbench.cli.commands.train import _Counter
 
     clock = iter(range(0, 1000, 20))
     lines = []

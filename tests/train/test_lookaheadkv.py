@@ -11,16 +11,16 @@ import torch
 from kvbench.methods.lookaheadkv import LookaheadKV
 
 from kvbench import tiny
-from kvbench.cli import main
+from kvbench.cli.app import main
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import load
-from kvbench.engine.weights import Base
+from kvbench.engine.model.load import load
+from kvbench.engine.model.weights import Base
 from kvbench.errors import UserError
 from kvbench.records import Request
-from kvbench.synthetic.problem import HELD_OUT
-from kvbench.train.lookaheadkv import LookaheadRecipe
+from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
+from kvbench.train.recipes.lookaheadkv import LookaheadRecipe
 from kvbench.train.traces import built_in, collect, prompts_of
 
 MORE = {"rows": 4, "rank": 2, "alpha": 8.0, "budget": 32}

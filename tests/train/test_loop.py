@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kvbench.engine.weights import Base, load_weights
+from kvbench.engine.model.weights import Base, load_weights
 from kvbench.errors import RunInUseError, SetupError, UserError
 from kvbench.eviction.api import Weights
 from kvbench.train.lock import LOCK
@@ -76,7 +76,7 @@ import sys
 from pathlib import Path
 sys.path[:0] = {path!r}
 from train.test_loop import CONFIG, SETTINGS, Line
-from kvbench.engine.weights import Base
+from kvbench.engine.model.weights import Base
 from kvbench.train.loop import train
 train(Line(SETTINGS, slow=0.02), Path(sys.argv[1]), base=Base(name="toy", config=CONFIG), checkpoint_seconds=0.05)
 """

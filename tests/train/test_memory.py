@@ -27,7 +27,7 @@ FORMULAS = {"duo": GRAPH, "duo recomputed": RECOMPUTED, "trimkv": GRAPH + GATES 
 CHILD = """
 import re, sys
 import torch, transformers
-from kvbench.engine.model import prepare
+from kvbench.engine.model.load import prepare
 from kvbench.train import duo, gates
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.head_data import Example

@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from kvbench.cli import main
+from kvbench.cli.app import main
 from kvbench.errors import SetupError, UserError
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.loop import HELD_OUT, LOG
@@ -29,7 +29,7 @@ CHILD = """
 import os, signal, sys
 from dataclasses import replace
 import kvbench.train.loop as loop
-from kvbench.cli import main
+from kvbench.cli.app import main
 from kvbench.train.catalogue import RECIPES
 
 folder, kill = sys.argv[sys.argv.index("--out") + 1], int(os.environ.get("KILL", "0"))

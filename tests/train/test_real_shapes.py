@@ -19,11 +19,12 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from kvbench import registry
 from kvbench.engine.loop import Engine
-from kvbench.engine.model import load
-from kvbench.engine.weights import Base, save_weights
-from kvbench.eviction.foresight import scorer_shapes
+from kvbench.engine.model.load import load
+from kvbench.engine.model.weights import Base, save_weights
+from kvbench.eviction.terms.foresight import scorer_shapes
 from kvbench.records import Request
-from kvbench.train import head_data, recipes, traces
+from kvbench.train import head_data, traces
+from kvbench.train import prepare as recipes
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.loop import LOG, train
 

@@ -7,10 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from kvbench import models, tiny
-from kvbench.engine.model import load
+from kvbench import tiny
+from kvbench.engine.model.load import load
 from kvbench.errors import KVBenchError, UserError
-from kvbench.train import recipes, traces
+from kvbench.sources import models
+from kvbench.train import prepare as recipes
+from kvbench.train import traces
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.recipe import Recipe
 

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 
 from kvbench import tiny
-from kvbench.engine.weights import Base
-from kvbench.train import recipes
+from kvbench.engine.model.weights import Base
+from kvbench.train import prepare as recipes
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.loop import HELD_OUT, LOG, Trained, train
 

@@ -10,8 +10,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvbench import tiny
-from kvbench.synthetic.cells import CELLS
-from kvbench.train.tiny_eval import main, solve
+from kvbench.taskkit.synthetic.cells import CELLS
+from kvbench.train.tiny.evaluate import main, solve
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,14 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvbench.errors import UserError
-from kvbench.synthetic import chain
-from kvbench.synthetic.cells import CELLS
-from kvbench.synthetic.problem import FACT, KINDS, PLAN, RESULT
-from kvbench.train import tiny, tiny_card
-from kvbench.train.tiny_data import LEVELS, PATIENCE, STAGES, Batch, Ladder, draw_batch, pack
-from kvbench.train.tiny_trainer import Trainer, batch_loss
-from kvbench.train.tiny_warmstart import warm_start
+from kvbench.taskkit.synthetic import chain
+from kvbench.taskkit.synthetic.cells import CELLS
+from kvbench.taskkit.synthetic.problem import FACT, KINDS, PLAN, RESULT
+from kvbench.train.tiny import __main__ as tiny
+from kvbench.train.tiny import card as tiny_card
+from kvbench.train.tiny.data import LEVELS, PATIENCE, STAGES, Batch, Ladder, draw_batch, pack
+from kvbench.train.tiny.trainer import Trainer, batch_loss
+from kvbench.train.tiny.warmstart import warm_start
 
 TINY_SCALE = 1e-3  # a few steps a stage
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from kvbench.budget import Budget, entries, label
 from kvbench.errors import UserError, show
+from kvbench.eviction.budget import Budget, entries, label
 from kvbench.registry import did_you_mean
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from kvbench import terminal
+from kvbench.console import terminal
 from kvbench.errors import SetupError
 
 if TYPE_CHECKING:

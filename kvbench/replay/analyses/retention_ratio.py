@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvbench.budget import entries
+from kvbench.eviction.budget import entries
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import Cell, MethodAnalysis, Moment, Row, Study, Table, fixed, panel, register, size
 from kvbench.replay.analyses.tally import Tally

@@ -17,8 +17,8 @@ import html
 import itertools
 from collections.abc import Iterator, Sequence
 
-from kvbench import terminal
-from kvbench.budget import entries
+from kvbench.console import terminal
+from kvbench.eviction.budget import entries
 from kvbench.replay.analyses.api import WINDOW, MethodAnalysis, Moment, Row, Study, Table, fixed, named, register, size
 
 SHOWN = 3

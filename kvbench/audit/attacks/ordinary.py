@@ -1,0 +1,63 @@
+"""Runs a module of this package as an ordinary user; root calls it.
+
+    python -m kvbench.audit.attacks.ordinary FOLDER MODULE
+
+An interpreter or a checkout in a private home is of no use to another user; where it is, a mount that only the new
+process sees shows it in FOLDER.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+import kvbench
+from kvbench.scoring.sandbox import interpreter
+
+NOBODY = 65534
+_NEWNS, _BIND_ALL, _PRIVATE_ALL = (
+    0x20000,
+    0x1000 | 0x4000,
+    0x40000 | 0x4000,
+)  # CLONE_NEWNS; MS_BIND, MS_PRIVATE | MS_REC
+
+
+def main(folder: str, module: str) -> None:
+    """Become the user and the module. Raises OSError."""
+    program, code = Path(interpreter.program()), Path(kvbench.__file__).parent.parent
+    prefix = Path(interpreter.prefix())
+    if not interpreter.readable_by_others([str(program), os.__file__]):
+        _show(prefix, Path(folder, "python"))
+        program = Path(folder, "python") / program.relative_to(prefix)
+        prefix = Path(folder, "python")
+    if not interpreter.readable_by_others([kvbench.__file__]):
+        _show(code, Path(folder, "code"))
+        code = Path(folder, "code")
+    libraries = ":".join(str(prefix / name) for name in interpreter.shared_library_path())
+    kept = {name: os.environ[name] for name in ("PATH", "TMPDIR", "LANG") if name in os.environ}
+    extra = {"LD_LIBRARY_PATH": libraries} if libraries else {}
+    own = {"PYTHONPATH": str(code), "PYTHONDONTWRITEBYTECODE": "1", "HOME": "/"}
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+    os.execve(program, [str(program), "-P", "-m", module], kept | extra | own)
+
+
+def _show(source: Path, target: Path) -> None:
+    """Make a folder appear at another place, for this process and its children."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    target.mkdir()
+    calls = (
+        lambda: libc.unshare(_NEWNS),
+        lambda: libc.mount(b"none", b"/", None, ctypes.c_ulong(_PRIVATE_ALL), None),
+        lambda: libc.mount(os.fsencode(source), os.fsencode(target), None, ctypes.c_ulong(_BIND_ALL), None),
+    )
+    for call in calls:
+        if call() != 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(source))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

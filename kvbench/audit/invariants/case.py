@@ -1,0 +1,238 @@
+"""One method on one model: the generations that its invariants look at, each made when it is first asked for."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import torch
+
+from kvbench.audit.invariants.dense import Pass, dense_pass
+from kvbench.audit.invariants.subject import Subject
+from kvbench.audit.invariants.trial import Bench, Trial
+from kvbench.audit.outcome import Broken, NotApplicable, Stopped
+from kvbench.engine.cache.layout import check_prefill, entry_budget, fit
+from kvbench.engine.loop import rules_for
+from kvbench.engine.reference import KeptHistory
+from kvbench.errors import SetupError, UserError
+from kvbench.eviction import noise
+from kvbench.eviction.api import Method, Protect
+from kvbench.eviction.choose import make
+from kvbench.integrations.transformers_cache import EvictionCache
+from kvbench.records import Request, Sampling
+
+AuditLayout = Literal["dense", "paged"]
+Special = Literal["chunked", "tail", "share"]  # prompts read in another way, and a budget that is a share of them
+Way = AuditLayout | Special
+SPECIAL: tuple[Special, ...] = get_args(Special)
+
+INTERVAL = 8
+SLOTS = 2  # fewer than samples, so that slots are refilled
+SMALLEST_BUDGET = 24
+SHORT, MIDDLE, LONG = -6, 12, 37  # prompt lengths, beyond the budget
+OUTPUT = 26
+MORE_BUDGET = 16  # what the second of two budgets has more
+CHUNK, TAIL, SHARE = 16, 7, 0.4  # tokens between evictions of a prompt, tokens after its compression, share of a prompt
+
+
+class Case:
+    """Raises NotApplicable where the method cannot serve the model at all."""
+
+    def __init__(self, method: Method, subject: Subject) -> None:
+        self.subject = subject
+        self.method, self.loaded = subject.serve(method)
+        self.group = max((g.group for g in self.loaded.geometry), default=1)
+        copies = self.group if self.method.per_query_head else 1
+        self.copies = copies
+        size = max(SMALLEST_BUDGET, (self.method.min_budget() + 8) * copies)
+        self.size = size - size % copies
+        self.budget = self.size if self.method.takes_budget else None
+        self.max_tokens = self.size + LONG + OUTPUT
+        if self.max_tokens > self.loaded.context:
+            raise NotApplicable(
+                f"needs sequences of {self.max_tokens} tokens, the model's context has {self.loaded.context}"
+            )
+        try:
+            geometry = fit(self.loaded.geometry, self.method, self.max_tokens)
+            rules_for(self.method, self.loaded, INTERVAL)  # its weights, if it needs any, belong to this model
+        except (UserError, SetupError) as error:
+            raise NotApplicable(str(error)) from None
+        self.evicting = [g for g in geometry if g.evicts]
+        self.requests = self._requests()
+        self._made: dict[Any, Any] = {}
+
+    @property
+    def layouts(self) -> tuple[AuditLayout, ...]:
+        return ("dense", "paged") if self.method.uniform else ("paged",)
+
+    @property
+    def growth(self) -> int | None:
+        return self.method.during("decode").trigger(INTERVAL).growth
+
+    def main(self, way: Way) -> Trial:
+        """All requests, on fewer slots than samples; in a special way a long and a short one. Raises Stopped."""
+        if way == "dense" or way == "paged":
+            return self._once(("main", way), lambda: self._bench(way).run(self.requests))
+        if way == "share" and self.budget is None:
+            raise NotApplicable("takes no budget")
+        if way == "chunked":
+            try:
+                check_prefill(self.method, "chunked")
+            except UserError:
+                raise NotApplicable("runs probes over the whole prompt") from None
+        return self._once(("main", way), lambda: self._special(way))
+
+    def _special(self, way: Special) -> Trial:
+        long, short = (replace(request, samples=(0,)) for request in self.requests[:2])
+        if way == "chunked":
+            return self._bench(self.layouts[0], chunk=CHUNK, prefill="chunked").run([long, short])
+        if way == "share":
+            return self._bench(self.layouts[0], SHARE).run([long, short])
+        requests = [replace(request, compress_at=len(request.prompt_ids) - TAIL) for request in (long, short)]
+        return self._bench(self.layouts[-1], tail=TAIL).run(requests)
+
+    def limit(self, way: Way, request: Request) -> int:
+        """Entries per KV head that the budget allows after an eviction."""
+        budget = entry_budget(
+            self.method, SHARE if way == "share" else self.budget, len(request.prompt_ids), self.group
+        )
+        assert budget is not None
+        return budget * self.copies
+
+    def protects(self) -> list[Protect]:
+        """What the method declares protected of the first prompt, in each phase."""
+        length, found = len(self.requests[0].prompt_ids), []
+        budget = entry_budget(self.method, self.budget, length, self.group)
+        for acting in (self.method.during("prefill"), self.method.during("decode")):
+            found.append(acting.protect(acting.allowed(budget, length, length, 0)))
+        return found
+
+    def backwards(self, layout: AuditLayout) -> Trial:
+        """The same in another order: other neighbours, other slots."""
+        return self._once(("backwards", layout), lambda: self._bench(layout).run(self.requests[::-1]))
+
+    def repeated(self, layout: AuditLayout) -> tuple[Trial, Trial, Trial]:
+        """One sequence, another, and the first again, each alone in the same engine."""
+        a, b = (replace(request, samples=(0,)) for request in (self.requests[0], self.requests[-1]))
+
+        def make_three() -> tuple[Trial, Trial, Trial]:
+            bench = self._bench(layout)
+            return bench.run([a]), bench.run([b]), bench.run([a])
+
+        return self._once(("repeated", layout), make_three)
+
+    def larger(self, layout: AuditLayout) -> Trial:
+        """The prompt of the first request at a larger budget."""
+        request = replace(self.requests[0], max_new_tokens=2, samples=(0,))
+        return self._once(
+            ("larger", layout), lambda: self._bench(layout, self.size + MORE_BUDGET * self.copies).run([request])
+        )
+
+    def unlimited(self, layout: AuditLayout) -> Trial:
+        """All requests at a budget that no sequence reaches."""
+        return self._once(
+            ("unlimited", layout), lambda: self._bench(layout, (self.max_tokens + 1) * self.copies).run(self.requests)
+        )
+
+    def full(self) -> Trial:
+        """All requests with the full cache, made once for all methods on this model."""
+        full = make("full", {})
+        made = self.subject.full
+        if self.size not in made:
+            options = dict(budget=None, interval=INTERVAL, slots=SLOTS, max_tokens=self.max_tokens)
+            made[self.size] = Bench(self.loaded, full, **options).run(self.requests)  # type: ignore[arg-type]
+        trial: Trial = made[self.size]
+        return trial
+
+    def dense(self, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
+        """One dense forward pass over a sequence, under the logged masks or without any."""
+        keys = self.keys(request, sample)
+        ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
+        history = trial.history if masked else KeptHistory()
+        return self._once(("pass", way, masked, *keys), lambda: dense_pass(self.loaded, ids, history, keys))
+
+    def keys(self, request: Request, sample: int) -> list[int]:
+        return [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
+
+    def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Greedy tokens of the engine, and of `model.generate` with an `EvictionCache`: two rows, one with probes."""
+        first = self.requests[0].prompt_ids
+        prompts = [first] if self.method.during("prefill").needs().probes else [first, first[::-1]]
+        # The bridge names its sequences so, and noise is a hash of these names.
+        requests = [
+            replace(
+                self.requests[0], task="generate", doc_id=str(row), prompt_ids=ids, samples=(0,), sampling=Sampling()
+            )
+            for row, ids in enumerate(prompts)
+        ]
+        trial = self._bench(self.layouts[0], slots=len(prompts)).run(requests)
+        model, vocabulary = self.loaded.model, self.loaded.model.get_input_embeddings().weight.shape[0]
+        config = copy.deepcopy(model.generation_config)
+        config.eos_token_id, config.pad_token_id = vocabulary, 0  # no token: None would be filled in by the model's
+        config.max_new_tokens, config.do_sample = OUTPUT, False
+        ids = torch.tensor([list(prompt) for prompt in prompts], device=self.loaded.device)
+        try:
+            cache = EvictionCache(
+                model,
+                self.method,
+                budget=self.budget,
+                interval=INTERVAL,
+                max_tokens=self.max_tokens,
+                tokenizer=self.loaded.tokenizer,
+            )
+        except SetupError as error:
+            raise NotApplicable(str(error)) from None
+        with cache:
+            out = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                generation_config=config,
+                past_key_values=cache,
+            )
+        mine = [list(trial.done[request.doc_id, 0].token_ids) for request in requests]
+        return mine, out[:, ids.shape[1] :].tolist()
+
+    def _bench(self, layout: AuditLayout, budget: float | None = None, slots: int = SLOTS, **reading: Any) -> Bench:
+        return Bench(
+            self.loaded,
+            self.method,
+            budget=(budget or self.budget) if self.method.takes_budget else None,
+            interval=INTERVAL,
+            slots=slots,
+            max_tokens=self.max_tokens,
+            layout=layout,
+            **reading,
+        )
+
+    def _once(self, key: Any, work: Callable[[], Any]) -> Any:
+        """The result of the work, or the error that it ended with, remembered."""
+        if key not in self._made:
+            try:
+                self._made[key] = work()
+            except (Broken, NotApplicable):
+                raise
+            except Exception as error:
+                self._made[key] = Stopped(error)
+        found = self._made[key]
+        if isinstance(found, Stopped):
+            raise found
+        return found
+
+    def _requests(self) -> list[Request]:
+        """Prompts above and below the budget; the first with two samples, which are evicted together."""
+        vocabulary = self.loaded.model.get_input_embeddings().weight.shape[0]
+        generator = torch.Generator().manual_seed(1)
+        lengths = {"long": (LONG, (0, 1)), "short": (SHORT, (0,)), "middle": (MIDDLE, (0,))}
+        return [
+            Request(
+                task="audit",
+                doc_id=name,
+                prompt_ids=tuple(torch.randint(0, vocabulary, (self.size + beyond,), generator=generator).tolist()),
+                samples=samples,
+                max_new_tokens=OUTPUT,
+                sampling=Sampling(temperature=1.0),
+            )
+            for name, (beyond, samples) in lengths.items()
+        ]

@@ -1,0 +1,47 @@
+"""One dense forward pass over a whole sequence: its logits, and the queries of every layer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvbench.engine import reference
+from kvbench.engine.attention.interface import AttentionCall, Handler
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.reference import KeptHistory
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    logits: torch.Tensor  # [T, V]
+    queries: dict[int, torch.Tensor]  # of each layer, [Hq, T, D] post-RoPE
+
+
+def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> Pass:
+    """As `reference.dense_logits`, with the queries that its layers attend by."""
+    queries: dict[int, torch.Tensor] = {}
+    with _hearing(queries):
+        return Pass(reference.dense_logits(loaded, ids, history, keys), queries)
+
+
+@contextmanager
+def _hearing(queries: dict[int, torch.Tensor]) -> Iterator[None]:
+    patched: Any = reference
+    route = reference.route
+
+    def routed(model: Any, handler: Handler) -> Any:
+        def heard(call: AttentionCall) -> torch.Tensor:
+            queries[call.layer] = call.query[0].clone()
+            return handler(call)
+
+        return route(model, heard)
+
+    patched.route = routed
+    try:
+        yield
+    finally:
+        patched.route = route

@@ -1,0 +1,81 @@
+"""The evictions of a trial, read from its log: what every head held before, and what it kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvbench.audit.invariants.case import Case
+from kvbench.audit.invariants.trial import Trial
+from kvbench.engine.cache.layout import entry_budget
+from kvbench.eviction.api import Method, Phase
+from kvbench.records import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Eviction:
+    """One eviction of one layer of one sequence."""
+
+    request: Request
+    sample: int
+    phase: Phase
+    seen: int
+    layer: int
+    acting: Method
+    allowed: int
+    before: list[set[int]]  # positions that each head held
+    kept: list[list[int]]
+
+    @property
+    def dropped(self) -> bool:
+        return sum(map(len, self.before)) > sum(map(len, self.kept))
+
+    @property
+    def where(self) -> str:
+        return f"{self.request.doc_id} prompt, sample {self.sample}, layer {self.layer}, {self.seen} tokens seen"
+
+
+def evictions(case: Case, trial: Trial) -> Iterator[Eviction]:
+    """In the order of each sequence. Its prompt's come first; they are those of all its samples."""
+    for request in trial.requests:
+        budget = entry_budget(case.method, trial.budget, len(request.prompt_ids), case.group)
+        for sample in request.samples:
+            held: dict[int, list[set[int]]] = {}
+            upto: dict[int, int] = {}
+            times: list[int] = []  # when entries were dropped
+            for key, phase in zip(case.keys(request, sample), PHASES):
+                acting = case.method.during(phase)
+                for seen, layer, heads in trial.history.events.get(key, ()):
+                    if seen not in times:
+                        times.append(seen)
+                    new = range(upto.get(layer, 0), seen)
+                    before = [old | set(new) for old in held.get(layer, [set()] * len(heads))]
+                    kept = [head.tolist() for head in heads]
+                    held[layer], upto[layer] = [set(head) for head in kept], seen
+                    allowed = acting.allowed(budget, len(request.prompt_ids), seen, times.index(seen))
+                    yield Eviction(request, sample, phase, seen, layer, acting, allowed, before, kept)
+
+
+PHASES: tuple[Phase, Phase] = ("prefill", "decode")
+
+
+def held_at(case: Case, trial: Trial, key: int, seen: int) -> list[int]:
+    """Entries of every head of every evicting layer when a sequence had `seen` tokens, before a tick at that time."""
+    for request in trial.requests:
+        for sample in request.samples:
+            keys = case.keys(request, sample)
+            if keys[1] == key:
+                return _counts(case, trial, keys, seen)
+    raise KeyError(key)
+
+
+def _counts(case: Case, trial: Trial, keys: list[int], seen: int) -> list[int]:
+    counts: list[int] = []
+    for g in case.evicting:
+        last, heads = 0, [0] * g.kv_heads
+        for key in keys:
+            for at, layer, kept in trial.history.events.get(key, ()):
+                if layer == g.index and at < seen:  # a step is measured before the tick that follows it
+                    last, heads = at, [len(head) for head in kept]
+        counts.extend(count + seen - last for count in heads)
+    return counts

@@ -1,0 +1,314 @@
+"""What must hold for every method. Each function states one invariant in its first line, and raises `Broken` with value
+and cause, or `NotApplicable` with the reason.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvbench.audit.invariants.case import CHUNK, INTERVAL, TAIL, AuditLayout, Case, Way
+from kvbench.audit.invariants.events import evictions, held_at
+from kvbench.audit.invariants.trial import Trial
+from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Broken, NotApplicable
+from kvbench.engine.cache.paged import PAGE
+from kvbench.eviction.columns import expanded
+from kvbench.records import Request
+
+TOLERANCE = 1e-4  # of logits, relative to the largest; arithmetic is float32
+
+Check = Callable[[Case, Any], None]  # of a case run in one way: a `Way`, or an `AuditLayout`
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    name: str
+    check: Check
+    each_layout: bool  # else it does not depend on the layout, or compares them
+    special: bool  # looked at in the special ways of running too
+
+    @property
+    def statement(self) -> str:
+        return (self.check.__doc__ or "").splitlines()[0]
+
+
+INVARIANTS: dict[str, Invariant] = {}
+
+
+def invariant(name: str, *, each_layout: bool = True, special: bool = False) -> Callable[[Check], Check]:
+    def add(check: Check) -> Check:
+        INVARIANTS[name] = Invariant(name, check, each_layout, special)
+        return check
+
+    return add
+
+
+@invariant("runs", special=True)
+def runs(case: Case, way: Way) -> None:
+    """Every sequence is generated to its end, whatever the size of query-head groups, and evicted above the budget."""
+    trial = case.main(way)
+    for (doc, sample), done in trial.done.items():
+        if done.status != "ok" or len(done.token_ids) != done.request.max_new_tokens:
+            raise Broken(f"{doc} prompt, sample {sample}: {len(done.token_ids)} tokens, {done.status} {done.note}")
+        if not case.method.takes_budget:
+            continue
+        context, limit = done.request.compress_at or len(done.request.prompt_ids), case.limit(way, done.request)
+        if context > limit and not (done.usage and done.usage.evictions):
+            raise Broken(f"{doc} prompt of {len(done.request.prompt_ids)} tokens: no eviction at budget {limit}")
+
+
+@invariant("budget", special=True)
+def budget(case: Case, way: Way) -> None:
+    """After an eviction at most the budget is held, and between two at most the interval more."""
+    _budget(case)
+    trial, kept = case.main(way), defaultdict[tuple[str, int, int], dict[int, int]](dict)
+    for e in evictions(case, trial):
+        if e.phase == "prefill" or case.method.decode_bounded:
+            # By layer: one that is decided about twice at the same time holds what the second decision left.
+            kept[e.request.doc_id, e.sample, e.seen][e.layer] = sum(len(head) for head in e.kept)
+    heads = sum(g.kv_heads for g in case.evicting) / case.copies
+    limits = {request.doc_id: case.limit(way, request) for request in trial.requests}
+    for (doc, sample, seen), layers in kept.items():
+        total, limit = sum(layers.values()), limits[doc]
+        if total > limit * heads:
+            raise Broken(
+                f"{total / heads:.2f} entries kept of {limit}, {doc} prompt, sample {sample}, {seen} tokens seen"
+            )
+    for (doc, _), done in trial.done.items():
+        most = limits[doc] + CHUNK * case.copies
+        if way == "chunked" and done.usage is not None and done.usage.entries_prefill_peak > most:
+            raise Broken(
+                f"{done.usage.entries_prefill_peak:.2f} entries of at most {most} while the {doc} prompt is read"
+            )
+    if not case.method.decode_bounded:
+        return
+    for (doc, sample), done in trial.done.items():
+        most = limits[doc] + ((case.growth or 0) + (TAIL if way == "tail" else 0)) * case.copies
+        if done.usage is not None and done.usage.entries_peak > most:
+            raise Broken(f"{done.usage.entries_peak:.2f} entries at the peak of at most {most}, {doc}, sample {sample}")
+
+
+@invariant("protect", special=True)
+def protect(case: Case, way: Way) -> None:
+    """Sinks, recent tokens and prompts that a method protects are kept by every head that held them."""
+    evicts(case)
+    _drops(case, way)
+    protects = False
+    for e in evictions(case, case.main(way)):
+        p = e.acting.protect(e.allowed).at(INTERVAL)
+        protects = protects or bool(p.sinks or p.recent or p.prompt)
+        ends = max(p.sinks, len(e.request.prompt_ids) if p.prompt else 0)
+        for head, (before, kept) in enumerate(zip(e.before, e.kept)):
+            lost = {at for at in before if at < ends or at >= e.seen - p.recent} - set(kept)
+            if lost:
+                raise Broken(
+                    f"{len(lost)} protected entries evicted, first at position {min(lost)}: {e.where}, head {head}"
+                )
+    if not protects:
+        declared = any(p.sinks or p.recent or p.prompt for p in case.protects())
+        raise NotApplicable("nothing that it protects was at stake" if declared else "declares nothing protected")
+
+
+@invariant("real", special=True)
+def real(case: Case, way: Way) -> None:
+    """Every kept entry is a token that its head still held, and no token is kept twice."""
+    evicts(case)
+    _drops(case, way)
+    for e in evictions(case, case.main(way)):
+        for head, (before, kept) in enumerate(zip(e.before, e.kept)):
+            if not kept:
+                raise Broken(f"nothing kept: {e.where}, head {head}")
+            if strange := set(kept) - before:
+                raise Broken(f"position {min(strange)} kept though it was not held: {e.where}, head {head}")
+            if len(set(kept)) < len(kept):
+                raise Broken(f"{len(kept) - len(set(kept))} entries kept twice: {e.where}, head {head}")
+
+
+@invariant("batch")
+def batch(case: Case, layout: AuditLayout) -> None:
+    """A sequence has the same tokens and kept entries alone, beside others, in another order and another slot."""
+    _drops(case, layout)
+    main = case.main(layout)
+    for request in main.requests:
+        for sample in request.samples:
+            _same(main, case.backwards(layout), request, sample, "in another order and slot")
+    first, second, _ = case.repeated(layout)
+    for alone in (first, second):
+        [request] = alone.requests
+        _same(main, alone, request, 0, "alone")
+
+
+@invariant("leak")
+def leak(case: Case, layout: AuditLayout) -> None:
+    """A sequence has the same tokens and kept entries when it is run again after another in its slot."""
+    _drops(case, layout)
+    first, _, again = case.repeated(layout)
+    [request] = first.requests
+    _same(first, again, request, 0, "the second time")
+
+
+@invariant("memory")
+def memory(case: Case, layout: AuditLayout) -> None:
+    """Bytes follow the entries (to one page a head where paged), and every page is given back at the end."""
+    _drops(case, layout)
+    trial = case.main(layout)
+    if trial.lost_pages:
+        raise Broken(trial.lost_pages)
+    g = case.evicting[0]
+    columns = len(expanded(case.method.columns(), g.group))
+    size = (g.head_dim + g.value_dim) * case.loaded.dtype.itemsize + 4 + 4 * columns
+    if any((other.head_dim, other.value_dim) != (g.head_dim, g.value_dim) for other in case.evicting):
+        raise NotApplicable("layers have entries of different sizes")
+    for h in trial.holdings:
+        counts = held_at(case, trial, h.key, h.seen)
+        if abs(h.entries - sum(counts) / len(counts)) > 1e-6:
+            raise Broken(f"{h.entries:.2f} entries held, {sum(counts) / len(counts):.2f} kept, {h.seen} tokens seen")
+        low, high = sum(counts) * size, sum(counts) * size
+        if layout == "paged":
+            pages = [-(-count // PAGE) for count in counts]
+            low, high = sum(pages) * PAGE * size, (sum(pages) + len(pages)) * PAGE * size
+        if not low <= h.bytes <= high:
+            raise Broken(f"{h.bytes} bytes for {sum(counts)} entries, expected {low} to {high}, {h.seen} tokens seen")
+    if case.method.takes_budget and case.method.decode_bounded:
+        rows, allowed = trial.cache.shape.rows, case.size + (case.growth or 0) * case.copies
+        if rows * case.copies > allowed + case.copies:
+            raise Broken(f"a slot has {rows} rows a head, budget and interval are {allowed}")
+
+
+@invariant("effect", each_layout=False)
+def effect(case: Case, layout: AuditLayout) -> None:
+    """Two budgets keep different entries."""
+    limit = _budget(case)
+    request = case.requests[0]
+    a, b = (_prompt(trial, request) for trial in (case.main(layout), case.larger(layout)))
+    if a == b:
+        count = sum(len(head) for heads in a.values() for head in heads)
+        raise Broken(f"budgets {limit} and {case.size + 16 * case.copies} keep the same {count} entries of the prompt")
+
+
+@invariant("full", each_layout=False)
+def full(case: Case, layout: AuditLayout) -> None:
+    """With a budget above the length of every sequence, logits and tokens are those of the full cache."""
+    _budget(case)
+    theirs, mine = case.full(), case.unlimited(layout)
+    for request in theirs.requests:
+        for sample in request.samples:
+            _, key = case.keys(request, sample)
+            for step in range(request.max_new_tokens):
+                a, b = theirs.seen.logits[key, step], mine.seen.logits[key, step]
+                if (change := relative(a, b)) > TOLERANCE:
+                    raise Broken(f"logits differ by {change:.1e} at step {step}, {request.doc_id} prompt")
+            at = request.doc_id, sample
+            if theirs.done[at].token_ids != mine.done[at].token_ids:
+                raise Broken(f"tokens differ, {request.doc_id} prompt, sample {sample}")
+
+
+@invariant("oracle", special=True)
+def oracle(case: Case, way: Way) -> None:
+    """Logits are those of one dense forward pass in which evicted entries are masked: no position is wrong."""
+    _drops(case, way)
+    trial = case.main(way)
+    for request in trial.requests:
+        for sample in request.samples:
+            _compare(case, trial, way, request, sample, masked=True, upto=None)
+
+
+@invariant("past")
+def past(case: Case, layout: AuditLayout) -> None:
+    """An eviction changes no logits of earlier tokens: up to the first one they are those of the full cache."""
+    evicts(case)
+    _drops(case, layout)
+    trial = case.main(layout)
+    for request in trial.requests:
+        for sample in request.samples:
+            times = [seen for seen, _ in trial.kept(request, sample)]
+            # A prompt is evicted once it was read, so that its last logits are always among those compared.
+            first = max(min(times), len(request.prompt_ids)) if times else None
+            _compare(case, trial, layout, request, sample, masked=False, upto=first)
+
+
+@invariant("layouts", each_layout=False)
+def layouts(case: Case, layout: AuditLayout) -> None:
+    """The dense and the paged layout give the same tokens and kept entries."""
+    if len(case.layouts) < 2:
+        raise NotApplicable("keeps heads unequal, so there is only the paged layout")
+    _drops(case, layout)
+    dense, paged = case.main("dense"), case.main("paged")
+    for request in dense.requests:
+        for sample in request.samples:
+            _same(dense, paged, request, sample, "in the paged layout")
+
+
+@invariant("generate", each_layout=False)
+def generate(case: Case, layout: AuditLayout) -> None:
+    """EvictionCache in model.generate gives the greedy tokens of the engine."""
+    _drops(case, layout)
+    for row, (mine, theirs) in enumerate(zip(*case.greedy(), strict=True)):
+        if mine != theirs:
+            step = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
+            raise Broken(f"tokens differ from step {step} of {len(mine)} on, row {row}")
+
+
+def _budget(case: Case) -> int:
+    evicts(case)
+    if not case.method.takes_budget:
+        raise NotApplicable("takes no budget")
+    return case.size
+
+
+def evicts(case: Case) -> None:
+    if not case.method.evicts:
+        raise NotApplicable(EVICTS_NOTHING)
+
+
+def _drops(case: Case, way: Way) -> None:
+    """Nothing is proved of a method that evicts by sequences that it leaves as they are."""
+    if case.method.evicts and not any(e.dropped for e in evictions(case, case.main(way))):
+        raise NotApplicable(DROPPED_NOTHING)
+
+
+def _prompt(trial: Trial, request: Request) -> dict[tuple[int, int], list[list[int]]]:
+    """What the evictions of the prompt kept."""
+    return {at: heads for at, heads in trial.kept(request, 0).items() if at[0] <= len(request.prompt_ids)}
+
+
+def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
+    """Raises Broken at the first eviction or token that differs."""
+    place = f"{request.doc_id} prompt, sample {sample}"
+    mine, theirs = a.kept(request, sample), b.kept(request, sample)
+    for (seen, layer), heads in sorted(mine.items()):
+        others = theirs.get((seen, layer))
+        if heads != others:
+            n = sum(len(set(x) - set(y)) for x, y in zip(heads, others)) if others else sum(map(len, heads))
+            raise Broken(f"{n} entries kept differently {how}: {place}, layer {layer}, {seen} tokens seen")
+    if extra := set(theirs) - set(mine):
+        raise Broken(f"{len(extra)} more evictions {how}: {place}")
+    mine_ids, other_ids = (t.done[request.doc_id, sample].token_ids for t in (a, b))
+    if mine_ids != other_ids:
+        step = next((i for i, (x, y) in enumerate(zip(mine_ids, other_ids)) if x != y), len(mine_ids))
+        raise Broken(f"tokens differ {how} from step {step} on: {place}")
+
+
+def _compare(
+    case: Case, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None
+) -> None:
+    """The engine's logits against a dense pass, for queries at positions below `upto`."""
+    dense = case.dense(trial, way, request, sample, masked=masked).logits
+    _, key = case.keys(request, sample)
+    for step in range(len(trial.done[request.doc_id, sample].token_ids)):
+        at = len(request.prompt_ids) - 1 + step
+        if upto is not None and at >= upto:
+            return
+        change = relative(dense[at], trial.seen.logits[key, step])
+        if not change <= TOLERANCE:
+            raise Broken(
+                f"logits differ by {change:.1e} (relative) at position {at}, {request.doc_id} prompt, sample {sample}"
+            )
+
+
+def relative(a: torch.Tensor, b: torch.Tensor) -> float:
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-12))

@@ -1,0 +1,77 @@
+"""The invariant about what a method is shown beside entries: the newest queries of the sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from kvbench.audit.invariants.case import Case, Way
+from kvbench.audit.invariants.generation import TOLERANCE, evicts, invariant, relative
+from kvbench.audit.invariants.trial import Trial
+from kvbench.audit.outcome import Broken, NotApplicable
+from kvbench.eviction.view import LayerView
+from kvbench.records import Request
+
+
+@invariant("queries", special=True)
+@torch.inference_mode()
+def queries(case: Case, way: Way) -> None:
+    """Queries that a method is shown are those of the newest tokens, as one dense forward pass computes them.
+
+    Entries that were evicted before are masked in that pass, so that it is the full cache's as far as a prompt is
+    evicted for the first time.
+    """
+    evicts(case)
+    trial = case.main(way)
+    compared = False
+    for view, width in _shown(trial):
+        for row in range(len(view.seen)):
+            request, sample = _whose(case, trial, int(view.noise_key[row]))
+            _are_newest(
+                view, row, width, f"{request.doc_id} prompt, layer {view.layer}, {int(view.seen[row])} tokens seen"
+            )
+            at = view.query_positions[row]
+            real = at >= 0  # a window may be longer than a sequence
+            if not bool(real.any()):
+                continue
+            theirs = case.dense(trial, way, request, sample, masked=True).queries[view.layer][:, at[real]]
+            change = relative(theirs, view.queries[row][:, real])
+            if not change <= TOLERANCE:
+                raise Broken(
+                    f"queries at positions {int(at[real].min())} to {int(at.max())} differ by {change:.1e} (relative): "
+                    f"{request.doc_id} prompt, layer {view.layer}, {int(view.seen[row])} tokens seen"
+                )
+            compared = True
+    if not compared:
+        needs = [case.method.during(phase).needs().queries for phase in ("prefill", "decode")]
+        asks = any(kind != "none" for kind in needs)
+        raise NotApplicable("never shown queries in sequences this short" if asks else "is shown no queries")
+
+
+def _shown(trial: Trial) -> Iterator[tuple[LayerView, int | None]]:
+    """Views of the sequences' own queries, with how many these must be if the method says so."""
+    for method, views in trial.seen.decisions:
+        if width := method.needs().width:
+            yield from ((view, width) for view in views)
+    for _, view in trial.seen.observations:
+        if view.probe is None:
+            yield view, None
+
+
+def _are_newest(view: LayerView, row: int, width: int | None, where: str) -> None:
+    count, seen = view.queries.shape[2], int(view.seen[row])
+    at = view.query_positions[row].tolist()
+    if width is not None and count != width:
+        raise Broken(f"{count} queries shown, {width} asked for: {where}")
+    if at != list(range(seen - count, seen)):
+        raise Broken(f"queries are said to be at positions {at[0]} to {at[-1]}: {where}")
+
+
+def _whose(case: Case, trial: Trial, key: int) -> tuple[Request, int]:
+    """The sequence of a noise key; a prompt's is that of its first sample."""
+    for request in trial.requests:
+        for sample in request.samples:
+            if key in case.keys(request, sample):
+                return request, sample
+    raise KeyError(key)

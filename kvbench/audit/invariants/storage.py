@@ -1,0 +1,100 @@
+"""The invariant that looks at a method alone: its answers to the views of real generations, stored in another way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kvbench.audit.invariants.case import AuditLayout, Case
+from kvbench.audit.invariants.generation import evicts, invariant
+from kvbench.audit.invariants.scramble import by_position, largest_change, scrambled, some_of
+from kvbench.audit.outcome import Broken, NotApplicable
+from kvbench.eviction.api import Method, ScoreOut
+from kvbench.eviction.select import decide, kept_always, protected
+from kvbench.eviction.view import LayerView
+
+CLOSE = 1e-4  # relative; sums in another order differ in their last bits
+WAYS: dict[str, float | None] = {
+    "in another storage order": None,
+    "beside rows that are not valid and hold NaN": float("nan"),
+    "beside rows that are not valid and hold 1e4": 1e4,
+}
+
+
+@invariant("storage")
+@torch.inference_mode()
+def storage(case: Case, layout: AuditLayout) -> None:
+    """Scores do not depend on storage order, on rows that are not valid, or on other sequences of the batch."""
+    seen = case.main(layout).seen
+    evicts(case)
+    if not seen.decisions:
+        raise NotApplicable("never asked to decide in sequences this short")
+    for acting, views in seen.decisions:
+        for how, junk in WAYS.items():
+            _decides_alike(acting, views, [scrambled(v, 7, junk) for v in views], how)
+        for row in range(len(views[0].seen)):
+            picked = [some_of(v, [row]) for v in views]
+            _scores_alike(acting, picked, views, row)
+    for acting, view in seen.observations:
+        for how, junk in WAYS.items():
+            _observes_alike(acting, view, scrambled(view, 7, junk), how)
+
+
+def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[LayerView], how: str) -> None:
+    """Raises Broken where scores, columns or decisions differ beyond the last bits."""
+    for a, b in zip(plain, other):
+        must = protected(kept_always(method, a), a.positions, a.seen, a.prompt_len, a.valid)
+        counts = a.valid if must is None else a.valid & ~must
+        free = by_position(counts, a) > 0
+        mine, theirs = _scored(method, a), _scored(method, b)
+        change = largest_change(by_position(mine.score, a)[free], by_position(theirs.score, b)[free])
+        if change > CLOSE:
+            raise Broken(f"scores change by {change:.1e} (relative) {how}, layer {a.layer}")
+        for name in mine.columns:
+            _alike(name, mine.columns[name], theirs.columns[name], a, b, how)
+    ties = None
+    for a, b, mine_, theirs_ in zip(plain, other, decide(method, plain), decide(method, other)):
+        kept, others = by_position(mine_.keep, a) > 0, by_position(theirs_.keep, b) > 0
+        if bool((kept == others).all()):
+            continue
+        if ties is None:
+            ties = torch.cat([by_position(_scored(method, v).score, v)[_valid(v)] for v in plain])
+        swapped = by_position(_scored(method, a).score, a)[kept != others]
+        spread = float(swapped.max() - swapped.min())
+        if not spread <= CLOSE * float(ties[torch.isfinite(ties)].abs().max().clamp_min(1e-30)):
+            count = int((kept != others).sum())
+            raise Broken(f"{count} entries are decided about differently {how}, layer {a.layer}")
+
+
+def _scores_alike(method: Method, alone: Sequence[LayerView], together: Sequence[LayerView], row: int) -> None:
+    for a, b in zip(alone, together):
+        mine, theirs = _scored(method, a).score[0], _scored(method, b).score[row]
+        valid = a.valid[0]
+        if not torch.equal(mine[valid], theirs[valid]):
+            change = float((mine[valid] - theirs[valid]).abs().nan_to_num().max())
+            raise Broken(f"scores change by {change:.1e} without the other sequences of the batch, layer {a.layer}")
+
+
+def _observes_alike(method: Method, plain: LayerView, other: LayerView, how: str) -> None:
+    mine, theirs = method.observe(plain), method.observe(other)
+    for name in mine:
+        _alike(name, mine[name], theirs[name], plain, other, how)
+
+
+def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs: LayerView, how: str) -> None:
+    """A column or a state of the method after the same view, stored in two ways."""
+    if name in mine.columns:
+        a, b = by_position(a, mine), by_position(b, theirs)
+    change = largest_change(a.double(), b.double())
+    if change > CLOSE:
+        raise Broken(f"{name!r} changes by {change:.1e} (relative) {how}, layer {mine.layer}")
+
+
+def _scored(method: Method, view: LayerView) -> ScoreOut:
+    out = method.score(view)
+    return out if isinstance(out, ScoreOut) else ScoreOut(out)
+
+
+def _valid(view: LayerView) -> torch.Tensor:
+    return by_position(view.valid, view) > 0

@@ -1,0 +1,167 @@
+"""Models to audit on: the built-in one, three small random ones with all kinds of query-head groups, or a given one."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from kvbench import tiny
+from kvbench.audit.outcome import NotApplicable
+from kvbench.engine.model.load import LoadedModel, load, prepare
+from kvbench.engine.model.weights import TABLES, Base, find, model_fields, save_weights
+from kvbench.errors import KVBenchError
+from kvbench.eviction.api import Method, Weights
+from kvbench.eviction.combined import Combined
+from kvbench.eviction.learned import LearnedWeights
+from kvbench.sources.models import TINY, describe
+
+# Name -> (configuration class, layers, query heads, KV heads, head dimension).
+RANDOM: dict[str, tuple[str, int, int, int, int]] = {
+    "gqa": ("Qwen3Config", 3, 4, 2, 16),
+    "mha": ("LlamaConfig", 2, 2, 2, 16),
+    "mqa": ("Qwen3Config", 2, 4, 1, 8),
+}
+SCALE = 2.0  # of random weights, so that attention is far from uniform and mistakes show
+
+
+@dataclass
+class Subject:
+    """A model, and what methods need beside it. `source` is its folder or name; None: it lives in memory only."""
+
+    name: str
+    loaded: LoadedModel
+    source: str | None
+    scratch: Path
+    full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `case`
+
+    def serve(self, method: Method) -> tuple[Method, LoadedModel]:
+        """The method with tables, trained weights and a draft model, and the model beside which they lie.
+
+        Those that the model does not have are drawn at random: no invariant depends on their worth. Raises
+        NotApplicable for an oracle, and for weights of a kind that cannot be drawn.
+        """
+        if method.oracle:
+            raise NotApplicable("an oracle; only 'kvbench replay' runs it")
+        method = _filled(method, "draft", None, lambda: self.source or self._saved)
+        weights, loaded = method.weights(), self.loaded
+        if weights is None or weights.path != "auto":
+            return method, loaded
+        try:
+            path = find(weights, loaded.folder)
+        except KVBenchError:
+            path = self._drawn(weights)
+            loaded = dataclasses.replace(loaded, folder=path.parent)
+        option = weights.option if isinstance(weights, LearnedWeights) else "table"
+        return _filled(method, option, "auto", lambda: str(path)), loaded
+
+    def _drawn(self, weights: Weights) -> Path:
+        """A file with random weights; its card says that they are."""
+        config = self.loaded.model.config
+        tensors = draw(weights, config)
+        folder = self.scratch / "-".join(["drawn", *(str(size) for t in tensors.values() for size in t.shape)])
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{weights.kind}.safetensors"
+        if not path.exists():
+            save_weights(path, weights.kind, tensors, Base(name=self.name, config=config), made={"how": "random"})
+        return path
+
+    @cached_property
+    def _saved(self) -> str:
+        """A folder with the model itself, to be its own draft."""
+        folder = self.scratch / "model"
+        self.loaded.model.save_pretrained(folder)
+        self.loaded.tokenizer.save_pretrained(folder)
+        return str(folder)
+
+
+def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
+    """Random weights that fit a method and a model. Raises NotApplicable for a kind whose shapes nobody knows."""
+    ours, generator = model_fields(config), torch.Generator().manual_seed(0)
+    if isinstance(weights, LearnedWeights):
+        shapes = weights.shapes(ours)
+        return {n: torch.randn(shape, generator=generator) * 2 / shape[-1] ** 0.5 for n, shape in shapes.items()}
+    if weights.kind not in TABLES:
+        raise NotApplicable(f"there are no weights {weights.kind!r} for this model, and none can be drawn at random")
+    sizes = {name: [ours[f] for f in fields] for name, fields in TABLES[weights.kind].items()}
+    return {name: torch.rand(size, generator=generator) ** 4 for name, size in sizes.items()}
+
+
+def _filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
+    """The method with an option that has the value `empty` set; of two methods, of both."""
+    if isinstance(method, Combined):
+        first, second = (_filled(part, name, empty, value) for part in (method.first, method.second))
+        return dataclasses.replace(method, first=first, second=second)
+    if any(f.name == name and getattr(method, name) == empty for f in dataclasses.fields(method)):
+        return dataclasses.replace(method, **{name: value()})
+    return method
+
+
+@contextmanager
+def subjects(model: str | None) -> Iterator[list[Subject]]:
+    """The models to audit on: `model` alone, or the built-in one and the random ones.
+
+    Raises SetupError, UserError: `model` cannot be loaded.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # small matrices: threads cost more than they save
+    try:
+        with tempfile.TemporaryDirectory(prefix="kvbench-audit-") as folder:
+            scratch = Path(folder)
+            found = [] if model else [random_subject(name, scratch) for name in RANDOM]
+            given = given_subject(model or TINY, scratch)
+            yield [given, *found]
+    finally:
+        torch.set_num_threads(before)
+
+
+def given_subject(name: str, scratch: Path) -> Subject:
+    """A model by folder or hub name, in float32 on the CPU."""
+    info = describe(name)
+    loaded = load(str(info.folder or name), device="cpu", dtype="float32")
+    return Subject(name, endless(loaded), name, _below(scratch, "given"))
+
+
+def random_subject(name: str, scratch: Path) -> Subject:
+    """One of RANDOM, with the tokenizer of the built-in model."""
+    kind, layers, heads, kv_heads, dim = RANDOM[name]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.path())
+    config = getattr(transformers, kind)(
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=dim,
+        vocab_size=512,
+        max_position_embeddings=4096,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(SCALE)
+    return Subject(name, endless(prepare(model.eval(), tokenizer)), None, _below(scratch, name))
+
+
+def endless(loaded: LoadedModel) -> LoadedModel:
+    """The model without stop tokens: every sequence gets as long as it may."""
+    return dataclasses.replace(loaded, stop_ids=frozenset())
+
+
+def _below(folder: Path, name: str) -> Path:
+    made = folder / name
+    made.mkdir(exist_ok=True)
+    return made

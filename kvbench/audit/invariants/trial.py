@@ -1,0 +1,119 @@
+"""One generation of the engine, with all that was seen of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvbench.audit.invariants.watch import Seen, watching
+from kvbench.engine.cache.layout import Layout
+from kvbench.engine.cache.paged import PAGE, PagedCache
+from kvbench.engine.cache.slot_cache import SlotCache
+from kvbench.engine.loop import Engine
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.prefill import Prefill
+from kvbench.engine.reference import KeptHistory
+from kvbench.eviction import noise
+from kvbench.eviction.api import Method
+from kvbench.records import Generation, Request
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """What a slot held after a step."""
+
+    key: int
+    seen: int
+    entries: float
+    bytes: int  # without what every sequence has, whatever its length
+
+
+@dataclass
+class Trial:
+    requests: list[Request]
+    budget: float | None
+    done: dict[tuple[str, int], Generation]  # by question and sample
+    history: KeptHistory
+    seen: Seen
+    holdings: list[Holding]
+    lost_pages: str  # what is wrong with the pages, nothing if all is well
+    cache: SlotCache
+
+    def kept(self, request: Request, sample: int) -> dict[tuple[int, int], list[list[int]]]:
+        """Positions of every head that each eviction kept, by (tokens seen, layer); the prompt's included."""
+        keys = [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
+        return {
+            (seen, layer): [sorted(head.tolist()) for head in heads]
+            for key in keys
+            for seen, layer, heads in self.history.events.get(key, ())
+        }
+
+
+class Bench:
+    """An engine that one trial after the other is run on."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        method: Method,
+        *,
+        budget: float | None,
+        interval: int,
+        slots: int,
+        max_tokens: int,
+        layout: Layout = "auto",
+        chunk: int = 32,
+        prefill: Prefill = "full",
+        tail: int = 0,
+    ) -> None:
+        self.method = method
+        self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
+        self.engine = Engine(
+            loaded,
+            method,
+            budget=budget,
+            interval=interval,
+            slots=slots,
+            max_tokens=max_tokens,
+            prefill_chunk=chunk,
+            prefill=prefill,
+            tail=tail,
+            layout=layout,
+            log=lambda *event: self.history(*event),
+            on_step=lambda *_: self._measure(),
+        )
+
+    def run(self, requests: Sequence[Request]) -> Trial:
+        self.history, self.holdings, self.lost_pages = KeptHistory(), [], ""
+        with watching(self.method) as seen:
+            done = {(d.request.doc_id, d.sample): d for d in self.engine.generate(requests)}
+        self._count_pages(idle=True)
+        cache = self.engine.cache
+        budget = self.engine.budget
+        return Trial(list(requests), budget, done, self.history, seen, self.holdings, self.lost_pages, cache)
+
+    def _measure(self) -> None:
+        cache = self.engine.cache
+        for slot, sequence in self.engine.slots.live():
+            seen = cache.seen[slot]
+            size = cache.live_bytes(slot) - cache.fixed_bytes(seen)
+            self.holdings.append(Holding(sequence.key, seen, cache.held(slot), size))
+        self._count_pages()
+
+    def _count_pages(self, idle: bool = False) -> None:
+        """Every page is either free or in one head's table. idle: no sequence is left, so all are free."""
+        cache = self.engine.cache
+        if not isinstance(cache, PagedCache) or self.lost_pages:
+            return
+        for pool in cache.pools.values():
+            total = len(pool.positions) // PAGE - 1  # page 0 is never given out
+            used: list[int] = []
+            for store in cache.stores:
+                if store.pool is pool:
+                    for row, count in zip(store.table.reshape(-1, store.table.shape[2]), store.pages.reshape(-1)):
+                        used.extend(row[:count].tolist())
+            pages = sorted([*used, *pool.free])
+            if pages != list(range(1, total + 1)):
+                self.lost_pages = f"{len(used)} pages in use and {len(pool.free)} free, of {total}"
+            elif idle and used:
+                self.lost_pages = f"{len(used)} of {total} pages were not given back when all sequences had ended"

@@ -1,0 +1,277 @@
+"""Run parity cases through the rulebook, the real `Method` and `keep_mask`, and compare the kept sets.
+
+Runs freely: our own sets and columns carry from step to step. Only after a step that differs from the reference do
+later ones start from its state (teacher forcing), because max pooling makes exact ties, and which of the tied survive
+is nobody's rule.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvbench.audit.parity.cases import Case
+from kvbench.audit.parity.variants import Plan
+from kvbench.eviction.api import Column, Method
+from kvbench.eviction.choose import make
+from kvbench.eviction.columns import expanded
+from kvbench.eviction.select import decide
+from kvbench.eviction.terms.rkv_slot_order import RANK
+from kvbench.eviction.view import LayerView, make_view
+from kvbench.lazy import torch
+
+TIE = 1e-5  # scores closer than this share of the median score count as tied
+
+Watch = Callable[[list[LayerView]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """One decision of all units of a case."""
+
+    step: int
+    forced: bool  # started from the reference's state
+    min_overlap: float
+    mean_overlap: float
+    exact: float  # share of units with the same set
+    equal: float  # share of units with the same set up to ties
+
+
+class ReferenceLayer:
+    """Entries of one layer, padded to the longest head: positions [1, H, N], which of them exist, and columns."""
+
+    def __init__(self, heads: int, group: int, method: Method, given: Mapping[str, torch.Tensor]) -> None:
+        self.specs, self.given = expanded(method.columns(), group), given  # [H, T], of columns that come with tokens
+        self.positions = torch.empty(1, heads, 0, dtype=torch.int64)
+        self.valid = torch.empty(1, heads, 0, dtype=torch.bool)
+        self.columns = {c.name: torch.empty(1, heads, 0) for c in self.specs}
+        self.states: dict[str, torch.Tensor] = {}
+
+    def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
+        """Take over the tokens of every head, and values of columns for the first of them."""
+        pad = torch.nn.utils.rnn.pad_sequence
+        self.positions = pad(rows, batch_first=True, padding_value=-1)[None]
+        self.valid = self.positions >= 0
+        for column in self.specs:
+            values = self._new(column, self.positions)
+            for head, known in enumerate(columns.get(column.name, [])):
+                values[0, head, : len(known)] = known
+            self.columns[column.name] = values
+
+    def append(self, first: int, seen: int) -> None:
+        new = torch.arange(first, seen).expand(1, self.positions.shape[1], -1)
+        self.positions = torch.cat([self.positions, new], dim=-1)
+        self.valid = torch.cat([self.valid, torch.ones_like(new, dtype=torch.bool)], dim=-1)
+        for column in self.specs:
+            values = self._new(column, new)
+            self.columns[column.name] = torch.cat([self.columns[column.name], values], dim=-1)
+
+    def _new(self, column: Column, positions: torch.Tensor) -> torch.Tensor:
+        """What a column begins with at tokens [1, H, n]."""
+        if column.name not in self.given:
+            return torch.full(positions.shape, column.init)
+        return self.given[column.name].gather(-1, positions[0].clamp(min=0))[None]
+
+    def update(self, values: dict[str, torch.Tensor]) -> None:
+        """New values of columns and states."""
+        for name, tensor in values.items():
+            (self.columns if name in self.columns else self.states)[name] = tensor
+
+    def keep(self, mask: torch.Tensor) -> None:
+        heads = range(mask.shape[1])
+        columns = {name: [c[0, h][mask[0, h]] for h in heads] for name, c in self.columns.items()}
+        self.take([self.positions[0, h][mask[0, h]] for h in heads], columns)
+
+    def kept(self) -> list[set[int]]:
+        return [set(row[exists].tolist()) for row, exists in zip(self.positions[0], self.valid[0])]
+
+
+class ReferenceCache:
+    """The smallest cache that can run a method over the layers of a case."""
+
+    def __init__(self, case: Case, plan: Plan, method: Method, watch: Watch | None = None) -> None:
+        self.plan, self.method, self.heads, self.watch = plan, method, case.heads, watch
+        q, k, v = (case.tensors.get(name) for name in ("q", "k", "v"))  # [L, H, T, d]
+        if q is not None and plan.rope is not None:  # the file holds queries before rotation
+            q = plan.rope.rotate(q, torch.arange(q.shape[2]))
+        self.q, self.k, self.v = q, self._per_unit(k), self._per_unit(v)
+        self.group = 1 if q is None else q.shape[1] // case.heads
+        given = [{name: values[layer] for name, values in plan.given.items()} for layer in range(case.layers)]
+        self.layers = [ReferenceLayer(case.heads, self.group, method, own) for own in given]
+        for layer in self.layers:
+            for state in method.states():
+                sizes = {"kv_heads": case.heads}
+                if q is not None:
+                    sizes |= {"query_heads": q.shape[1], "head_dim": q.shape[3]}
+                shape = [sizes[size] if isinstance(size, str) else size for size in state.shape]
+                layer.states[state.name] = torch.zeros(1, *shape)
+        self.seen = 0
+        self.prompt_len = plan.prompt_len or case.seen[0]
+        self.observed = 0  # queries handed to observe()
+        self.evictions = 0
+
+    def _per_unit(self, x: torch.Tensor | None) -> torch.Tensor | None:
+        """Where every query head has a set of its own, it has keys of its own."""
+        return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
+
+    def load(self, case: Case, step: int) -> None:
+        """Take over the slots and states that the reference had before a step."""
+        slots, self.seen = case.slots(step), case.seen[step]
+        self.observed = 0 if step == 0 else self.seen
+        for index, layer in enumerate(self.layers):
+            columns: dict[str, list[torch.Tensor]] = {}
+            for column in layer.specs:
+                name, _, head = column.name.partition(".")
+                state = case.state(self.plan.states.get(name, ""), step)
+                if column.name == RANK.name and step:
+                    columns[column.name] = [torch.arange(len(row)).float() for row in slots[index]]
+                elif state is not None:
+                    if head:  # one of a query head
+                        state = state.unflatten(-1, (-1, self.group))[..., int(head)]
+                    columns[column.name] = list(state[index])
+                    self.observed = self.seen - (len(slots[index][0]) - state.shape[-1])
+            layer.take(slots[index], columns)
+            if self.plan.resume is not None:
+                layer.update({n: torch.full((1,), x) for n, x in self.plan.resume(self.evictions).items()})
+
+    def append(self, seen: int) -> None:
+        """Let tokens arrive until `seen` have."""
+        first = self.seen == 0
+        for layer in self.layers:
+            layer.append(self.seen, seen)
+        self.seen = seen
+        if first and self.method.needs().queries == "since_last":
+            self._observe()
+        if first and self.plan.prompt_memory:
+            for view, layer in zip(self._views(0), self.layers):
+                layer.update({"memory": view.attend(reduce_g="max", reduce_q="sum")})
+
+    def evict(self) -> None:
+        """What an engine does at an eviction."""
+        held = sum(int(layer.valid.sum()) for layer in self.layers) / (len(self.layers) * self.heads)
+        due = self.plan.due
+        if not (self.method.trigger(1).full(held, self._allowed()) if due is None else due(held, self.seen)):
+            return
+        if self.method.needs().queries == "since_last" and self.observed < self.seen:
+            self._observe()
+        views = self._views(max(0, self.seen - self.method.needs().width))
+        if self.watch is not None:
+            self.watch(views)
+        for layer, verdict in zip(self.layers, decide(self.method, views)):
+            layer.update(verdict.columns)
+            layer.keep(verdict.keep)
+        self.evictions += 1
+
+    def probe(self, case: Case) -> None:
+        """Let the method see the probes of the plan."""
+        if self.plan.probes is None:
+            return
+        for index, layer in enumerate(self.layers):
+            for fields in self.plan.probes(case, index):
+                layer.update(self.method.observe(replace(self._view(index, self.seen), **fields)))
+
+    def kept(self) -> list[set[int]]:
+        return [unit for layer in self.layers for unit in layer.kept()]
+
+    def _allowed(self) -> int:
+        return self.method.allowed(self.plan.budget, self.prompt_len, self.seen, self.evictions)
+
+    def _observe(self) -> None:
+        for view, layer in zip(self._views(self.observed), self.layers):
+            layer.update(self.method.observe(view))
+        self.observed = self.seen
+
+    def _views(self, first_query: int) -> list[LayerView]:
+        """Every layer with the queries from `first_query` on."""
+        return [self._view(index, first_query) for index in range(len(self.layers))]
+
+    def _view(self, index: int, first_query: int) -> LayerView:
+        layer = self.layers[index]
+        at = layer.positions.clamp(min=0)[..., None]
+
+        def cached(x: torch.Tensor) -> torch.Tensor:
+            return x[index : index + 1].gather(2, at.expand(-1, -1, -1, x.shape[-1]))
+
+        keys = torch.zeros(*layer.positions.shape, 1) if self.k is None else cached(self.k)  # or only positions count
+        queries = None if self.q is None else self.q[index : index + 1, :, first_query : self.seen]
+        more: dict[str, Any] = {} if self.v is None else {"values": cached(self.v)}
+        return make_view(
+            keys,
+            queries,
+            budget=self._allowed(),
+            positions=layer.positions,
+            valid=layer.valid,
+            columns=layer.columns,
+            seen=self.seen,
+            prompt_len=self.prompt_len,
+            layer=index,
+            ordinal=index,
+            layer_count=len(self.layers),
+            states=layer.states,
+            weights=self.plan.weights,
+            rope=self.plan.rope,
+            eviction_index=torch.tensor([self.evictions]),
+            **more,
+        )
+
+
+def replay(case: Case, plan: Plan, watch: Callable[[int, list[LayerView]], None] | None = None) -> list[StepResult]:
+    """Run one case by one plan; one result for every stored step that the plan judges.
+
+    watch: called with the step and the views of all layers right before each decision.
+    """
+    method = make(plan.method, plan.options)
+    step = 0
+    cache = ReferenceCache(case, plan, method, watch and (lambda views: watch(step, views)))
+    results = []
+    forced = plan.sorted_steps or bool(plan.steps)
+    if plan.prefix:
+        cache.append(plan.prefix)
+    for step, seen in enumerate(case.seen):
+        if plan.until is not None and seen > plan.until:
+            break
+        if (plan.steps and step not in plan.steps) or (plan.sorted_steps and not case.in_text_order(step)):
+            continue
+        if forced:
+            cache.load(case, step)
+            cache.probe(case)
+            cache.evict()
+        elif plan.every_token and step:
+            for token in range(cache.seen, seen):
+                cache.append(token + 1)
+                cache.evict()
+        else:
+            cache.append(seen)
+            cache.evict()
+        results.append(_compare(plan, case, step, forced, cache.kept()))
+        forced = forced or results[-1].exact < 1
+    return results
+
+
+def _compare(plan: Plan, case: Case, step: int, forced: bool, got: list[set[int]]) -> StepResult:
+    want, scores = plan.kept(case, step), plan.scores(case, step)
+    overlaps = [len(a & b) / len(a | b) if a | b else 1.0 for a, b in zip(got, want)]
+    equal = [tied(a, b, None if scores is None else scores[u]) for u, (a, b) in enumerate(zip(got, want))]
+    return StepResult(
+        step=step,
+        forced=forced,
+        min_overlap=min(overlaps),
+        mean_overlap=statistics.fmean(overlaps),
+        exact=sum(a == b for a, b in zip(got, want)) / len(want),
+        equal=sum(equal) / len(want),
+    )
+
+
+def tied(got: set[int], want: set[int], scores: dict[int, float] | None) -> bool:
+    """Whether two sets differ at most by exchanging tokens whose reference scores tie at the cut."""
+    swapped = got ^ want
+    if not swapped:
+        return True
+    if scores is None or len(got) != len(want) or not swapped <= scores.keys():
+        return False
+    cut = min(scores[token] for token in want if token in scores)
+    # torch's median, the lower of the two middle values, as the format's description has it
+    tolerance = TIE * max(statistics.median_low(abs(s) for s in scores.values()), 1e-12)
+    return all(abs(scores[token] - cut) <= tolerance for token in swapped)

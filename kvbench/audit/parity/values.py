@@ -1,0 +1,163 @@
+"""Values beside decisions that the reference code computed: gates, attention under them, features, labels, losses.
+
+Compared number by number in float32, as the files were made: relative 1e-4 and absolute 1e-6 are tolerated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.audit.parity.cases import Case
+from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.variants import plans
+from kvbench.eviction.choose import make
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.terms import published_checkpoints
+from kvbench.eviction.terms.foresight import drop_scores
+from kvbench.eviction.terms.gates import log_retention
+from kvbench.eviction.terms.golden import block_attention, golden_evictions
+from kvbench.eviction.terms.objectives import policy_loss, ranking_loss
+from kvbench.eviction.terms.retention import decay, gated_attention, occupancy
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+
+RELATIVE, ABSOLUTE = 1e-4, 1e-6
+FAR = 1e9  # the error of what is not comparable at all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueResult:
+    """One value of a case, over all steps at which it was stored."""
+
+    value: str
+    numbers: int
+    error: float  # largest difference, in units of what is tolerated
+
+    @property
+    def equal(self) -> bool:
+        return self.error <= 1
+
+
+Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]  # name, ours, theirs
+
+
+def values(case: Case) -> list[ValueResult]:
+    """All values of a case that kvbench computes too."""
+    make_pairs = VALUES.get((case.method, case.variant if case.has_decisions else case.path.stem.partition("_")[0]))
+    found: dict[str, list[tuple[int, float]]] = {}
+    for name, ours, theirs in make_pairs(case) if make_pairs else ():
+        found.setdefault(name, []).append((theirs.numel(), _error(ours, theirs)))
+    return [
+        ValueResult(value=name, numbers=sum(n for n, _ in parts), error=max(error for _, error in parts))
+        for name, parts in found.items()
+    ]
+
+
+def _error(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    if ours.numel() != theirs.numel():
+        return FAR
+    a, b = ours.double().reshape(-1), theirs.double().reshape(-1)
+    share = ((a - b).abs() / (ABSOLUTE + RELATIVE * b.abs())).nan_to_num(nan=FAR).clamp_max(FAR)
+    return float(share.max()) if share.numel() else 0.0
+
+
+def _gates(case: Case) -> Pairs:
+    t, h = case.tensors, case.hyper
+    keys, cached = t["kv"][..., : h["head_dim"]], t["kv"][..., h["head_dim"] :]
+    for gate in published_checkpoints.GATES:
+        layer = {name.removeprefix(f"{gate}."): x for name, x in t.items() if name.startswith(f"{gate}.")}
+        if (log_beta := layer.pop("log_beta", None)) is None:
+            continue
+        weights = published_checkpoints.gates([layer], gate)
+        new = NewTokens(layer=0, hidden=t["x"], keys=keys, values=cached, weights=weights)
+        yield f"{gate} log_beta", log_retention(new)[0], log_beta
+    powers = next(x for name, x in t.items() if name.startswith("power_stair"))  # of the first tokens
+    log_beta = t["rg.log_beta"][:, : powers.shape[-1]]
+    yield "decay", decay(log_beta), powers
+    alive = occupancy(log_beta, block=16)
+    yield "occupancy", alive, t["summarized_retention"]
+    yield "occupancy hinge", (alive - h["capacity_M"]).clamp_min(0), t["occupancy_hinge"]
+    q, k, v = (t[f"attn.{name}"] for name in "qkv")
+    out = gated_attention(q, k, v, log_beta[None], scaling=q.shape[-1] ** -0.5, form="scale")
+    yield "gated attention", out.transpose(1, 2), t["attn.output"]
+
+
+def _policy(case: Case) -> Pairs:
+    t, h = case.tensors, case.hyper
+    loss, divergence = policy_loss(
+        t["log_probs"],
+        t["log_probs_old"],
+        t["log_probs_ref"],
+        t["advantages"],
+        clip=h["clip_eps"],
+        kl_weight=h["kl_weight"],
+    )
+    yield "policy loss", loss, t["loss"]
+    yield "divergence", divergence, t["kl_mean"]
+
+
+def _scorer(case: Case) -> Pairs:
+    """What the scorer reads and answers at every decision, in the file's order of entries."""
+    [plan] = plans(case)
+    method: Any = make(plan.method, plan.options)
+    found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+
+    def watch(step: int, views: list[LayerView]) -> None:
+        [view] = views
+        x = method.inputs(view)
+        theirs = case.tensors[f"aux.drop_score.{step}"]
+        order = view.positions.argsort(dim=-1)[..., : theirs.shape[-1]]
+        attention = x[..., 2 * view.keys.shape[-1] :]
+        ours = attention.gather(2, order[..., None].expand(-1, -1, -1, attention.shape[-1]))
+        found.append(("attention features", ours, case.tensors[f"aux.attn_info.{step}"]))
+        found.append(("drop score", drop_scores(view.weights, 0, x).gather(-1, order), theirs))
+
+    replay(case, plan, watch)
+    yield from found
+
+
+def _scorer_and_labels(case: Case) -> Pairs:
+    yield from _scorer(case)
+    t, h = case.tensors, case.hyper
+    interval, budget = h["window_size"], h["budget"]
+    first = (1 + budget // interval) * interval
+    attention = block_attention(t["q"][0], t["k"][0], interval, first, scaling=t["q"].shape[-1] ** -0.5)
+    golden = golden_evictions(attention, budget, interval)
+    yield "golden scores", golden.scores, t["golden_scores"]
+    slots = t["golden_drop_slots"].long().sort(dim=-1).values
+    yield "golden evictions", golden.dropped, golden.candidates.gather(-1, slots)
+    for margin in h["margin"]:
+        ours = ranking_loss(t["aux.drop_score.0"], golden.scores[0], margin)
+        yield f"ranking loss, margin {margin:g}", ours, t[f"rank_loss_margin{margin:g}"]
+
+
+def _retention_scores(case: Case) -> Pairs:
+    """The score of every entry, where the file has it."""
+    [plan] = plans(case)
+    method: Any = make(plan.method, plan.options)
+    found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+
+    def watch(step: int, views: list[LayerView]) -> None:
+        ours = [scores for view in views for scores in zip(view.positions[0].tolist(), method.score(view)[0].tolist())]
+        for (positions, scores), theirs in zip(ours, case.scores(step) or ()):
+            mine = dict(zip(positions, scores))
+            pair = [(mine.get(token, float("nan")), score) for token, score in theirs.items() if score < float("inf")]
+            found.append(("score", *torch.tensor(pair, dtype=torch.float64).T))
+
+    replay(case, plan, watch)
+    yield from found
+
+
+VALUES: dict[tuple[str, str], Callable[[Case], Pairs]] = {
+    ("foresightkv", "training_loop_topk"): _scorer_and_labels,
+    ("foresightkv", "eval_deterministic_topk"): _scorer,
+    ("foresightkv", "grpo"): _policy,
+    ("trimkv", "gate"): _gates,
+    ("trimkv", "local_alpha"): _retention_scores,
+    ("trimkv", "local_knorm_alpha"): _retention_scores,
+    ("trimkv", "global_alpha"): _retention_scores,
+    ("trimkv", "global_knorm_alpha"): _retention_scores,
+    ("trimkv", "global_layer_wise_alpha"): _retention_scores,
+}

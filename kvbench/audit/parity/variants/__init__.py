@@ -1,0 +1,28 @@
+"""Which kvbench method, options and budget stand for which variant of the reference code.
+
+One file for each family of variants turns a case's hyperparameters into plans; `VARIANTS` is the table, `REASONS` says
+why the others are not run. The prose of it is docs/parity.md.
+"""
+
+from __future__ import annotations
+
+from kvbench.audit.parity.cases import Case
+from kvbench.audit.parity.variants import decode, kvzip, learned, other, snapkv
+from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants
+
+__all__ = ["REASONS", "VARIANTS", "NotCoveredError", "Plan", "plans"]
+
+FAMILIES = (decode, kvzip, snapkv, other, learned)
+VARIANTS: Variants = {key: make for family in FAMILIES for key, make in family.VARIANTS.items()}
+REASONS: Reasons = {key: reason for family in FAMILIES for key, reason in family.REASONS.items()}
+
+
+def plans(case: Case) -> list[Plan]:
+    """Plans of a case. Raises NotCoveredError."""
+    if not case.has_decisions:
+        raise NotCoveredError("values without decisions")
+    make = VARIANTS.get((case.method, case.variant))
+    if make is None:
+        reason = REASONS.get((case.method, case.variant)) or f"no method for {case.method!r} yet"
+        raise NotCoveredError(reason)
+    return make(case)

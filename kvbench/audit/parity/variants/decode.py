@@ -1,0 +1,138 @@
+"""Methods that evict while decoding, and the simplest of those that evict a prompt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvbench.audit.parity.cases import Case
+from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants, kvpress_budget
+
+
+def _snapkv_rkv_repo(case: Case) -> list[Plan]:
+    h = case.hyper
+    return _reference_and_sorted(
+        "snapkv-decode", h, {"variant": "rkv", "window": h["window_size"], "kernel": h["kernel_size"]}
+    )
+
+
+def _rkv_rkv_repo(case: Case) -> list[Plan]:
+    h = case.hyper
+    spare = h.get("retain_direction", "last")
+    if spare not in ("last", "first"):
+        raise NotCoveredError(f"retain_direction {spare!r} is not an option of rkv")
+    options = {"window": h["window_size"], "kernel": h["kernel_size"], "lam": h["mix_lambda"], "spare": spare}
+    return _reference_and_sorted("rkv", h, options)[: 2 if spare == "last" else 1]  # "first" is slot 0 there, a defect
+
+
+def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[Plan]:
+    """The slot order of the R-KV code all the way, and our text order wherever that code starts from it too."""
+    budget = hyper["budget"]
+    return [
+        Plan(method=method, options={**options, "compat": "reference"}, budget=budget),
+        Plan(method=method, options=options, budget=budget, sorted_steps=True),
+    ]
+
+
+def _gkv_repo(case: Case) -> list[Plan]:
+    """The G-KV repository has one class whose switches make SnapKV, R-KV and "H2O" forms."""
+    h = case.hyper
+    memory, redundancy = h.get("enable_score_cache", False), h.get("suppressing_redundancy", False)
+    shift = h.get("attention_shift_indicator", False)
+    kernel = h.get("kernel_size", 5) if h.get("enable_pooling", False) else 1
+    if not (memory or redundancy or shift):
+        options = {"variant": "gkv", "window": h["window_size"], "kernel": kernel}
+        return [Plan(method="snapkv-decode", options=options, budget=h["budget"])]
+    options = {"window": h["window_size"], "kernel": kernel, "redundancy": redundancy}
+    if memory:
+        options |= {"form": h["smooth_method"], "alpha": h["alpha"], "norm": not h.get("disable_norm", False)}
+    else:
+        options |= {"form": "local", "norm": False}
+    if redundancy:
+        # Only the repository's PyTorch similarity has the slot-0 defect, its Triton kernel does not.
+        options |= {"lam": h["mix_lambda"], "compat": "none" if h.get("triton_similarity", True) else "reference"}
+    if shift:
+        options["gamma"] = h["gamma"]
+    states = {"memory": "score_cache"} if memory else {}
+    prompt_memory = h.get("init_from_prefill", False)
+    return [Plan(method="gkv", options=options, budget=h["budget"], states=states, prompt_memory=prompt_memory)]
+
+
+def _h2o_real_drop(case: Case) -> list[Plan]:
+    h = case.hyper
+    budget = h["hh_size"] + h["recent_size"]
+    options = {"recent": h["recent_size"]}
+    return [Plan(method="h2o", options=options, budget=budget, every_token=True, states={"acc": "hh_score"})]
+
+
+def _h2o_prefill(case: Case) -> list[Plan]:
+    h = case.hyper
+    group = case.tensors["q"].shape[1] // case.tensors["k"].shape[1]
+    options = {"recent": h["window_size"]}
+    if h.get("gqa_score_agg", "mean") == "max" and group > 1:
+        options |= {"reduce_g": "max", "group": group}
+    return [Plan(method="h2o", options=options, budget=h["max_capacity_prompt"])]
+
+
+def _streaming_call(case: Case) -> list[Plan]:
+    h = case.hyper
+    return _streaming(h["start_size"], h["start_size"] + h["recent_size"])
+
+
+def _streaming_evict_for_space(case: Case) -> list[Plan]:
+    h = case.hyper  # evicts before `num_coming` tokens arrive, so that start + recent will hold them
+    return _streaming(h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"])
+
+
+def _streaming_rkv_repo(case: Case) -> list[Plan]:
+    return _streaming(case.hyper["first_tokens"], case.hyper["budget"])
+
+
+def _streaming_prefill(case: Case) -> list[Plan]:
+    h = case.hyper  # everything but the window is a sink there
+    return _streaming(h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"])
+
+
+def _streaming_kvpress(case: Case) -> list[Plan]:
+    return _streaming(case.hyper["n_sink"], kvpress_budget(case))
+
+
+def _streaming(sinks: int, budget: int) -> list[Plan]:
+    return [Plan(method="streaming-llm", options={"sinks": sinks}, budget=budget)]
+
+
+def _knorm_kvpress(case: Case) -> list[Plan]:
+    return [Plan(method="knorm", budget=kvpress_budget(case))]
+
+
+def _tova_kvpress(case: Case) -> list[Plan]:
+    return [Plan(method="tova", options={"recent": 1}, budget=kvpress_budget(case))]
+
+
+VARIANTS: Variants = {
+    ("snapkv", "decode_rkv_repo"): _snapkv_rkv_repo,
+    ("snapkv", "snapkv_form"): _gkv_repo,
+    ("rkv", "r1kv"): _rkv_rkv_repo,
+    ("rkv", "rkv_form"): _gkv_repo,
+    ("gkv", "gkv_max"): _gkv_repo,
+    ("gkv", "gkv_mean"): _gkv_repo,
+    ("gkv", "gkv_sum"): _gkv_repo,
+    ("gkv", "gkv_max_red"): _gkv_repo,
+    ("gkv", "gkv_max_red_raw"): _gkv_repo,
+    ("gkv", "gkv_max_pool"): _gkv_repo,
+    ("gkv", "local_noscorecache"): _gkv_repo,
+    ("gkv", "attention_shift"): _gkv_repo,
+    ("h2o", "h2o_real_drop"): _h2o_real_drop,
+    ("h2o", "gkv_repo_sum_form"): _gkv_repo,
+    ("h2o", "kvcache_factory_prefill"): _h2o_prefill,
+    ("streamingllm", "official_call"): _streaming_call,
+    ("streamingllm", "official_evict_for_space"): _streaming_evict_for_space,
+    ("streamingllm", "decode_rkv_repo"): _streaming_rkv_repo,
+    ("streamingllm", "kvcache_factory_prefill"): _streaming_prefill,
+    ("streamingllm", "kvpress_prefill"): _streaming_kvpress,
+    ("knorm", "kvpress_prefill"): _knorm_kvpress,
+    ("tova", "kvpress_prefill"): _tova_kvpress,
+}
+
+REASONS: Reasons = {
+    ("h2o", "h2o_mask_simulation"): "a mask simulation: nothing is dropped, hidden tokens come back",
+}

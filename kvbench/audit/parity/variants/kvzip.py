@@ -1,0 +1,72 @@
+"""KVzip: the reference's scores of given reconstruction queries, and what they decide in its two modes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+from kvbench.audit.parity.cases import Case
+from kvbench.audit.parity.variants.plan import Plan, Reasons, Variants
+from kvbench.eviction.api import Probe
+from kvbench.lazy import torch
+
+
+def _kvzip_score(case: Case) -> list[Plan]:
+    """Steps are alternatives on one input: a ratio in "pair" mode for each, then the same in "uniform" mode."""
+    h = case.hyper
+    prefix, ratios = h["prefix_len"], h["ratios"]
+    made = []
+    for step, (level, ratio) in enumerate([("pair", r) for r in ratios] + [("head", r) for r in ratios]):
+        units = case.layers * case.heads
+        heads = units if level == "pair" else 1
+        budget = prefix + int((case.seen[step] - prefix) * heads * ratio) // heads
+        made.append(
+            Plan(
+                method="kvzip",
+                options={"chunk": h["chunk"], "sinks": prefix, "level": level},
+                budget=budget,
+                steps=(step,),
+                probes=_reconstructions,
+                kept=partial(_at_budget, entries=budget * units) if level == "pair" else Case.kept,
+            )
+        )
+    return made
+
+
+def _reconstructions(case: Case, layer: int) -> Iterator[dict[str, Any]]:
+    """The stored queries and keys of the pass that repeats each chunk; it runs behind the whole context."""
+    total, prefix, chunk = case.seen[0], case.hyper["prefix_len"], case.hyper["chunk"]
+    for index in range(case.hyper["n_chunks"]):
+        queries, keys = (case.tensors[f"rep_{name}.{index}.{layer}"] for name in "qk")
+        positions = torch.arange(total, total + queries.shape[1])[None]
+        start = prefix + index * chunk
+        yield {
+            "probe": Probe(tokens=(), span=(start, min(start + chunk, total))),
+            "queries": queries[None],
+            "query_positions": positions,
+            "probe_keys": keys[None],
+            "probe_positions": positions,
+        }
+
+
+def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
+    """What the reference keeps, with its next best entries until there are `entries` of all units, or less its worst.
+
+    It asks for a number of entries, takes the score of the last of them as threshold and keeps what lies above; the
+    number need not divide by the heads either.
+    """
+    kept, prefix = case.kept(step), case.hyper["prefix_len"]
+    scores = case.tensors[f"aux.score.{step}"]  # [units, tokens behind the prefix]
+    ranked = [divmod(i, scores.shape[1]) for i in scores.flatten().argsort(descending=True).tolist()]
+    while sum(map(len, kept)) < entries:
+        unit, token = next((u, t + prefix) for u, t in ranked if t + prefix not in kept[u])
+        kept[unit].add(token)
+    while sum(map(len, kept)) > entries:
+        unit, token = next((u, t + prefix) for u, t in reversed(ranked) if t + prefix in kept[u])
+        kept[unit].remove(token)
+    return kept
+
+
+VARIANTS: Variants = {("kvzip", "kvzip_score"): _kvzip_score}
+REASONS: Reasons = {}

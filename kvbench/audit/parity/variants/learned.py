@@ -1,0 +1,143 @@
+"""Methods with trained weights: ForesightKV on the random scorer of a case, TRIM-KV on given retentions."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from kvbench.audit.parity.cases import Case
+from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants
+from kvbench.lazy import torch
+
+
+def _foresightkv_training(case: Case) -> list[Plan]:
+    """The first `budget` tokens are a chunk of their own; then every `window_size` tokens bring an eviction."""
+    h = case.hyper
+    options = {"features": "released8", "recent": h["window_size"], "sampling": False}
+    return [
+        Plan(
+            method="foresightkv",
+            options=options,
+            budget=h["budget"],
+            prefix=h["budget"],
+            prompt_len=h["budget"],
+            weights=scorer(case),
+            scores=_drop_scores,
+            states={"cumulative": "cumsum", "decayed": "cumsum_decay"},
+            resume=_same_chunk,
+        )
+    ]
+
+
+def _foresightkv_evaluation(case: Case) -> list[Plan]:
+    """Queries begin to count when the budget is reached, with all that came before."""
+    h = case.hyper
+    options = {"features": "released8", "recent": h["length"], "sampling": False, "compat": "reference"}
+    lengths = [min(step["cache_len"]) for step in case.meta["steps"]]
+    first = next((seen for seen, held in zip(case.seen, lengths) if held >= h["budget"]), case.seen[-1])
+    return [
+        Plan(
+            method="foresightkv",
+            options=options,
+            budget=h["budget"],
+            prompt_len=first,
+            weights=scorer(case),
+            scores=_drop_scores,
+            states={"cumulative": "attn_acc", "decayed": "attn_acc_decay"},
+            resume=_same_chunk,
+        )
+    ]
+
+
+def scorer(case: Case) -> dict[str, torch.Tensor]:
+    """The weights of a case under the names that kvbench gives them, of one layer."""
+    w = {name: case.tensors[f"weights.{name}"][None] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")}
+    return {"w1": w["fc1_weight"], "b1": w["fc1_bias"], "w2": w["fc2_weight"][..., 0], "b2": w["fc2_bias"][..., 0]}
+
+
+def _same_chunk(evictions: int) -> dict[str, float]:
+    """As if the last eviction were accounted for: the file's sums are."""
+    return {"chunk": evictions + 1.0}
+
+
+def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
+    """Of the older entries; large ones are dropped."""
+    slots = [slots for layer in case.slots(step) for slots in layer]
+    scores = (-case.tensors[f"aux.drop_score.{step}"].double()).tolist()
+    return [dict(zip(tokens.tolist(), row)) for tokens, row in zip(slots, scores)]
+
+
+def _trimkv_local(case: Case) -> list[Plan]:
+    return [_trimkv(case, "trimkv", {"recent": case.hyper.get("sliding_window_size", 0)})]
+
+
+def _trimkv_global(case: Case) -> list[Plan]:
+    h = case.hyper
+    plan = _trimkv(case, "retention", {"level": "layer" if "layer_wise" in h["strategy"] else "model"})
+    floor = h.get("floor_budget_ratio", 0.0)
+    if not floor or plan.options["level"] == "layer":  # where layers are apart, the code leaves the floor out
+        return [plan]
+    plan.options["floor"] = floor
+    return [replace(plan, steps=tuple(range(len(case.seen))), kept=_floored, scores=_worths)]
+
+
+def _floored(case: Case, step: int) -> list[set[int]]:
+    """What the reference keeps under a floor, with its two slips made good.
+
+    It counts how many of the best entries are a head's, and takes the first entry of a head for one of the head before;
+    and it rounds both the floor and the rest down, which can leave entries of the budget to nobody.
+    """
+    h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
+    slots = [slots.tolist() for layer in case.slots(step) for slots in layer]
+    total, sure = len(kept) * h["memory_size"], int(h["memory_size"] * h["floor_budget_ratio"])
+    ranked = [sorted(own, key=lambda token: (own[token], token), reverse=True) for own in worths]
+    everyone = sorted(((worths[u][token], u, token) for u, own in enumerate(slots) for token in own), reverse=True)
+    best = {(u, token) for _, u, token in everyone[: int(total * (1 - h["floor_budget_ratio"]))]}
+    for unit in range(1, len(kept)):
+        if (unit, slots[unit][0]) in best:
+            kept[unit - 1].remove(min(kept[unit - 1], key=worths[unit - 1].__getitem__))
+            kept[unit].add(next(token for token in ranked[unit] if token not in kept[unit]))
+    while sum(map(len, kept)) < total:
+        # A head's next entry competes with the score that stands `sure` places above it.
+        open_ = [u for u in range(len(kept)) if len(kept[u]) < len(ranked[u])]
+        unit = max(open_, key=lambda u: worths[u][ranked[u][len(kept[u]) - sure]])
+        kept[unit].add(next(token for token in ranked[unit] if token not in kept[unit]))
+    return kept
+
+
+def _worths(case: Case, step: int) -> list[dict[int, float]]:
+    """The score of every entry, which the file lacks where there is a floor."""
+    seen, found = case.seen[step], []
+    for layer, units in enumerate(case.slots(step)):
+        for head, slots in enumerate(units):
+            worth = (seen + 1 - slots) * case.tensors["log_beta"].view(case.layers, case.heads, -1)[layer, head, slots]
+            if "knorm" in case.hyper["strategy"]:
+                worth = worth + case.tensors["k"][layer, head, slots].norm(dim=-1).log()
+            found.append(dict(zip(slots.tolist(), worth.tolist())))
+    return found
+
+
+def _trimkv(case: Case, method: str, options: dict[str, Any]) -> Plan:
+    h = case.hyper
+    if not all(all(case.kept(step)) for step in range(len(case.seen))):
+        raise NotCoveredError("a head is left without entries there; kvbench leaves every head one")
+    full, strict = h["memory_size"] + h["buffer_size"], "layer_wise" in h["strategy"]
+
+    def due(held: float, seen: int) -> bool:
+        return held > full if strict else held >= full
+
+    options |= {"age_offset": 1, "knorm": "knorm" in h["strategy"]}
+    given = {"log_beta": case.tensors["log_beta"].view(case.layers, case.heads, -1)}
+    return Plan(method=method, options=options, budget=h["memory_size"], due=due, given=given)
+
+
+VARIANTS: Variants = {
+    ("foresightkv", "training_loop_topk"): _foresightkv_training,
+    ("foresightkv", "eval_deterministic_topk"): _foresightkv_evaluation,
+    ("trimkv", "local_alpha"): _trimkv_local,
+    ("trimkv", "local_knorm_alpha"): _trimkv_local,
+    ("trimkv", "global_alpha"): _trimkv_global,
+    ("trimkv", "global_knorm_alpha"): _trimkv_global,
+    ("trimkv", "global_layer_wise_alpha"): _trimkv_global,
+}
+REASONS: Reasons = {}

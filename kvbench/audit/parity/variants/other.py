@@ -1,0 +1,109 @@
+"""Methods that share budgets over layers or heads, or need no attention: cake, morphkv, rpc, duo, keydiff, and expected
+attention.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvbench.audit.parity.cases import Case
+from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants, kvpress_budget
+from kvbench.eviction.rope import Rope
+from kvbench.lazy import torch
+
+
+def _cake(case: Case) -> list[Plan]:
+    h = case.hyper
+    if h["prefill"] <= h["cache_size"] + h["window_size"]:
+        raise NotCoveredError("the prompt stays whole in the reference, which leaves the layers without budgets")
+    options = {"window": h["window_size"], "tau1": h["tau1"], "tau2": h["tau2"], "gamma": h["gamma"]}
+    options |= {"rounding": "official", "decode": True, "compat": "reference"}
+    return [Plan(method="cake", options=options, budget=h["cache_size"], every_token=True)]
+
+
+def _morphkv(case: Case) -> list[Plan]:
+    h = case.hyper
+    llama = case.variant == "morphkv_llama"
+    fuse = h["morph_type"].removesuffix("_fused")
+    options: dict[str, Any] = {"window": h["window_size"], "fuse": fuse, "form": "llama" if llama else "mistral"}
+    if not llama:
+        options["voters"] = h["window_size"] - 1  # the newest query is stored among them, then left out
+    capacity, prompt = h["max_capacity"], h["prefill"]
+
+    def due(held: float, seen: int) -> bool:  # only while decoding, and then from `evict_after` on
+        return seen > prompt and held - 1 > capacity * h["evict_after"]
+
+    more: dict[str, Any] = {}
+    if llama and case.tensors["q"].shape[1] > case.heads:
+        first = max(prompt, int(capacity * h["evict_after"]) + 1) + 1
+        reason = (
+            "with grouped queries the Llama file prunes its stored logits by other selections than its keys, so from "
+            "the second eviction on they belong to other tokens"
+        )
+        if first not in case.seen:
+            raise NotCoveredError(f"{reason}; the first one, at token {first}, is not stored")
+        more = {"until": first, "rest": reason}
+    return [Plan(method="morphkv", options=options, budget=capacity + 1, every_token=True, due=due, **more)]
+
+
+def _rpc(case: Case) -> list[Plan]:
+    h = case.hyper
+    options = {
+        "form": "native",
+        "P": h["P"],
+        "R": h["R"],
+        "c": float(h["c"]),
+        "kernel": h["kernel_size"],
+        "pool": h["pooling"].removesuffix("pool"),
+        "aggregate": h["aggregation"],
+        "selectors": h["selectors"],
+        "compat": "reference",
+    }
+    return [Plan(method="rpc", options=options, budget=None, prompt_len=h["prompt_len"], scores=_rpc_scores)]
+
+
+def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
+    """Of the tokens between the prompt and the newest R; one row where all heads share it."""
+    h = case.hyper
+    rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)
+    tokens = [slots[h["prompt_len"] : -h["R"]].tolist() for layer in case.slots(step) for slots in layer]
+    return [dict(zip(t, row.tolist())) for t, row in zip(tokens, rows)]
+
+
+def _duo(case: Case) -> list[Plan]:
+    h = case.hyper
+    units = case.layers * case.heads
+    share = round(units * h["head_compression_ratio"]) / units  # kvpress rounds the number of heads
+    options = {"sinks": h["sink_size"], "recent": h["recent_size"], "sparsity": share}
+    return [Plan(method="duo", options=options, budget=None, weights={"alpha": case.tensors["head_scores"]})]
+
+
+def _keydiff(case: Case) -> list[Plan]:
+    return [Plan(method="keydiff", budget=kvpress_budget(case))]
+
+
+def _expected_attention(case: Case) -> list[Plan]:
+    h = case.hyper
+    options = {
+        "n_future": h["n_future_positions"],
+        "sinks": h["n_sink"],
+        "covariance": h["use_covariance"],
+        "vnorm": h["use_vnorm"],
+        "epsilon": h["epsilon"],
+    }
+    d = case.tensors["q"].shape[-1]
+    rope = Rope(1e4 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d))  # as the notes say: theta 10000, half-split
+    return [Plan(method="expected-attention", options=options, budget=kvpress_budget(case), rope=rope)]
+
+
+VARIANTS: Variants = {
+    ("cake", "cake_prefill_then_decode"): _cake,
+    ("morphkv", "morphkv_llama"): _morphkv,
+    ("morphkv", "morphkv_mistral"): _morphkv,
+    ("rpc", "rpc_all"): _rpc,
+    ("rpc", "rpc_group"): _rpc,
+    ("duo_attention", "kvpress_duo"): _duo,
+    ("keydiff", "kvpress_prefill"): _keydiff,
+    ("expected_attention", "kvpress_prefill"): _expected_attention,
+}
+REASONS: Reasons = {}

@@ -1,0 +1,50 @@
+"""How one parity case is run, and why one is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvbench.audit.parity.cases import Case
+from kvbench.eviction.rope import Rope
+from kvbench.lazy import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How to run one case. `states` maps method columns to the reference's states, for teacher forcing."""
+
+    method: str
+    options: dict[str, Any] = field(default_factory=dict)
+    budget: int | None
+    due: Callable[[float, int], bool] | None = None  # by entries held and tokens seen; None: as the method's trigger
+    until: int | None = None  # judge only steps that have seen at most this many tokens,
+    rest: str = ""  # and this is why
+    every_token: bool = False  # the reference is called after every token, the file stores only some of the calls
+    states: dict[str, str] = field(default_factory=dict)
+    prompt_memory: bool = False  # G-KV's memory starts with the attention that the prompt's own queries pay
+    sorted_steps: bool = False  # judge, teacher-forced, only the steps that start from slots in text order
+    prompt_len: int = 0  # 0: what the first step has seen
+    prefix: int = 0  # so many tokens arrive, and are observed, by themselves before the first step
+    given: Mapping[str, torch.Tensor] = field(default_factory=dict)  # columns that come with tokens, [L, H, T]
+    resume: Callable[[int], Mapping[str, float]] | None = None  # states after so many evictions, for teacher forcing
+    rope: Rope | None = None  # the file's queries are not rotated yet: this is how
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # as `Method.weights` would bring
+    steps: tuple[int, ...] = ()  # judge only these, each from the file's own slots; empty: all
+    probes: Callable[[Case, int], Iterable[dict[str, Any]]] | None = None  # fields of a layer's view, for each
+    kept: Callable[[Case, int], list[set[int]]] = Case.kept  # or what the reference would keep under an exact budget
+    scores: Callable[[Case, int], list[dict[int, float]] | None] = Case.scores  # where the file has them elsewhere
+
+
+class NotCoveredError(Exception):
+    """A case that is not run; the message is the reason."""
+
+
+Variants = dict[tuple[str, str], Callable[[Case], list[Plan]]]
+Reasons = dict[tuple[str, str], str]
+
+
+def kvpress_budget(case: Case) -> int:
+    """kvpress names the share to remove, and rounds in floating point."""
+    return max(1, int(case.seen[0] * (1 - case.hyper["compression_ratio"])))

@@ -1,0 +1,155 @@
+"""SnapKV's vote over a prompt, and the methods that spread its budget unevenly: PyramidKV, Ada-KV.
+
+Where the rounding of the released code adds up to more than the budget, kvbench takes the surplus back, as no run may
+exceed its budget. `_within` takes the same entries, the lowest-scored ones, from what the reference kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvbench.audit.parity.cases import Case
+from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants, kvpress_budget
+from kvbench.eviction.choose import make
+from kvbench.eviction.terms.shares import split_exactly
+from kvbench.lazy import torch
+
+POOLING = {"avgpool": "avg", "maxpool": "max"}
+
+
+def _options(case: Case, reduce_g: str) -> dict[str, Any]:
+    h = case.hyper
+    pool = POOLING.get(h.get("pooling", "avgpool"))  # kvpress names none and takes averages
+    if pool is None:
+        raise NotCoveredError(f"pooling {h['pooling']!r} is not an option of snapkv")
+    if reduce_g not in ("mean", "max"):
+        raise NotCoveredError(f"reduction {reduce_g!r} over the group is not an option of snapkv")
+    if h["kernel_size"] % 2 == 0:
+        raise NotCoveredError("an even pooling width shifts the scores against their entries")
+    heads = "query" if case.meta["units"].get("of", "").startswith("query_head") else "kv"
+    return {"window": h["window_size"], "kernel": h["kernel_size"], "pool": pool, "reduce_g": reduce_g, "heads": heads}
+
+
+def _snapkv_kvpress(case: Case) -> list[Plan]:
+    """Pooling before the mean over the group: with averages the order does not matter."""
+    return [Plan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
+
+
+def _snapkv_prefill(case: Case) -> list[Plan]:
+    """The official code, one set for every query head, and KVCache-Factory, one for every KV head."""
+    h = case.hyper
+    options = _options(case, h.get("gqa_score_agg", "mean"))
+    return [Plan(method="snapkv", options=options, budget=h["max_capacity_prompt"])]
+
+
+def _pyramidkv_kvpress(case: Case) -> list[Plan]:
+    """kvpress shares out a real number of entries; the layers are cut to what the whole ones give."""
+    options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
+    budget = _kvpress_budget(case)
+    asked = case.seen[0] * (1 - case.hyper["compression_ratio"])
+    sizes = None
+    if abs(asked - budget) > 1e-6:
+        method: Any = make("pyramidkv", options)
+        sizes = method.layer_sizes(budget, case.seen[0], case.layers)
+        if len(set(sizes)) == 1 and len({len(unit) for unit in case.kept(0)}) > 1:
+            raise NotCoveredError(f"a pyramid for {asked:g} entries a layer, but uniform for a whole number of them")
+    return [_bounded(case, "pyramidkv", options, budget, sizes)]
+
+
+def _pyramidkv_official(case: Case) -> list[Plan]:
+    h = case.hyper
+    options = _options(case, h.get("gqa_score_agg", "mean")) | {"beta": h["beta"], "rounding": "official"}
+    return [_bounded(case, "pyramidkv", options, h["max_capacity_prompt"])]
+
+
+def _adakv_kvpress(case: Case) -> list[Plan]:
+    options = {
+        "base": _label(_options(case, "mean")),
+        "floor_alpha": case.hyper["alpha_safeguard"],
+        "floor": "guarantee",
+        "normalize": False,
+    }
+    return [Plan(method="ada-kv", options=options, budget=_kvpress_budget(case))]
+
+
+def _adakv_official(case: Case) -> list[Plan]:
+    h = case.hyper
+    inner = _options(case, h.get("gqa_func", "mean"))
+    if h.get("pyram_mode"):
+        raise NotCoveredError("the pyramid needs the case's other layers")
+    if h.get("layer_idx", 0) < (h.get("skip") or 0):  # the first layers are SnapKV's
+        return [Plan(method="snapkv", options=inner, budget=h["base_capacity"])]
+    options = {
+        "base": _label(inner),
+        "floor_alpha": h["floor_alpha"],
+        "normalize": bool(h.get("normalize")),
+        "rounding": "official",
+    }
+    return [_bounded(case, "ada-kv", options, h["base_capacity"])]
+
+
+def _label(options: dict[str, Any]) -> str:
+    return f"snapkv({', '.join(f'{name}={value}' for name, value in options.items())})"
+
+
+def _kvpress_budget(case: Case) -> int:
+    budget = kvpress_budget(case)
+    if budget < case.hyper["window_size"]:
+        raise NotCoveredError("kvpress keeps an arbitrary part of the window: all of it has one score")
+    return budget
+
+
+def _bounded(case: Case, method: str, options: dict[str, Any], budget: int, sizes: Sequence[int] | None = None) -> Plan:
+    window = case.hyper["window_size"]
+
+    def kept(case: Case, step: int) -> list[set[int]]:
+        return _within(case, step, budget, window, sizes)
+
+    return Plan(method=method, options=options, budget=budget, kept=kept)
+
+
+def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
+    """What the reference kept; where that is more than the budget, less by as much, taken evenly from all units.
+
+    Layers are cut alike in all their heads. `sizes` says instead how many entries each layer's heads may have.
+    """
+    kept, scores = case.kept(step), case.scores(step)
+    if scores is None:
+        return kept
+    held = [len(unit) for unit in kept]
+    if sizes is not None:
+        cut = [min(size, now) for size, now in zip(_per_head(case, sizes), held)]
+    elif sum(held) <= budget * len(held):
+        return kept
+    elif case.layers > 1:
+        cut = _per_head(case, _reduced(held[:: case.heads], budget, window))
+    else:
+        cut = _reduced(held, budget, window)
+    newest = set(range(case.seen[step] - window, case.seen[step]))
+    for unit, size, score in zip(kept, cut, scores):
+        ranked = sorted((score[token], token) for token in unit - newest)
+        unit.difference_update(token for _, token in ranked[: len(unit) - size])
+    return kept
+
+
+def _reduced(sizes: Sequence[int], mean: int, low: int) -> list[int]:
+    row = torch.tensor([sizes], dtype=torch.float64)
+    reduced: list[int] = split_exactly(row, mean * len(sizes), low, row.long())[0].tolist()
+    return reduced
+
+
+def _per_head(case: Case, sizes: Sequence[int]) -> list[int]:
+    return [size for size in sizes for _ in range(case.heads)]
+
+
+VARIANTS: Variants = {
+    ("snapkv", "official_prefill"): _snapkv_prefill,
+    ("snapkv", "kvcache_factory_prefill"): _snapkv_prefill,
+    ("snapkv", "kvpress_prefill"): _snapkv_kvpress,
+    ("pyramidkv", "official_prefill"): _pyramidkv_official,
+    ("pyramidkv", "kvpress_prefill"): _pyramidkv_kvpress,
+    ("adakv", "official_prefill"): _adakv_official,
+    ("adakv", "kvpress_prefill"): _adakv_kvpress,
+}
+REASONS: Reasons = {}

@@ -1,0 +1,181 @@
+"""The command line: parses, calls, prints. Each command is a file in `kvbench.cli.commands`.
+
+Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the surroundings; 4 rows missing or failed; 5 a regression; 6 the
+run is in use; 129, 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds
+the traceback. Nothing here or in a command's checks imports torch.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from kvbench import __version__
+from kvbench.cli.index import COMMANDS, load
+from kvbench.console import faults, signals, streams, terminal
+from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError
+from kvbench.errors import show as quoted
+
+EPILOG = """Start here:
+  kvbench run --suite demo
+  kvbench list methods
+  kvbench run --method full,gkv --budget 48 --interval 32 --task walk
+"""
+LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that take several values with commas
+
+
+class _Group(TyperGroup):
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """An unknown command gets our own message with near names."""
+        if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
+            from kvbench.registry import did_you_mean
+
+            known = self.list_commands(ctx)
+            raise UserError(
+                f"no command {quoted(args[0])}.{did_you_mean(args[0], known) or ' There are ' + ', '.join(known) + '.'}"
+            )
+        return super().resolve_command(ctx, args)
+
+
+class _Commands(_Group):
+    """All commands. Help and shell completion get names and one line each; a module is imported to run its command."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        entry = COMMANDS.get(cmd_name)
+        return entry and TyperCommand(name=cmd_name, help=entry.about, rich_markup_mode="rich")
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        name, _, rest = super().resolve_command(ctx, args)
+        return name, load(name, _Group), rest
+
+
+app = typer.Typer(
+    cls=_Commands,
+    name="kvbench",
+    help="Compare KV-cache eviction methods: quality, speed and memory at equal physical budgets.",
+    epilog=EPILOG,
+    invoke_without_command=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.", metavar="")] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks; may stand anywhere.", metavar="")] = False,
+) -> None:
+    if version:
+        print(f"kvbench {__version__}")
+        raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line and return its exit code."""
+    terminal.prepare()
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    with signals.handled():
+        try:
+            code = _run([a for a in given if a != "--debug"])
+            sys.stdout.flush()
+            return code
+        except BrokenPipeError:  # stdout was closed, as with `| head`: no reader is left to be told
+            streams.discard_output()
+            return 0
+        except BaseException as error:
+            if isinstance(error, (SystemExit, GeneratorExit)):
+                raise
+            if debug:
+                traceback.print_exc()
+            return _end(_expected(error, given, debug))
+
+
+def _run(arguments: list[str]) -> int:
+    try:
+        code = app(arguments, prog_name="kvbench", standalone_mode=False)
+    except SystemExit as leaving:  # typer turns a closed pipe into this
+        if isinstance(leaving.__context__, BrokenPipeError):
+            raise leaving.__context__ from None
+        raise
+    return code if isinstance(code, int) else 0
+
+
+def _end(error: KVBenchError) -> int:
+    """Print the error; what was printed before it comes first."""
+    try:
+        sys.stdout.flush()
+    except (BrokenPipeError, streams.Unprintable):
+        streams.discard_output()
+    if isinstance(error, Interrupted):
+        signals.say(error, terminal.fail)
+    else:
+        terminal.fail(error)
+    return error.exit_code
+
+
+def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenchError:
+    """Any failure as one that the user is told in one line."""
+    if isinstance(error, KVBenchError):
+        return error
+    if isinstance(error, typer.TyperException):
+        return _usage(error, given)
+    if isinstance(error, signals.Signalled):
+        return error.told()
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        return Interrupted(signals.AGAIN, 130)
+    kind = f"{type(error).__name__}: {faults.words(error)}" if str(error) else type(error).__name__
+    if faults.out_of_memory(error):
+        return SetupError(f"out of memory ({faults.first_line(error)}). Use smaller sizes, or a larger machine.")
+    if faults.device_failed(error):
+        return SetupError(f"the device failed ({faults.first_line(error)}).")
+    if isinstance(error, OSError):
+        return _system(error)
+    hint = "" if debug else " --debug shows where."
+    return KVBenchError(f"internal error, please report it: {kind}.{hint}")
+
+
+def _system(error: OSError) -> SetupError:
+    """Error for a failed system call that no check covers, such as a file name that is too long."""
+    where = f" {quoted(error.filename)}" if error.filename else ""
+    return SetupError(f"the system refuses{where}: {(error.strerror or faults.words(error)).lower()}.")
+
+
+def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
+    """A parser's error in our words."""
+    option = getattr(error, "option_name", None)
+    if option and "such option" in str(error):
+        from kvbench.registry import did_you_mean
+
+        known = [name for p in error.ctx.command.params for name in (*p.opts, *p.secondary_opts)]
+        return UserError(f"no option {quoted(option)}.{did_you_mean(option, known)}")
+    message = str(error.format_message()).strip()
+    if "unexpected extra argument" in message and (meant := _with_commas(given)):
+        return UserError(f"{message[:1].lower() + message[1:].rstrip('.')}. Did you mean {meant}?")
+    return UserError((message[:1].lower() + message[1:]).rstrip(".") + ".")
+
+
+def _with_commas(given: Sequence[str]) -> str:
+    """``--budget 48,64`` where ``--budget 48 64`` was typed."""
+    for place, option in enumerate(given):
+        values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
+        if option in LISTS and len(values) > 1:
+            return f"{option} {quoted(','.join(values))[1:-1]}"
+    return ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

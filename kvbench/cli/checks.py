@@ -1,0 +1,124 @@
+"""What the parts of a run mean together, as far as it can be known without weights: fast, and without torch.
+
+    check(config, model, problems, duplicates=False)
+
+Budgets against methods and the model's context, samples against temperature, limits against task sizes, templates.
+What needs a tokenizer or a device is checked by the engine before the first token.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kvbench.config.run_config import RunConfig
+from kvbench.console.problems import Problems
+from kvbench.errors import SetupError, UserError, show
+from kvbench.eviction import choose
+from kvbench.eviction.api import Method
+from kvbench.eviction.budget import Budget
+from kvbench.eviction.options import check_budget
+from kvbench.runner.workload import load_task
+from kvbench.sources.models import ModelInfo
+from kvbench.task import GenSpec, Task
+from kvbench.taskkit.names import LM_EVAL
+
+
+def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, duplicates: bool = False) -> None:
+    """Every problem goes to `problems`. Without a `model` less is checked; `duplicates` allows equal samples."""
+    context = model.context if model else None
+    with problems.collect():
+        if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
+            asked = f"--max-new-tokens {config.max_new_tokens}"
+            raise UserError(f"prompt + {asked} is above the model's context of {context} tokens.")
+    _check_budgets(config, context, (model and model.group) or 1, problems)
+    with problems.collect():
+        _check_data(config, problems)
+    for name in config.tasks:
+        with problems.collect():
+            _check_task(config, load_task(name, config.task_file), model, problems, duplicates)
+
+
+def refuse_key(key: str | None) -> None:
+    """Raises UserError when a key stands on the command line."""
+    if key is not None:
+        from kvbench.scoring.judge.settings import NO_ARGV
+
+        raise UserError(NO_ARGV)
+
+
+def refuse_oracle(name: str, method: Method) -> None:
+    """Raises UserError for a method that knows the future, alone or as one of two."""
+    if method.during("prefill").oracle or method.during("decode").oracle:
+        raise UserError(
+            f"method {show(name)} is an oracle: it knows the future of a finished sequence. "
+            f"Use 'kvbench replay --method {name}'."
+        )
+
+
+def _check_budgets(config: RunConfig, context: int | None, group: int, problems: Problems) -> None:
+    for size in config.budgets:
+        with problems.collect():
+            if context is not None and isinstance(size, int) and size > context:
+                raise UserError(f"--budget {size} is above the model's context of {context} tokens.")
+    for grid in config.grids:
+        for method in grid.methods:
+            with problems.collect():
+                made = choose.make(method.name, dict(method.options))
+                refuse_oracle(method.name, made)
+                sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
+                for given in sizes if made.takes_budget or len(grid.methods) == 1 else (None,):
+                    check_budget(method.name, made, given)
+                    if made.per_query_head and isinstance(given, int) and given // group < made.min_budget():
+                        least = f"{made.min_budget() * group} ({made.min_budget()} in each of {group} query heads)"
+                        raise UserError(
+                            f"method {show(method.label)} shares the budget of a KV head among the caches of its query "
+                            f"heads, so --budget must be at least {least}; got {given}."
+                        )
+
+
+def _check_data(config: RunConfig, problems: Problems) -> None:
+    """--data must be there; a file is for tasks that read data, a folder for any tasks of which one does."""
+    if config.data is None:
+        return
+    data = Path(config.data).expanduser()
+    if not os.path.exists(data):
+        raise SetupError(f"--data {show(config.data)} does not exist.")
+    idle = [n for n in config.tasks if not n.startswith(LM_EVAL) and not load_task(n, config.task_file).manifest]
+    if len(idle) == len(config.tasks) or (idle and not data.is_dir()):
+        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
+        these = f"{', '.join(map(show, idle[:3]))}{more}"
+        reads = f"task {these} reads" if len(idle) == 1 else f"tasks {these} read"
+        problems.warn(f"{reads} no data; --data {show(config.data)} has no effect there.")
+
+
+def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems: Problems, duplicates: bool) -> None:
+    spec = task.gen(model.model_type if model else "")
+    limit, size = config.limit_for(task.name), task.size()
+    if limit is not None and size is not None and limit > size:
+        problems.warn(f"task {show(task.name)} has {size} items; --limit {limit} has no effect.")
+    with problems.collect():
+        samples = config.samples or spec.n
+        temperature = spec.temperature if config.temperature is None else config.temperature
+        if samples > 1 and temperature == 0 and not duplicates:
+            copies = f"{samples} samples at temperature 0 are {samples} copies of one answer"
+            raise UserError(f"{copies}. Use --samples 1 or a temperature above 0.")
+    with problems.collect():
+        if "judge" in task.needs:
+            from kvbench.scoring import judge
+
+            judge.check(config.services())
+    with problems.collect():
+        if config.prompt_style is not None and config.prompt_style not in task.prompt_styles:
+            styles = ", ".join(task.prompt_styles)
+            raise UserError(f"task {show(task.name)} has no prompt style {show(config.prompt_style)}; it has {styles}.")
+        _check_template(config, task, spec, model)
+
+
+def _check_template(config: RunConfig, task: Task, spec: GenSpec, model: ModelInfo | None) -> None:
+    from kvbench.taskkit.prompts import uses_chat
+
+    chat = uses_chat(spec.chat, config.prompt_style or task.prompt_styles[0], no_chat_template=config.no_chat_template)
+    if chat and config.chat_template is None and model is not None and model.has_chat_template is False:
+        needs = f"the tokenizer of {show(model.name)} has no chat template and task {show(task.name)} needs one"
+        raise UserError(f"{needs}. Pass --chat-template FILE or --no-chat-template.")

@@ -1,0 +1,137 @@
+"""``kvbench audit --sandbox DIR``: hostile programs in every tier of the sandbox that works here."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench.console import terminal
+from kvbench.console.progress import Progress
+from kvbench.errors import SetupError
+from kvbench.scoring.sandbox import Report, findings
+
+
+def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
+    """Run the corpus in `folder`; as root also as an ordinary user.
+
+    Returns:
+        The exit code: 0 when no attack succeeds and at least one tier works, 1 otherwise.
+    """
+    from kvbench.audit.attacks.corpus import audit, read_corpus
+    from kvbench.audit.attacks.grader import BY_NAME
+    from kvbench.audit.attacks.throughput import measure
+
+    corpus, reports = read_corpus(folder), findings()
+    good = [report for report in reports if not report.problems]
+    if not good:
+        raise SetupError("no sandbox works here: " + "; ".join(f"{r.tier}: {r.problems[0]}" for r in reports) + ".")
+    root = os.geteuid() == 0
+    progress = _Attacks(quiet=quiet)
+    progress.begin(len(corpus) * len(good) * (1 + root), 0)
+    rows, missing = [], ""
+    try:
+        for row in audit(corpus, reports):
+            rows.append(row)
+            progress.next(row)
+        if root:
+            try:
+                for row in _as_ordinary_user(corpus):
+                    rows.append(row)
+                    progress.next(row)
+            except OSError as error:
+                missing = str(error)
+    finally:
+        progress.end()
+    speeds = [measure(BY_NAME[report.tier]()) for report in good] if throughput else []
+    succeeded = [row for row in rows if row["successes"]]
+    document = {
+        "folder": str(folder),
+        "tiers": [{"tier": r.tier, "works": not r.problems, "problems": list(r.problems)} for r in reports],
+        "attacks": rows,
+        "succeeded": len(succeeded),
+        "unexpected_statuses": sum(not row["status_as_expected"] for row in rows),
+        "not_checked": [missing] if missing else [],
+        "throughput": speeds,
+    }
+    if as_json:
+        terminal.data(document)
+    else:
+        _show(document, reports)
+    return 1 if succeeded else 0
+
+
+class _Attacks(Progress):
+    """An attack instead of a row."""
+
+    def next(self, row: Mapping[str, Any]) -> None:
+        self.update(self._done + 1, tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
+        self.cell(f"{row['attack']} {row['tier']} as {row['user']}")
+
+    def line(self) -> str:
+        parts = [f"{self._done}/{self._total} attacks", self._cell, self._left()]
+        return "  ".join(part for part in parts if part)
+
+
+def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """The rows of a process of another user. Raises OSError with a reason when there can be none."""
+    with tempfile.TemporaryDirectory(prefix="kvbench-ordinary-") as folder, tempfile.TemporaryFile() as errors:
+        os.chmod(folder, 0o755)
+        command = [sys.executable, "-P", "-m", "kvbench.audit.attacks.ordinary", folder, "kvbench.audit.attacks.corpus"]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, cwd="/"
+        ) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.write(json.dumps(dict(corpus)).encode())
+                process.stdin.close()
+            count = 0
+            for line in process.stdout:
+                count += 1
+                yield json.loads(line)
+            code = process.wait()
+        if code or not count:
+            errors.seek(0)
+            said = errors.read().decode(errors="replace").strip().splitlines()
+            raise OSError(f"as an ordinary user nothing could be run: {said[-1] if said else 'no tier works there'}")
+
+
+def _show(document: Mapping[str, Any], reports: list[Report]) -> None:
+    console = terminal.console()
+    places = list(dict.fromkeys((row["tier"], row["user"]) for row in document["attacks"]))
+    names = [f"{tier}, {'root' if user == 0 else f'uid {user}'}" for tier, user in places]
+    table = terminal.grid("attack", "class", *names)
+    found: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = {}
+    for row in document["attacks"]:
+        found.setdefault(row["attack"], {})[row["tier"], row["user"]] = row
+    for attack, rows in found.items():
+        cells = [_cell(rows[place]) if place in rows else "-" for place in places]
+        table.add_row(terminal.clean(attack), terminal.clean(next(iter(rows.values()))["class"]), *cells)
+    console.print(table)
+    for report in reports:
+        if report.problems:
+            print(f"{report.tier} does not work here: {terminal.clean(report.problems[0])}.")
+    for reason in document["not_checked"]:
+        terminal.warning(terminal.clean(reason))
+    for speed in document["throughput"]:
+        print(
+            "{tier}: {programs} programs with one test in {programs_seconds} s by {workers} workers, "
+            "one program with {tests} tests in {tests_seconds} s.".format(**speed)
+        )
+    print(
+        f"{document['succeeded']} of {len(document['attacks'])} attacks succeeded; "
+        f"{document['unexpected_statuses']} ended with another status than their header says."
+    )
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    if row["successes"]:
+        return "SUCCEEDED: " + ", ".join(map(terminal.clean, row["successes"]))
+    return "blocked" if row["status_as_expected"] else f"blocked ({terminal.clean(row['status'])})"

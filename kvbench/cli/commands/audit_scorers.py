@@ -1,0 +1,80 @@
+"""``kvbench audit --scorers DIR``: scorers against recorded results of the official ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.console import terminal
+from kvbench.console.progress import Progress
+from kvbench.errors import show
+
+if TYPE_CHECKING:
+    from kvbench.audit.scorers import Row
+
+SHOWN = 3  # differences of a file
+
+
+def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
+    """Compare every golden file of a folder, print a table or one JSON document.
+
+    Returns:
+        The exit code: 0 when every value of every row is equal, 1 otherwise.
+    """
+    from kvbench.audit import scorers
+
+    goldens = scorers.read_goldens(folder)
+    progress = _Rows(quiet=quiet)
+    progress.begin(sum(map(len, goldens.values())), 0)
+    rows = []
+    try:
+        for row in scorers.audit(goldens):
+            rows.append(row)
+            progress.cell(row.file)
+            progress.update(len(rows), tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
+    finally:
+        progress.end()
+    files = [_file(name, [row for row in rows if row.file == name]) for name in goldens]
+    equal = bool(rows) and all(row.equal for row in rows)
+    if as_json:
+        document = {"folder": str(folder), "equal": equal, "files": files}
+        terminal.data(document | {"rows": [asdict(row) | {"equal": row.equal} for row in rows]})
+    else:
+        _print(files, rows, equal)
+    return 0 if equal else 1
+
+
+class _Rows(Progress):
+    def line(self) -> str:
+        return "  ".join(part for part in (f"{self._done}/{self._total} rows", self._cell, self._left()) if part)
+
+
+def _file(name: str, rows: Sequence[Row]) -> dict[str, Any]:
+    return {"file": name, "rows": len(rows), "equal": sum(row.equal for row in rows)}
+
+
+def _print(files: Sequence[dict[str, Any]], rows: Sequence[Row], equal: bool) -> None:
+    table = terminal.grid("file", "rows", "equal", "", right=("rows", "equal"))
+    for file in files:
+        table.add_row(
+            file["file"], str(file["rows"]), str(file["equal"]), "ok" if file["equal"] == file["rows"] else "DIFFERS"
+        )
+    terminal.console().print(table)
+    for file in files:
+        wrong = [row for row in rows if row.file == file["file"] and not row.equal]
+        for row in wrong[:SHOWN]:
+            print(terminal.clean(f"{row.id} ({row.note}): {_what(row)}"))
+        if len(wrong) > SHOWN:
+            print(f"... and {len(wrong) - SHOWN} more of {file['file']}")
+    verdict = "all equal" if equal else "SCORERS DIFFER" if rows else "nothing was compared"
+    print(f"{sum(row.equal for row in rows)} of {len(rows)} rows in {len(files)} files: {verdict}.")
+
+
+def _what(row: Row) -> str:
+    if row.error:
+        return row.error
+    return "; ".join(
+        f"{name} is {show(row.found[name])}, expected {show(row.expected[name])}" for name in row.differences
+    )

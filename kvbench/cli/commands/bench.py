@@ -1,0 +1,107 @@
+"""``kvbench bench``: decoding speed under eviction beside a baseline; `kvbench.runner.bench` measures."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from kvbench.cli import options
+from kvbench.cli.checks import refuse_oracle
+from kvbench.config.parsers import choice, parse, split, whole
+from kvbench.config.plugins import load_plugins
+from kvbench.config.run_config import DTYPES
+from kvbench.console import terminal
+from kvbench.console.problems import Problems
+from kvbench.eviction import choose
+from kvbench.eviction.options import check_budget
+
+EPILOG = """Examples:
+  kvbench bench
+  kvbench bench --method gkv --sequences 1,8,32 --new-tokens 512 --json
+  kvbench bench --shape B --dtype bfloat16 --baseline none
+"""
+
+
+def bench(
+    method: Annotated[str, typer.Option("--method", metavar="NAME", help="Eviction method.")] = "tova",
+    baseline: Annotated[str, typer.Option("--baseline", metavar="NAME", help="transformers or none.")] = "transformers",
+    sequences: Annotated[str, typer.Option("--sequences", metavar="N,N", help="Decoded side by side.")] = "1,8,32",
+    new_tokens: Annotated[str, typer.Option("--new-tokens", metavar="N", help="Tokens of each sequence.")] = "1024",
+    budget: Annotated[str, typer.Option("--budget", metavar="N", help="KV entries per layer and head.")] = "128",
+    interval: Annotated[str, typer.Option("--interval", metavar="N", help="Tokens between evictions.")] = "32",
+    shape: Annotated[str, typer.Option("--shape", metavar="NAME", help="Model: A, B (small) or qwen3-4b.")] = "A",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
+    dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
+    threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
+    plugin: options.Plugins = None,
+    repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Timed rounds; medians are shown.")] = "5",
+    json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
+) -> None:
+    """Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit."""
+    load_plugins(plugin or [])
+    setting = _setting(
+        numbers={
+            "new-tokens": new_tokens,
+            "budget": budget,
+            "interval": interval,
+            "threads": threads,
+            "repeats": repeats,
+        },
+        sequences=sequences,
+        method=method,
+        names={"dtype": dtype, "baseline": baseline, "shape": shape, "device": device},
+    )
+
+    from kvbench.runner.bench import Setting, as_json
+    from kvbench.runner.bench import bench as measure
+
+    say = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else (lambda text: None)
+    made = Setting(**setting)
+    results = measure(made, say)
+    _print(results, made.method)
+    if json:
+        terminal.data(as_json(made, results))
+
+
+def _setting(numbers: dict[str, str], sequences: str, method: str, names: dict[str, str]) -> dict[str, Any]:
+    problems = Problems()
+    found: dict[str, Any] = {"shape": names["shape"], "device": names["device"]}
+    for name, raw in numbers.items():
+        with problems.collect():
+            found[name.replace("-", "_")] = parse(f"--{name}", whole(1), raw)
+    with problems.collect():
+        members = split("--sequences", sequences, "Example: --sequences 1,8.")
+        found["sequences"] = tuple(parse("--sequences", whole(1), member) for member in members)
+    with problems.collect():
+        found["dtype"] = parse("--dtype", choice(*DTYPES), names["dtype"])
+    with problems.collect():
+        found["baseline"] = parse("--baseline", choice("transformers", "none"), names["baseline"])
+    with problems.collect():
+        found["method"] = choose.canonical(method)
+        made = choose.make(method, {})
+        refuse_oracle(found["method"], made)
+        if made.takes_budget and "budget" in found:
+            check_budget(found["method"], made, found["budget"])
+    problems.stop()
+    return found
+
+
+def _print(results: list[Any], method: str) -> None:
+    numbers = ("sequences", "process", f"{method} tok/s", "baseline tok/s", "ratio", "evicting", "of the limit")
+    table = terminal.grid(*numbers, right=numbers)
+    for r in results:
+        shares = f"{r.evict_share:.1%}", f"{r.roofline_share:.0%}"
+        for name, state in (("fresh", r.fresh), ("warm", r.warm)):
+            low, high = state.kvbench_spread
+            baseline = "-" if state.baseline is None else f"{state.baseline:,.0f}"
+            ratio = "-" if state.ratio is None else f"{state.ratio:.2f}x"
+            speed = f"{state.kvbench:,.0f} ({low:,.0f} to {high:,.0f})"
+            first = name == "fresh"
+            table.add_row(
+                str(r.sequences) if first else "", name, speed, baseline, ratio, *(shares if first else ("", ""))
+            )
+    terminal.console().print(table)
+    print("Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.")
+    print("fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.")

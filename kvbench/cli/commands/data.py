@@ -1,0 +1,281 @@
+"""``kvbench data fetch|check|path``: task data on this machine, and for a machine without a network."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvbench import registry
+from kvbench.cli import options
+from kvbench.config.parsers import split
+from kvbench.config.plugins import load_plugins
+from kvbench.console import signals, terminal
+from kvbench.console.problems import Problems
+from kvbench.console.progress import Progress, size
+from kvbench.errors import SetupError, UserError, show
+from kvbench.sources.data import Data
+from kvbench.sources.data.export import fetch as fetch_data
+from kvbench.task import Manifest
+from kvbench.taskkit.names import LM_EVAL, expand, get_task
+
+FETCH = """Examples:
+  kvbench data fetch gsm8k math500
+  kvbench data fetch gpqa_diamond --out /media/stick/data
+  KVBENCH_DATA=/media/stick/data kvbench run --method full --task gpqa_diamond
+"""
+CHECK = """Examples:
+  kvbench data check
+  kvbench data check gsm8k mt_bench
+  kvbench data check --data /media/stick/data --json
+"""
+PATH = """Examples:
+  kvbench data path mt_bench
+  kvbench data path gsm8k --data /media/stick/data
+"""
+CONTINUES = "tasks fetched; the same command goes on where it was cut off."
+FINE = ("ok", "generated", "by lm-eval")  # states that need nothing
+
+app = typer.Typer(help="Task data: fetch them, check what is here, show where.", invoke_without_command=True)
+
+Tasks = Annotated[list[str], typer.Argument(metavar="TASK...", help="Tasks, groups or patterns.", show_default=False)]
+AnyTasks = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[TASK...]", help="Tasks, groups or patterns. Default: all.", show_default=False),
+]
+Folder = Annotated[
+    str | None,
+    typer.Option("--data", metavar="DIR", help="Look here. Default: KVBENCH_DATA, bundled, hub.", show_default=False),
+]
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--data-revision",
+        metavar="REV",
+        help="Commit or branch of the hub's data sets, in place of the pinned one.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.", metavar="")]
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("fetch", epilog=FETCH)
+def fetch(
+    tasks: Tasks,
+    out: Annotated[
+        str | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            help="Folder to put them into. Default: KVBENCH_DATA, else data.",
+            show_default=False,
+        ),
+    ] = None,
+    data_revision: Revision = None,
+    plugin: options.Plugins = None,
+    json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
+
+    What is there and right is left alone, so that the same command goes on where it was cut off.
+    """
+    load_plugins(plugin or [])
+    folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {show(folder)} is a file; give a folder.")
+    problems, done = Problems(), list[dict[str, Any]]()
+    progress = _Bytes(quiet=quiet)
+    named = _manifests(tasks, problems)
+    for name in named:
+        with problems.collect():
+            if name.startswith(LM_EVAL):
+                raise UserError(
+                    f"lm-eval downloads the data of {show(name)} itself. Run the task once where there is a network "
+                    "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with "
+                    f"lm_eval/{show(name.removeprefix(LM_EVAL))[1:-1]}.jsonl (--data or KVBENCH_DATA)."
+                )
+    problems.stop()
+    for name, manifest in named.items():
+        if manifest is None and not quiet:
+            terminal.note(f"task {show(name)} makes its own data.")
+    wanted = {name: manifest for name, manifest in named.items() if manifest is not None}
+    for name, manifest in wanted.items():
+        if manifest.gated and not quiet:
+            terminal.note(f"{show(manifest.hub)} is gated: its terms have to be accepted on its page.")
+        with signals.phase(lambda: f"interrupted: {len(done)} of {len(wanted)} {CONTINUES}"), problems.collect():
+            try:
+                used = fetch_data(name, manifest, folder, revision=data_revision, bar=progress.show)
+            finally:
+                progress.end()
+            if used.mismatch:
+                problems.warn(f"data of task {show(name)} differ: {used.mismatch}.")
+            done.append(_about(name, manifest, "ok") | {"location": used.location, "rows": used.rows})
+    if json:
+        terminal.data({"folder": str(folder), "tasks": done})
+    elif done and not quiet:
+        table = terminal.grid("task", "rows", "licence", "file", right=("rows",))
+        for row in done:
+            gated = " (gated)" if row["gated"] else ""
+            count = "-" if row["rows"] is None else str(row["rows"])
+            table.add_row(row["task"], count, (row["licence"] or "not stated") + gated, row["location"])
+        terminal.console().print(table)
+    problems.stop()
+    if wanted and not quiet:
+        terminal.note(f"{len(done)} of {len(wanted)} tasks are in {folder}: --data {folder} or KVBENCH_DATA={folder}.")
+
+
+@app.command("check", epilog=CHECK)
+def check(
+    tasks: AnyTasks = None,
+    data: Folder = None,
+    data_revision: Revision = None,
+    plugin: options.Plugins = None,
+    json: Json = False,
+) -> None:
+    """Check which tasks' data are here, from which source, and whether rows and ids are the expected ones.
+
+    Nothing is downloaded. Exit code 3 when a task that was named has no data here, or wrong ones.
+    """
+    load_plugins(plugin or [])
+    problems = Problems()
+    wanted = _manifests(tasks or _all(), problems)
+    problems.stop()
+    source = _source(data, data_revision)
+    seen: dict[str, dict[str, Any]] = {}
+    rows = []
+    for name, manifest in wanted.items():
+        if manifest is None:
+            rows.append(_about(name, None, "by lm-eval" if name.startswith(LM_EVAL) else "generated"))
+            continue
+        same = repr((manifest.path, sorted(manifest.where.items())))  # tasks may share data
+        state = seen.get(same) or _state(source, name, manifest)
+        if state["state"] != "missing":
+            seen[same] = state
+        rows.append(_about(name, manifest, "") | state)
+    bad = [row for row in rows if row["state"] not in FINE]
+    if json:
+        terminal.data({"ok": not bad, "tasks": rows})
+    else:
+        _print(rows)
+    if bad and tasks:
+        named = ", ".join(f"{row['task']} ({row['state']})" for row in bad)
+        raise SetupError(f"data of {len(bad)} of {len(rows)} tasks are not here as they should be: {named}.")
+
+
+@app.command("path", epilog=PATH)
+def path(
+    tasks: Tasks,
+    data: Folder = None,
+    plugin: options.Plugins = None,
+    json: Json = False,
+) -> None:
+    """Print the files that a run would read. Nothing is downloaded; exit code 3 when they are not here."""
+    load_plugins(plugin or [])
+    problems = Problems()
+    wanted = _manifests(tasks, problems)
+    problems.stop()
+    source, found = _source(data, None), {}
+    for name, manifest in wanted.items():
+        if manifest is None:
+            continue
+        with problems.collect():
+            if (place := source.find(name, manifest)) is None:
+                raise SetupError(f"data of task {show(name)} are not here; 'kvbench data fetch {name}' gets them.")
+            found[name] = [str(file) for file in place.files]
+    if json:
+        terminal.data(found)
+    else:
+        for file in dict.fromkeys(file for files in found.values() for file in files):
+            print(file)
+    problems.stop()
+
+
+def _source(data: str | None, revision: str | None) -> Data:
+    source = Data(data, revision=revision)
+    for option, folder in (("--data", source.path), ("KVBENCH_DATA", source.env_path)):
+        if folder is not None and not folder.exists():
+            raise SetupError(f"{option} {show(folder)} does not exist.")
+    return source
+
+
+def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | None]:
+    """The tasks that were named, each once, with what they need; None where that is nothing that lies in a folder."""
+    found: dict[str, Manifest | None] = {}
+    for name in names:
+        with problems.collect():
+            for part in split("TASK", name, "'kvbench list tasks' shows them."):
+                if part.strip().lower() == "file":
+                    raise UserError("task 'file' is the file given with --task-file; it has no other data.")
+                found |= {member: get_task(member).manifest for member in expand(part)}
+    return found
+
+
+def _all() -> list[str]:
+    return [name for name, _ in registry.tasks.items() if name != "file"]
+
+
+def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
+    """What a manifest says."""
+    if manifest is None:
+        return {"task": name, "state": state}
+    where = manifest.hub or manifest.url or "bundled"
+    about = {"expected_rows": manifest.rows, "licence": manifest.licence or None, "gated": manifest.gated}
+    return {"task": name, "state": state, "from": where, **about}
+
+
+def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
+    """What is here: ok, sample, wrong or missing, and what it is."""
+    try:
+        if source.find(name, manifest) is None:
+            return {"state": "missing", "note": "on the hub, not on this machine"}
+    except SetupError as error:
+        return {"state": "missing", "note": str(error)}
+    try:
+        used = source.check(name, manifest)
+    except SetupError as error:
+        return {"state": "wrong", "note": str(error)}
+    assert used is not None
+    state = "sample" if used.sample else "wrong" if used.mismatch else "ok"
+    facts = ("source", "location", "revision", "rows", "sha256", "ids_sha256")
+    return {"state": state, **{fact: getattr(used, fact) for fact in facts}, "note": used.mismatch}
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    table = terminal.grid("task", "data", "source", "rows", "hash", "where", right=("rows",))
+    for row in rows:
+        hashed = row.get("sha256") or row.get("revision")
+        where = row.get("note") or row.get("location") or ""
+        table.add_row(
+            row["task"],
+            row["state"],
+            row.get("source", "-"),
+            "-" if row.get("rows") is None else str(row["rows"]),
+            hashed[:12] if hashed else "-",
+            terminal.clean(where),
+        )
+    terminal.console().print(table)
+
+
+class _Bytes(Progress):
+    """Bytes of a download instead of rows."""
+
+    def show(self, name: str, done: int, total: int | None) -> None:
+        if show(name)[1:-1] != self._cell:
+            self.end()
+            self.begin(total or 0, 0)
+            self.cell(name)
+        self.update(done, tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
+
+    def line(self) -> str:
+        of = f" of {size(self._total)}" if self._total else ""
+        return "  ".join(part for part in (f"{size(self._done)}{of}", self._cell, self._left()) if part)

@@ -1,0 +1,258 @@
+"""``kvbench list methods|tasks|models [NAME]``: what there is, and the options of one. Imports no torch."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvbench import registry
+from kvbench.cli import options
+from kvbench.config.plugins import load_plugins
+from kvbench.console import terminal
+from kvbench.errors import UserError, show
+from kvbench.registry import did_you_mean
+from kvbench.taskkit.names import LM_EVAL, expand, get_task, task_names
+
+if TYPE_CHECKING:
+    from kvbench.task import Task
+
+EPILOG = """Examples:
+  kvbench list methods
+  kvbench list methods gkv
+  kvbench list methods snapkv+gkv
+  kvbench list tasks --json
+"""
+KINDS = ("methods", "tasks", "models")
+OF_LM_EVAL: dict[str, Any] = {
+    "name": f"{LM_EVAL}NAME",
+    "suite": "lm_eval",
+    "questions": None,
+    "needs": [],
+    "data": "lm-eval",
+    "summary": "a task of lm-eval, by its name there: 'kvbench lm-eval ls tasks' shows them",
+}
+
+
+def list_(
+    kind: Annotated[str, typer.Argument(metavar="methods|tasks|models", help="What to list.", show_default=False)],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="One of them, in full.", show_default=False)
+    ] = None,
+    plugin: options.Plugins = None,
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
+) -> None:
+    """List methods, tasks or models; with a name, that one with its options and defaults."""
+    if kind not in KINDS:
+        raise UserError(f"cannot list {show(kind)}.{did_you_mean(kind, KINDS)} There are {', '.join(KINDS)}.")
+    load_plugins(plugin or [])
+    rows, one = {"methods": (_methods, _method), "tasks": (_tasks, _task), "models": (_models, _model)}[kind]
+    if name is not None:
+        entry = one(name)
+        if json:
+            terminal.data(entry)
+        else:
+            _print_one(entry)
+        return
+    entries = rows()
+    if json:
+        terminal.data(entries)
+        return
+    shown = [key for key in entries[0] if key != "aliases"]
+    table = terminal.grid(*shown)
+    for entry in entries:
+        table.add_row(*(_cell(entry[key]) for key in shown))
+    terminal.console().print(table)
+
+
+def _methods() -> list[dict[str, Any]]:
+    return [_nature(name, cls()) for name, cls in registry.methods.items()]
+
+
+def _nature(name: str, method: Any) -> dict[str, Any]:
+    """What a method is with its default options."""
+    decodes = method.trigger(1).growth is not None
+    return {
+        "name": name,
+        "kind": method.kind if method.evicts else None,
+        "phase": ("prompt+decode" if decodes else "prompt") if method.evicts else None,
+        "scope": _scope(method) if method.evicts else None,
+        "bounded": method.decode_bounded,
+        "trained": method.trained,
+        "min budget": method.min_budget() if method.takes_budget else None,
+        "aliases": [] if "+" in name else registry.methods.aliases(name),
+        "paper": method.paper or None,
+    }
+
+
+def _scope(method: Any) -> str:
+    """Over what entries compete, and whether heads get uneven shares."""
+    return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
+
+
+def _method(name: str) -> dict[str, Any]:
+    from kvbench.eviction import choose
+
+    canonical = choose.canonical(name)
+    method = choose.make(canonical, {})
+    if "+" in canonical:
+        return _pair(canonical, method)
+    cls = type(method)
+    about = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or cls.__doc__ or "")
+    more = {"version": cls.version, "about": about, "options": _options(canonical)}
+    return _nature(canonical, method) | more
+
+
+def _pair(name: str, method: Any) -> dict[str, Any]:
+    """Two methods under one budget."""
+    first, second = name.split("+")
+    parts: list[Any] = [registry.methods.get(part) for part in (first, second)]
+    both: dict[str, Any] = {
+        "kind": "+".join(dict.fromkeys(str(part.kind) for part in parts)),
+        "scope": "+".join(dict.fromkeys(_scope(part) for part in parts)),
+        "trained": any(part.trained for part in parts),
+        "paper": "; ".join(str(part.paper) for part in parts if part.paper) or None,
+        "version": "+".join(str(part.version) for part in parts),
+        "about": f"{first} evicts the prompt and {second} what is generated, under one budget. "
+        f"'kvbench list methods {first}' and 'kvbench list methods {second}' describe them.",
+        "options": [option for part in (first, second) for option in _options(part, f"{part}.")],
+    }
+    return _nature(name, method) | both
+
+
+def _options(name: str, prefix: str = "") -> list[dict[str, Any]]:
+    from kvbench.eviction.options import describe
+
+    infos = describe(registry.methods.get(name))
+    return [{"option": f"{prefix}{i.name}={i.default}", "type": i.type, "help": i.help} for i in infos]
+
+
+def _tasks() -> list[dict[str, Any]]:
+    found = []
+    for name in task_names():
+        base, slash, _ = name.partition("/")
+        cls: Any = registry.tasks.get(base)
+        if slash and cls.group:  # 'kvbench list tasks GROUP' shows its members
+            continue
+        members = [] if name == "file" else [get_task(member) for member in expand(name)]  # "file" needs its file
+        found.append(
+            {
+                "name": name,
+                "suite": cls.suite,
+                "questions": _questions(members),
+                "needs": sorted(cls.needs),
+                "data": _kinds(members) or "--task-file",
+                "summary": f"variant of {base}" if slash else cls.summary,
+            }
+        )
+    return [*found, OF_LM_EVAL]
+
+
+def _questions(tasks: list[Task]) -> int | None:
+    """How many there are in all; None where that is not known without data."""
+    sizes = [task.size() for task in tasks]
+    return None if None in sizes or not sizes else sum(size or 0 for size in sizes)
+
+
+def _kinds(tasks: list[Task]) -> str:
+    return ", ".join(dict.fromkeys(map(_kind, tasks)))
+
+
+def _kind(task: Task) -> str:
+    """Where a task's data come from, in a word."""
+    manifest = task.manifest
+    if manifest is None:
+        return "lm-eval" if task.name.startswith(LM_EVAL) else "generated"
+    return ("hub" if manifest.hub else "web" if manifest.url else "bundled") + " (gated)" * manifest.gated
+
+
+def _task(name: str) -> dict[str, Any]:
+    members = expand(name)
+    task = get_task(members[0])
+    spec = task.gen("")
+    if len(members) > 1:
+        tasks = [get_task(member) for member in members]
+        return {
+            "name": name,
+            "suite": task.suite,
+            "version": task.version,
+            "questions": _questions(tasks),
+            "summary": task.summary,
+            "members": members,
+            "averages": list(task.averages),
+            "lengths": [str(length) for length in task.lengths],
+            "data": _kinds(tasks),
+        }
+    return {
+        "name": task.name,
+        "suite": task.suite,
+        "version": task.version,
+        "questions": task.size(),
+        "summary": task.summary,
+        "headline": task.headline,
+        "samples": spec.n,
+        "max_new_tokens": spec.max_new_tokens,
+        "temperature": spec.temperature,
+        "top_p": spec.top_p,
+        "top_k": spec.top_k,
+        "prompt styles": list(task.prompt_styles),
+        "variants": list(task.variants),
+        "lengths": [str(length) for length in task.lengths],
+        "needs": sorted(task.needs),
+        "data": _source(task),
+    }
+
+
+def _source(task: Task) -> str:
+    """Where a task's data come from, by name."""
+    manifest = task.manifest
+    place = manifest and (manifest.hub or manifest.url)
+    return f"{place}{' (gated)' if manifest and manifest.gated else ''}" if place else _kind(task)
+
+
+def _models() -> list[dict[str, Any]]:
+    from kvbench.sources.models import TINY, describe
+
+    info = describe(TINY)
+    about = "built in; for demos, CI and learning. Any folder or hub name of a transformers model works too."
+    return [{"name": TINY, "type": info.model_type, "context": info.context, "about": about}]
+
+
+def _model(name: str) -> dict[str, Any]:
+    from kvbench.sources.models import describe
+
+    info = describe(name)
+    keys = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads", "hidden_size", "vocab_size")
+    shape = {key: info.config.get(key) for key in keys}
+    return {
+        "name": info.name,
+        "type": info.model_type,
+        "context": info.context,
+        **shape,
+        "chat": info.has_chat_template,
+    }
+
+
+def _print_one(entry: dict[str, Any]) -> None:
+    console = terminal.console()
+    width = max(len(key) for key in entry)
+    for key, value in entry.items():
+        if not isinstance(value, list) or not value or not isinstance(value[0], dict):
+            lines = _cell(value).splitlines() or [""]
+            console.print(f"{key:<{width}}  {lines[0]}", *(" " * (width + 2) + line for line in lines[1:]), sep="\n")
+            continue
+        console.print(f"\n{key} (--method-opt NAME=VALUE)\n")
+        table = terminal.grid(*value[0])
+        for item in value:
+            table.add_row(*(_cell(cell) for cell in item.values()))
+        console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(str, value))
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "-" if value is None else str(value)

@@ -1,0 +1,125 @@
+"""``kvbench lm-eval``: lm-eval's own command line with kvbench's model and tasks in it.
+
+lm-eval 0.4.13 finds no models outside its package, so its own command knows no ``--model kvbench``. Everything after
+``kvbench lm-eval`` goes to lm-eval as it is; only the folder of kvbench's tasks is added to ``--include_path``, and
+the model is kvbench where none is named.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from kvbench.console import signals
+from kvbench.console.faults import words
+from kvbench.errors import KVBenchError, SetupError, UserError, show
+
+EPILOG = """Examples:
+  kvbench lm-eval --model_args model=tiny,method=gkv,budget=64,interval=32 --tasks kvbench_chain --limit 32
+  kvbench lm-eval --model_args model=ORG/NAME,method=snapkv,budget=25% --tasks hellaswag,gsm8k --output_path out
+  kvbench lm-eval --model_args model=ORG/NAME,thinking=true --apply_chat_template --tasks kvbench_aime24
+  kvbench lm-eval ls tasks
+  kvbench lm-eval run --help
+"""
+CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
+
+
+def lm_eval(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="...", help="As lm-eval takes them.", show_default=False)
+    ] = None,
+    path: Annotated[
+        bool,
+        typer.Option("--path", help="Print the folder of kvbench's tasks, for lm-eval's --include_path.", metavar=""),
+    ] = False,
+) -> None:
+    """Run lm-eval with an eviction method: its tasks, its table of results, kvbench's engine.
+
+    model_args: model, method, budget (512 or 25%), METHOD.OPTION, interval, slots, device, dtype, seed, prefill,
+    prefill_chunk, thinking, think_end_token, chat_template, truncate, data, data_revision, allow_data_mismatch,
+    revision, plugin.
+    """
+    if path:
+        from kvbench.integrations import TASKS
+
+        print(TASKS)
+        return
+    if not arguments:
+        raise UserError("lm-eval needs arguments; 'kvbench lm-eval --help' has examples.")
+    typed, sys.argv = sys.argv, ["lm-eval", *arguments]
+    try:
+        with signals.phase(lambda: "interrupted: lm-eval keeps nothing of an unfinished run, unless with --use_cache."):
+            _run()
+    except (KVBenchError, ImportError):
+        raise
+    except Exception as error:
+        if _innermost(error).startswith("kvbench"):
+            raise
+        raise _foreign(error) from error
+    finally:
+        sys.argv = typed
+
+
+def _run() -> None:
+    from lm_eval.__main__ import HarnessCLI, setup_logging
+
+    from kvbench.integrations import TASKS
+
+    setup_logging()
+    parser = HarnessCLI()
+    given: Any = parser.parse_args()
+    from_file = _from_file(given)
+    if hasattr(given, "include_path"):
+        own = given.include_path or from_file.get("include_path")
+        given.include_path = [str(TASKS), *([own] if isinstance(own, str) else own or [])]
+    if given.command == "run":
+        given.model = given.model or from_file.get("model", "kvbench")
+        if given.model == "kvbench":
+            _prepare(given, from_file)
+    parser.execute(given)
+
+
+def _prepare(given: Any, from_file: dict[str, Any]) -> None:
+    """Register the model, and check its arguments before lm-eval reads its 14,000 task files."""
+    from lm_eval.utils import simple_parse_args_string
+
+    import kvbench.integrations.lm_eval  # noqa: F401
+    from kvbench.integrations.model_args import read
+
+    arguments = given.model_args or from_file.get("model_args") or {}
+    arguments = dict(simple_parse_args_string(arguments) if isinstance(arguments, str) else arguments)
+    # lm-eval's own default is cuda:0 on every machine, and a device among the model's arguments would be given twice.
+    given.device = arguments.pop("device", None) or given.device or from_file.get("device", "auto")
+    given.model_args = arguments
+    read(arguments, device=given.device, batch_size=getattr(given, "batch_size", None))
+
+
+def _from_file(given: Any) -> dict[str, Any]:
+    """The settings of lm-eval's ``--config``."""
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    config = getattr(given, "config", None)
+    return EvaluatorConfig.load_yaml_config(config) if config else {}
+
+
+def _innermost(error: BaseException) -> str:
+    """The module that raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return str(trace.tb_frame.f_globals.get("__name__", "")) if trace else ""
+
+
+def _foreign(error: Exception) -> KVBenchError:
+    """One line for what lm-eval or a library below it refused; --debug shows more."""
+    from kvbench.sources.hub import why
+
+    if why(error) == "unreachable":
+        return SetupError(
+            "lm-eval needs data that are not on this machine, and the hub is unreachable. Run it once on a connected "
+            "machine; HF_HUB_OFFLINE=1 then uses what is cached."
+        )
+    first = (words(error).strip().splitlines() or [""])[0]
+    return UserError(f"lm-eval: {type(error).__name__}: {show(first)}.")

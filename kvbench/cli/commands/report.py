@@ -1,0 +1,89 @@
+"""``kvbench report``: tables over runs. Reads finished and unfinished runs; imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kvbench.console import terminal
+from kvbench.errors import IncompleteError, UserError, show
+
+EPILOG = """Examples:
+  kvbench report results/demo
+  kvbench report results/a results/b --baseline rkv --format markdown
+  kvbench report results/demo --format csv > demo.csv
+  kvbench report results/demo --memory
+  kvbench report results/math --by category
+"""
+FORMATS = ("text", "markdown", "csv", "json")
+BY = ("category",)
+
+
+def report(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUNS]...", help="Runs; default: all below results.", show_default=False),
+    ] = None,
+    format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
+    baseline: Annotated[
+        str | None,
+        typer.Option("--baseline", metavar="METHOD", help="Compare with it. Default: full.", show_default=False),
+    ] = None,
+    group_by: Annotated[
+        str | None,
+        typer.Option("--group-by", metavar="COLUMN", help="One table for each value, as in model.", show_default=False),
+    ] = None,
+    out: Annotated[
+        str | None,
+        typer.Option("--out", metavar="DIR", help="Also write Markdown, CSV and JSON files there.", show_default=False),
+    ] = None,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="category", help="Scores of each category of questions.", show_default=False),
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Nominal and measured bytes instead of scores.", metavar="")
+    ] = False,
+    require_complete: Annotated[
+        bool, typer.Option("--require-complete", help="Unfinished runs end with 4.", metavar="")
+    ] = False,
+    json: Annotated[bool, typer.Option("--json", help="The same as --format json.", metavar="")] = False,
+) -> None:
+    """Tables of quality, memory and speed: each method at each budget, with error bars and paired comparisons."""
+    if format not in FORMATS:
+        raise UserError(f"--format {show(format)}: choose {', '.join(FORMATS)}.")
+    if by is not None and by not in BY:
+        raise UserError(f"--by {show(by)}: choose {', '.join(BY)}.")
+    if memory and by:
+        raise UserError("--memory and --by are different reports; give one of them.")
+    if (memory or by) and baseline is not None:
+        raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
+
+    from kvbench.report.categories import CategoryReport
+    from kvbench.report.load import find_runs, load
+    from kvbench.report.memory import MemoryReport
+    from kvbench.report.render import FORMATS as DRAWN
+    from kvbench.report.render import Drawable, Report, write
+
+    columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
+    loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
+    made: Drawable
+    if memory:
+        made = MemoryReport.make(loaded)
+    elif by:
+        made = CategoryReport.make(loaded)
+    else:
+        made = Report.make(loaded, baseline)
+    for notice in loaded.notices:
+        terminal.warning(notice)
+    for run, progress in loaded.unfinished.items():
+        terminal.warning(f"run {show(run)} is not finished: {progress}.")
+    print(DRAWN["json" if json else format](made))
+    if out is not None:
+        for path in write(made, Path(out)):
+            print(f"wrote {path}", file=sys.stderr)
+    if require_complete and loaded.unfinished:
+        raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")

@@ -1,0 +1,221 @@
+"""``kvbench show RUN [--sample ID]``: what a run is, and the text of one of its samples. Imports no torch.
+
+Model-written text is printed with control characters escaped, never raw. Of a conversation a run stores the first
+prompt and every answer; its later questions come from the task's data, where these are on this machine.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvbench.console import terminal
+from kvbench.console.redact import redact_config
+from kvbench.errors import UserError, show
+from kvbench.eviction import choose
+from kvbench.eviction.budget import label
+from kvbench.registry import did_you_mean
+from kvbench.report.load import find_runs
+from kvbench.sources import hub
+from kvbench.sources.data import Data
+from kvbench.store import manifest, read_run, read_texts
+from kvbench.store.strict_json import parse
+from kvbench.taskkit.names import get_task
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+EPILOG = """Examples:
+  kvbench show demo
+  kvbench show results/demo --sample orbit-300-1000000000 --method gkv
+"""
+
+
+def show_(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)],
+    sample: Annotated[
+        str | None,
+        typer.Option("--sample", metavar="ID", help="Question: its id, TASK/ID, or a row key.", show_default=False),
+    ] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", metavar="NAME", help="With --sample: one method.", show_default=False)
+    ] = None,
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")] = "results",
+    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
+) -> None:
+    """Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question."""
+    if method is not None and sample is None:
+        raise UserError(f"--method {show(method)} picks among the answers to one question; give --sample ID with it.")
+    folder = one_run(run, Path(out))
+    document = _summary(folder) if sample is None else {"samples": _samples(folder, sample, method)}
+    if json:
+        terminal.data(document)
+    elif sample is None:
+        _print_summary(document)
+    else:
+        for entry in document["samples"]:
+            _print_sample(entry)
+
+
+def one_run(name: str, out: Path) -> Path:
+    """The folder of one run, by its path or its name."""
+    found = find_runs([name], out)
+    if len(found) > 1 or not found[0].is_dir():
+        listed = ", ".join(path.name for path in found)
+        raise UserError(f"{show(name)} is not the folder of one run; it holds {listed}. Name one.")
+    return found[0]
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    info, snapshot = manifest.read(folder), read_run(folder)
+    rows = snapshot.rows
+    status = {str(k): int(v) for k, v in rows["status"].value_counts().items()}
+    return {
+        "run": str(folder),
+        "created": info["created"],
+        "rows": snapshot.progress,
+        "status": status,
+        "config": redact_config(info["config"]),
+        "environment": redact_config(info["environment"]),
+        "notices": list(snapshot.notices),
+    }
+
+
+def _print_summary(document: dict[str, Any]) -> None:
+    environment, config = document["environment"], document["config"]
+    lines = {
+        "run": document["run"],
+        "created": document["created"],
+        "rows": f"{document['rows']} ({', '.join(f'{n} {s}' for s, n in document['status'].items()) or 'none yet'})",
+        "versions": " ".join(f"{k} {v}" for k, v in environment.get("versions", {}).items()),
+        "git": environment.get("git"),
+        "device": environment.get("device"),
+        "settings": ", ".join(f"{k}={v}" for k, v in config.items() if k != "grids" and v is not None),
+    }
+    for grid in config.get("grids", []):
+        lines[f"grid {len(lines) - 6}"] = manifest.value([grid])
+    for text in document["notices"]:
+        terminal.warning(text)
+    for key, value in lines.items():
+        if value:
+            terminal.console().print(f"{key:<9} {terminal.clean(str(value))}")
+
+
+def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, Any]]:
+    rows = read_run(folder).rows
+    if method is not None:
+        method = _method(folder, method, sorted(rows["method"].dropna().unique()))
+    found = rows[
+        (rows["doc_id"] == wanted) | (rows["row_key"] == wanted) | (rows["task"] + "/" + rows["doc_id"] == wanted)
+    ]
+    if method is not None:
+        found = found[found["method"] == method]
+    if found.empty:
+        known = list(rows["doc_id"].dropna().unique())
+        hint = did_you_mean(wanted, known) or (f" The first is {show(known[0])}." if known else "")
+        raise UserError(
+            f"run {show(folder.name)} has no sample {show(wanted)}{f' of {show(method)}' if method else ''}.{hint}"
+        )
+    texts = read_texts(folder).set_index("row_key")
+    entries = [_plain(row) | _texts(texts, row["row_key"]) for _, row in found.iterrows()]
+    asked: dict[tuple[str, str], list[str]] = {}
+    for entry in entries:
+        if (answers := entry.pop("turns")) is None:
+            continue
+        question = (entry["task"], entry["doc_id"])
+        if question not in asked:
+            asked[question] = _later_questions(manifest.read(folder), entry)
+        later: list[str | None] = [*asked[question]]
+        if len(later) != len(answers) - 1:  # not the conversation that was held
+            later = [None] * (len(answers) - 1)
+        entry["turns"] = [{"question": q, "output": a} for q, a in zip((entry["prompt"], *later), answers, strict=True)]
+    return entries
+
+
+def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
+    """What a conversation asks after its first turn; nothing where the task or its data are not here as they were.
+
+    Nothing is downloaded, and of the data in a folder only those with the recorded hash are taken.
+    """
+    environment = info["environment"]
+    path = environment.get("data")
+    variable = {"KVBENCH_DATA": os.environ.get("KVBENCH_DATA") or environment.get("data_variable") or ""}
+    recorded = environment.get("tasks", {}).get(entry["task"], {}).get("data", {})
+    try:
+        task = get_task(entry["task"])
+        source = Data(path, revision=environment.get("data_revision"), allow_mismatch=True, env=variable)
+        with hub.only(()):
+            docs = {doc.doc_id: doc for doc in task.docs(source, style=entry.get("prompt_style", "default"))}
+        if (used := source.used.get(task.name)) and used.sha256 != recorded.get("sha256"):
+            return []
+    except Exception:  # of the task's own code, which may want the model's tokenizer
+        return []
+    doc, prompt = docs.get(entry["doc_id"]), entry["prompt"] or ""
+    if doc is None or doc.turns[0].question not in prompt:  # other data, or a prompt that may not be stored
+        return []
+    return [turn.user for turn in doc.turns[1:]]
+
+
+def _method(folder: Path, name: str, there: list[str]) -> str:
+    """A method of the run by its name. Its file need not be installed here."""
+    plain = name.strip().lower()
+    if plain in there:
+        return plain
+    if hint := did_you_mean(name, there):
+        raise UserError(f"run {show(folder.name)} has no method {show(name)}.{hint}")
+    canonical = choose.canonical(name)
+    if canonical not in there:
+        raise UserError(f"run {show(folder.name)} has no method {show(name)}. It has {', '.join(there)}.")
+    return canonical
+
+
+def _plain(row: pd.Series) -> dict[str, Any]:
+    """A row in JSON types without its empty columns."""
+    kept = row.dropna()
+    return {
+        k: v.isoformat() if hasattr(v, "isoformat") else getattr(v, "item", lambda v=v: v)() for k, v in kept.items()
+    }
+
+
+def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
+    names = ("prompt", "output", "turns")
+    if key not in texts.index:
+        return dict.fromkeys(names)
+    found: dict[str, Any] = {n: value if isinstance(value := texts.at[key, n], str) else None for n in names}
+    return found | {"turns": found["turns"] and _turns(found["turns"])}
+
+
+def _turns(text: str) -> list[str] | None:
+    """The answers of all turns; None where the table holds something else."""
+    try:
+        turns = parse(text)
+    except ValueError:
+        return None
+    return turns if turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else None
+
+
+def _print_sample(entry: dict[str, Any]) -> None:
+    budget = f" at {entry['budget']}" if "budget" in entry else ""
+    budget += f" ({label(entry['budget_share'])})" if "budget_share" in entry else ""
+    title = f"{entry['task']} {entry['doc_id']} sample {entry.get('sample', 0)}: {entry['method']}{budget}"
+    scores = [f"{k} {entry[k]:.3g}" for k in ("score", "score_strict", "score_partial") if k in entry]
+    facts = [entry["status"], *scores, f"{entry.get('output_tokens', 0)} tokens", str(entry.get("stop_reason", ""))]
+    print(f"== {terminal.clean(title)}\n{terminal.clean(', '.join(facts))}")
+    _print_text("prompt", entry["prompt"])
+    if "turns" not in entry:
+        _print_text("output", entry["output"])
+    for number, turn in enumerate(entry.get("turns", ()), 1):
+        if number > 1:
+            _print_text(f"question {number}", turn["question"] or "(in the task's data, which are not here)")
+        _print_text(f"output {number}", turn["output"])
+    if entry.get("extracted"):
+        print(f"-- answer: {terminal.clean(entry['extracted'])}")
+
+
+def _print_text(title: str, content: str | None) -> None:
+    print(f"-- {title}")
+    for line in (content or "").split("\n"):
+        print(terminal.clean(line))

@@ -1,0 +1,264 @@
+"""``kvbench train METHOD``: weights and tables that methods need, made for one model. Imports torch only at work."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvbench.config.parsers import BadValue, number, parse, whole
+from kvbench.console import signals, terminal
+from kvbench.console.problems import Problems
+from kvbench.console.progress import Progress
+from kvbench.errors import UserError, show
+from kvbench.registry import did_you_mean
+from kvbench.sources.models import TINY, describe
+from kvbench.store import check_out
+from kvbench.train.catalogue import RECIPES, TABLES, Entry
+
+if TYPE_CHECKING:
+    from kvbench.train.loop import Trained
+    from kvbench.train.recipe import Settings
+    from kvbench.train.recipes.head_tables import Made
+
+EPILOG = """Examples:
+  kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
+  kvbench train lookaheadkv --model Qwen/Qwen3-4B --data questions.jsonl --out runs/q4 --opt rows=32 --opt rank=8
+  kvbench train gkv-distill --model tiny --out runs/distilled                  # runs/distilled/model is a model
+  kvbench train headkv --model tiny --out tables
+  kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json
+"""
+CONTINUES = "interrupted: answers and the last checkpoint are saved; the same command goes on from there."
+NAMES = (*RECIPES, *TABLES)
+SHOWN = 8
+TABLE_SAMPLES = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbers:
+    samples: int | None
+    seed: int
+    steps: int | None
+    lr: float | None
+    batch: int | None
+
+
+def train(
+    kind: Annotated[
+        str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(NAMES)}.", show_default=False)
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the files.", show_default=False)],
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Folder, hub name, or tiny.")] = TINY,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", metavar="FILE", help="JSON lines with a field 'question'. Default: built-in tasks."),
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option("--samples", metavar="N", help="Texts to read, or questions to ask.")
+    ] = None,
+    steps: Annotated[str | None, typer.Option("--steps", metavar="N", help="Optimiser steps.")] = None,
+    lr: Annotated[str | None, typer.Option("--lr", metavar="X", help="Peak learning rate.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", metavar="N", help="Answers in a step.")] = None,
+    opt: Annotated[
+        list[str] | None, typer.Option("--opt", metavar="NAME=VALUE", help="A setting of the recipe; repeatable.")
+    ] = None,
+    seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
+    device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
+    json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.", metavar="")] = False,
+) -> None:
+    """Make what a method needs for a model: trained weights, or a table of heads estimated from its attention.
+
+    Writes DIR/METHOD.safetensors (DIR/model where the model itself is trained) and a card of the same name, .json.
+    After a kill the same command goes on where the last checkpoint was. A method finds the file beside the model, or
+    by its option.
+    """
+    if kind not in NAMES:
+        raise UserError(f"cannot train {show(kind)}.{did_you_mean(kind, list(NAMES))} There are {', '.join(NAMES)}.")
+    problems = Problems()
+    found: dict[str, Any] = {}
+    positive = number("a finite number > 0", lambda x: x > 0)
+    parsers = {"samples": whole(1), "seed": whole(0, 2**64 - 1), "steps": whole(1), "lr": positive, "batch": whole(1)}
+    for name, raw in (("samples", samples), ("seed", seed), ("steps", steps), ("lr", lr), ("batch", batch)):
+        with problems.collect():
+            found[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
+    options: dict[str, Any] = {}
+    with problems.collect():
+        options = _options(kind, model, opt or [])
+    with problems.collect():
+        if kind in TABLES and (unused := [n for n, v in (("--data", data), ("--steps", steps), ("--lr", lr)) if v]):
+            raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
+    with problems.collect():
+        describe(model)
+    problems.stop()
+    numbers = _Numbers(**found)
+    folder = check_out(out)
+    if kind in RECIPES:
+        with signals.phase(lambda: CONTINUES):
+            _recipe(kind, model, folder, data, numbers, options, device, json=json, quiet=quiet)
+    else:
+        _table(kind, model, folder, numbers, device, json=json, quiet=quiet)
+
+
+def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
+    """The recipe's own settings: its defaults with what was typed."""
+    known: dict[str, Any] = {}
+    if kind in RECIPES:
+        known = dict(RECIPES[kind].options) | dict(RECIPES[kind].tiny if model == TINY else {})
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UserError(f"--opt takes NAME=VALUE; got {show(text)}.")
+        if name not in known:
+            listed = ", ".join(known) or "none"
+            raise UserError(f"{kind} has no setting {show(name)}.{did_you_mean(name, list(known))} It has {listed}.")
+        try:
+            known[name] = type(known[name])(value)
+            if isinstance(known[name], float) and not math.isfinite(known[name]):
+                raise ValueError(value)
+        except ValueError:
+            need = {int: "a whole number", float: "a finite number"}.get(type(known[name]), "text")
+            raise UserError(BadValue(need, show(value)).sentence(f"--opt {name}")) from None
+    return known
+
+
+def _recipe(
+    kind: str,
+    model: str,
+    folder: Path,
+    data: str | None,
+    numbers: _Numbers,
+    options: dict[str, Any],
+    device: str,
+    *,
+    json: bool,
+    quiet: bool,
+) -> None:
+    from kvbench.engine.model.weights import Base
+    from kvbench.train.loop import steps_done
+    from kvbench.train.loop import train as run_loop
+    from kvbench.train.prepare import prepare
+    from kvbench.train.processes import is_first
+
+    entry: Entry = RECIPES[kind]
+    first = is_first()
+    quiet = quiet or not first
+    progress = _Counter("answers", quiet=quiet)
+    total = (numbers.samples or entry.traces) + entry.held_out
+    progress.begin(total, 0)
+    progress.cell(f"{kind} {model}: the model answers")
+    try:
+        ready = prepare(
+            kind,
+            model,
+            data=data,
+            samples=numbers.samples or entry.traces,
+            steps=numbers.steps or entry.steps,
+            lr=numbers.lr or (entry.tiny_lr if model == TINY else None) or entry.lr,
+            batch=numbers.batch or entry.batch,
+            seed=numbers.seed,
+            options=options,
+            device=device,
+            out=folder,
+            tick=lambda done: progress.update(done, 0, kv_bytes_now=0, kv_bytes_peak=0),
+        )
+    finally:
+        progress.end()
+    before = steps_done(folder)
+    steps = _Counter("steps", quiet=quiet)
+    steps.begin(ready.recipe.settings.steps, 0)
+    steps.cell(f"{kind} {model}, going on after step {before}" if before else f"{kind} {model}")
+
+    def tick(done: int, figures: dict[str, float]) -> None:
+        steps.note = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
+        steps.update(done, 0, kv_bytes_now=0, kv_bytes_peak=0)
+
+    try:
+        done = run_loop(
+            ready.recipe,
+            folder,
+            base=Base(name=model, config=ready.loaded.model.config, fingerprint=ready.loaded.fingerprint),
+            revision=ready.revision,
+            command=_command(kind, model, data, ready.recipe.settings),
+            tick=tick,
+        )
+    finally:
+        steps.end()
+    if not first:
+        return
+    if not done.improved(ready.recipe):
+        terminal.warning(f"the held-out {ready.recipe.figure} did not improve; train longer or with other settings.")
+    if not quiet:
+        _print_trained(done)
+    if json:
+        terminal.data(done.card | {"path": str(done.path)})
+
+
+def _command(kind: str, model: str, data: str | None, settings: Settings) -> str:
+    """What makes these weights again, without the places of one machine."""
+    numbers = f"--steps {settings.steps} --lr {settings.lr:g} --batch {settings.batch} --seed {settings.seed}"
+    own = "".join(" --opt " + shlex.quote(f"{name}={settings.more[name]}") for name in RECIPES[kind].options)
+    file = f" --data {shlex.quote(Path(data).name)}" if data else ""
+    head = f"kvbench train {kind} --model {shlex.quote(model)}{file}"
+    return f"{head} --samples {settings.more['samples']} {numbers}{own} --out DIR"
+
+
+def _table(kind: str, model: str, folder: Path, numbers: _Numbers, device: str, *, json: bool, quiet: bool) -> None:
+    from kvbench.train.recipes.head_tables import make
+
+    samples = numbers.samples or TABLE_SAMPLES
+    progress = _Counter("samples", quiet=quiet)
+    progress.begin(samples, 0)
+    progress.cell(f"{kind} {model}")
+    try:
+        made = make(model, folder, samples=samples, seed=numbers.seed, device=device, tick=_ticker(progress))
+    finally:
+        progress.end()
+    if not quiet:
+        _print(made)
+    if json:
+        terminal.data(made.card | {"path": str(made.path)})
+
+
+class _Counter(Progress):
+    """Steps, samples or answers instead of rows, and no cache."""
+
+    def __init__(self, noun: str, **progress: Any) -> None:
+        super().__init__(**progress)
+        self.noun, self.note = noun, ""
+
+    def line(self) -> str:
+        parts = [f"{self._done}/{self._total} {self.noun}", self._cell, self.note, self._left()]
+        return "  ".join(part for part in parts if part)
+
+
+def _ticker(progress: Progress) -> Callable[[int, int], None]:
+    return lambda done, tokens: progress.update(done, tokens, kv_bytes_now=0, kv_bytes_peak=0)
+
+
+def _print_trained(done: Trained) -> None:
+    """Held-out figures before and after."""
+    table = terminal.grid("held out", "before", "after", right=("before", "after"))
+    for name in done.after:
+        table.add_row(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}")
+    terminal.console().print(table)
+    print(f"wrote {terminal.clean(str(done.path))} and {terminal.clean(done.path.with_suffix('.json').name)}")
+
+
+def _print(made: Made) -> None:
+    """The heads that stand out."""
+    columns = ("layer", "query head", "importance")
+    table = terminal.grid(*columns, right=columns)
+    width = made.table.shape[1]
+    for index in made.table.flatten().argsort(descending=True)[:SHOWN].tolist():
+        table.add_row(str(index // width), str(index % width), f"{made.table.flatten()[index]:.3f}")
+    terminal.console().print(table)
+    more = made.table.numel() - SHOWN
+    if more > 0:
+        print(f"and {more} more heads")
+    print(f"wrote {terminal.clean(str(made.path))} and {terminal.clean(made.path.with_suffix('.json').name)}")

@@ -1,0 +1,80 @@
+"""``kvbench weights import``: gates and scorers that the papers' authors published, converted for a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, cast, get_args
+
+import typer
+
+from kvbench.console import terminal
+from kvbench.errors import SetupError, UserError, show
+from kvbench.eviction.terms.gates import Gate
+from kvbench.registry import methods
+from kvbench.sources.models import describe
+from kvbench.store import check_out
+
+EPILOG = """Examples:
+  kvbench weights import TrimKV-Qwen3-4B-Math --method trimkv --model Qwen3-4B --out gates
+  kvbench weights import trimkv_weights.pth --method retention --model Qwen3-4B --out gates
+  kvbench weights import checkpoint --method foresightkv --model Qwen3-4B --out scorer --json
+"""
+METHODS = ("trimkv", "retention", "foresightkv")
+
+app = typer.Typer(help="Trained weights of methods: import what others published.", invoke_without_command=True)
+
+
+@app.callback()
+def _root(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help())
+
+
+@app.command("import", epilog=EPILOG)
+def import_(
+    source: Annotated[
+        str, typer.Argument(metavar="SOURCE", help="File or folder: .safetensors, .pth.", show_default=False)
+    ],
+    method: Annotated[
+        str, typer.Option("--method", metavar="METHOD", help="trimkv, retention, foresightkv.", show_default=False)
+    ],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Folder of the model they are for.", show_default=False)
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the two files.", show_default=False)],
+    gate: Annotated[
+        str | None, typer.Option("--gate", metavar="GATE", help="rg or rg2, where SOURCE does not tell.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
+) -> None:
+    """Convert gates or scorers from their authors' checkpoints, and check that they fit a model.
+
+    Nothing in SOURCE is run: safetensors, or pickles of which only tensors are read. Writes DIR/METHOD.safetensors and
+    a card of the same name, .json.
+    """
+    kind = methods.canonical(method)
+    if kind not in METHODS:
+        raise UserError(f"--method {show(method)}: there are published weights of {', '.join(METHODS)}.")
+    if gate is not None and gate not in get_args(Gate):
+        raise UserError(f"--gate {show(gate)}: choose {', '.join(get_args(Gate))}.")
+    info = describe(model)
+    if not info.config:
+        raise SetupError(f"model {show(model)} is not in the local cache, so its sizes are unknown; give its folder.")
+    folder = check_out(out)
+
+    from kvbench.train.import_weights import import_weights
+
+    made = import_weights(Path(source).expanduser(), kind, info.config, info.name, folder, gate=cast(Gate | None, gate))
+    options = {"scorer" if kind == "foresightkv" else "gates": out, **made.options}
+    _print(kind, model, made.path, made.card, options)
+    if json:
+        terminal.data(made.card | {"path": str(made.path), "options": options})
+
+
+def _print(kind: str, model: str, path: Path, card: dict[str, Any], options: dict[str, str]) -> None:
+    shown = {name: value for name, value in card["made"].items() if name not in ("how", "files")}
+    about = ", ".join(f"{name} {value}" for name, value in shown.items())
+    sizes = f"{card['model']['num_hidden_layers']} layers x {card['model']['num_key_value_heads']} heads"
+    print(terminal.clean(f"wrote {path} and {path.with_suffix('.json').name}: {sizes}, {about}"))
+    given = " ".join(f"--method-opt {kind}.{name}={value}" for name, value in options.items())
+    print(terminal.clean(f"use them with: kvbench run --method {kind} {given} --model {model} ..."))

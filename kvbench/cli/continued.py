@@ -1,0 +1,248 @@
+"""The settings of a run that goes on: those of its record, and what its user gives again.
+
+    continued(out, name, gathered) -> RunConfig
+    asked(config, gathered)     # the models and tasks that the hub may be asked for, for `kvbench.sources.hub.only`
+
+A run's folder may come from anyone. What decides rows is taken from its record; what runs code, sends something, or
+names a variable with a key comes from the command line, the environment or a configuration file of the user, and the
+record only says what it was. A file that is given again must have the hash in the record.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench.cli.request import Builder, member_name, refuse_secrets
+from kvbench.config.layers import Gathered, Given
+from kvbench.config.parsers import parse
+from kvbench.config.plugins import check_same, load_plugins
+from kvbench.config.run_config import OPERATIONAL, PARSERS, SOURCES, MethodChoice, RunConfig
+from kvbench.console.problems import Problems
+from kvbench.console.redact import HIDDEN, hide_keys
+from kvbench.errors import SetupError, UserError, show
+from kvbench.eviction import choose
+from kvbench.eviction.budget import label
+from kvbench.runner.workload import template_hash
+from kvbench.store import again, list_runs, manifest
+
+KEEPS = "A resumed run keeps its settings."
+FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # what a configuration file may give to a run that goes on
+PATHS = ("model", "data")  # with ~ for the home folder, in records of older formats
+TO_ASK = (*again.CODE, "chat_template", "task")  # what making the prompts needs
+
+
+def continued(
+    out: Path,
+    name: str,
+    gathered: Gathered,
+    *,
+    needed: Collection[str] = (*TO_ASK, *again.SCORING),
+    more_plugins: bool = False,
+) -> RunConfig:
+    """The settings of an existing run. What was given must not differ from them.
+
+    Args:
+        needed: settings that are asked for again, of those that the run used.
+        more_plugins: whether plug-ins that the run did not use may be given too.
+
+    Raises:
+        UserError: something must be given again, or is not what it was.
+    """
+    _check_layers(gathered)
+    refuse_secrets(gathered)
+    record = _read(out, name)
+    given = {
+        key: parse(found.source, PARSERS[key], found.value)
+        for key in PARSERS
+        if key in FREE and (found := gathered.first(key))
+    }
+    stored = _stored(record)
+    given |= _template(name, stored, record, gathered)
+    _check_again(name, record, given, gathered, needed)
+    if "plugin" in given:
+        check_same(given["plugin"], record["environment"].get("plugins") or (), name, more=more_plugins)
+    if "task_file" in given:
+        _check_task_file(name, given["task_file"], record)
+    load_plugins(given.get("plugin", ()))
+    config = _made(out / name, stored | given)
+    _check_typed(config, gathered)
+    return config
+
+
+def asked(config: RunConfig, gathered: Gathered) -> set[str]:
+    """The models and tasks that the user named too, so that the hub may be asked for them."""
+    models = {config.model} if gathered.typed("model") else set()
+    return models | (set(config.tasks) if gathered.typed("task") else set())
+
+
+def _check_layers(gathered: Gathered) -> None:
+    if gathered.blocks:
+        raise UserError(f"[[grid]] cannot be given with --resume. {KEEPS}")
+    for layer in gathered.files:
+        for key, given in layer.items():
+            if key not in FREE:
+                where = given.source.removesuffix(f": {show(key)}")
+                raise UserError(f"{where}: {show(key)} cannot be given with --resume. {KEEPS}")
+    if (options := gathered.typed("method_opt")) is not None:
+        raise UserError(f"{options.source} cannot be given with --resume. {KEEPS}")
+
+
+def _read(out: Path, name: str) -> dict[str, Any]:
+    folder = out / name
+    if not os.path.lexists(folder / manifest.NAME):
+        there = ", ".join(list_runs(out))
+        known = f"Runs there: {there}." if there else "There are no runs there."
+        raise UserError(f"no run {show(name)} in {show(out)[1:-1]}. {known}")
+    record = manifest.read(folder)
+    if setting := manifest.redacted(record):
+        option = "--method-opt" if setting == "grids" else f"--{setting.replace('_', '-')}"
+        raise UserError(
+            f"run {show(name)} was made by an older kvbench that stored {option} redacted; it cannot be continued. "
+            "Start a new run with --run-name."
+        )
+    return record
+
+
+def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in the record that may be taken from it."""
+    environment = record["environment"]
+    stored = record["config"] | {key: environment.get(key) for key in OPERATIONAL}
+    stored = {key: value for key, value in stored.items() if key not in again.AGAIN}
+    if stored["data"] is None and not os.environ.get("KVBENCH_DATA"):
+        stored["data"] = environment.get("data_variable")  # where KVBENCH_DATA led when the run began
+    if (judge := environment.get("judge")) is not None and again.names_nobody(judge):
+        stored["judge"] = judge  # to ask nobody reaches nothing
+    return stored | {key: again.whole_path(record, stored[key]) for key in (*PATHS, "chat_template") if stored.get(key)}
+
+
+def _template(run: str, stored: Mapping[str, Any], record: Mapping[str, Any], gathered: Gathered) -> dict[str, str]:
+    """The chat template, checked by its hash: another file would put its text into prompts."""
+    typed, was = gathered.typed("chat_template"), stored.get("chat_template")
+    path = parse(typed.source, PARSERS["chat_template"], typed.value) if typed else was
+    sha256 = (record["environment"].get("chat_template") or {}).get("sha256")
+    if was is None or path is None:
+        return {}  # `_check_typed` says what is wrong
+    if sha256 is None:
+        if typed and path != was:
+            raise UserError(
+                f"--chat-template {show(path)} is not {show(was)}, which run {show(run)} began with, and its record "
+                "has no hash of that file. Give the file at its place, or another --run-name."
+            )
+        return {"chat_template": path} if typed else {}
+    if (now := template_hash(path)) != sha256:
+        raise UserError(
+            f"--chat-template {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
+            f"({sha256[:12]}). Give the file as it was, or another --run-name."
+        )
+    return {"chat_template": path}
+
+
+def _check_again(
+    run: str,
+    record: Mapping[str, Any],
+    given: Mapping[str, Any],
+    gathered: Gathered,
+    needed: Collection[str],
+) -> None:
+    """Raise UserError with the command that was typed and what it lacks: settings that the run used."""
+    missing = {key: value for key, value in again.used(record).items() if key in needed and key not in given}
+    if gathered.typed("task"):
+        missing.pop("task", None)
+    if "judge" in given:  # another judge may have another name and key
+        missing = {key: value for key, value in missing.items() if key not in ("judge_model", "judge_key_env")}
+        if again.names_nobody(given["judge"]):
+            missing.pop("judge_mode", None)
+    if not missing:
+        return
+    typed = sys.argv[1:]
+    end = typed.index("--") if "--" in typed else len(typed)  # what follows is no option
+    line = again.line(["kvbench", *typed[:end], *again.words(missing), *typed[end:]])
+    hidden = f" ({HIDDEN} stands for what was not stored)" if HIDDEN in line else ""
+    listed = ", ".join(f"--{key.replace('_', '-')}" for key in missing)
+    them = "it" if len(missing) == 1 else "them"
+    raise UserError(
+        f"run {show(run)} used {listed}, which kvbench never takes from a run's folder. If you trust {them}, give "
+        f"{them} again{hidden}: {line}"
+    )
+
+
+def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
+    if record["config"].get("task_file") is None:
+        raise UserError(f"--task-file {show(path)} differs from the run's default. {KEEPS}")
+    from kvbench.tasks.file import FileTask
+
+    task = FileTask(path)
+    tasks = record["environment"].get("tasks", {})
+    if task.name not in tasks:
+        raise UserError(f"--task-file {show(path)} is task {show(task.name)}; run {show(run)} has {', '.join(tasks)}.")
+    was, now = tasks[task.name]["data"].get("sha256"), task.sources()["sha256"]
+    if was != now:
+        raise UserError(
+            f"--task-file {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
+            f"({(was or 'unknown')[:12]}). Give the file as it was, or another --run-name."
+        )
+
+
+def _made(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
+    """The configuration. What no run was ever started with is an error of the record."""
+    try:
+        config = RunConfig.from_dict(stored)
+        for grid in config.grids:
+            if grid.limit is not None:
+                parse("'limit'", PARSERS["limit"], grid.limit)
+        for method in config.methods:
+            _check_options(method)
+        if not config.cells():
+            raise ValueError(config.grids)
+    except UserError as error:
+        raise UserError(f"{show(folder / manifest.NAME)} has settings that no run has: {error}") from None
+    except (KeyError, TypeError, ValueError) as error:
+        raise SetupError(
+            f"{show(folder / manifest.NAME)} is damaged ({type(error).__name__} in its settings)."
+        ) from None
+    return config
+
+
+def _check_options(method: MethodChoice) -> None:
+    """Raise UserError for options that the method does not take, ValueError for values of another type."""
+    made = choose.parse(method.name, [(name, "none" if v is None else str(v)) for name, v in method.options]).options()
+    for name, value in method.options:
+        if made[name] != value or isinstance(made[name], bool) != isinstance(value, bool):
+            raise ValueError(name)
+
+
+def _check_typed(config: RunConfig, gathered: Gathered) -> None:
+    """Raise UserError for a flag or variable that differs from the run's setting."""
+    for key in PARSERS:
+        if key in OPERATIONAL or (given := gathered.typed(key)) is None:
+            continue
+        value, kept = parse(given.source, PARSERS[key], given.value), getattr(config, key)
+        if value != kept:
+            raise UserError(f"{_said(given, value)} differs from the run's {_value(kept)}. {KEEPS}")
+    axes = {
+        "method": [m.name for m in config.methods],
+        "budget": [label(size) for size in config.budgets],
+        "task": list(config.tasks),
+    }
+    typed = Builder(gathered, Problems())
+    typed.settings["task_file"] = config.task_file
+    for key, were in axes.items():
+        if given := gathered.typed(key):
+            members = [member_name(m) for m in typed.axis({}, key)]
+            typed.problems.stop()
+            if members and set(members) != set(were):
+                asked_for = ",".join(members)
+                raise UserError(f"{_said(given, asked_for)} differs from the run's {_value(','.join(were))}. {KEEPS}")
+
+
+def _value(kept: Any) -> str:
+    return "default" if kept in (None, "") else show(hide_keys(str(kept)))[1:-1]
+
+
+def _said(given: Given, value: Any) -> str:
+    """``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
+    return f"{given.source}{' ' if given.source.startswith('--') else '='}{show(hide_keys(str(value)))[1:-1]}"

@@ -1,0 +1,82 @@
+"""The commands and what each does in one line. A command's module is imported when the command is asked for.
+
+COMMANDS["run"].about     # for `kvbench --help`, which imports no command
+load("run", group)        # the command itself, from its module
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One command. `where`: a module in `kvbench.cli.commands`, and the name of a function or Typer app in it."""
+
+    where: str
+    about: str
+
+
+COMMANDS = {
+    "run": Entry(
+        "run.run",
+        "Run methods at budgets on tasks: every method at every budget on every task, on the same questions.",
+    ),
+    "list": Entry("list.list_", "List methods, tasks or models; with a name, that one with its options and defaults."),
+    "show": Entry(
+        "show.show_",
+        "Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question.",
+    ),
+    "report": Entry(
+        "report.report",
+        "Tables of quality, memory and speed: each method at each budget, with error bars and paired comparisons.",
+    ),
+    "repair": Entry(
+        "repair.repair",
+        "Rebuild the tables of a run from its journal, after damage to rows.parquet or texts.parquet.",
+    ),
+    "score": Entry("score.score", "Score the stored answers of a run."),
+    "bench": Entry(
+        "bench.bench",
+        "Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit.",
+    ),
+    "replay": Entry(
+        "replay.replay",
+        "Compare methods token by token on answers that are given: the loss that eviction adds, without any sampling.",
+    ),
+    "data": Entry("data.app", "Task data: fetch them, check what is here, show where."),
+    "doctor": Entry(
+        "doctor.doctor",
+        "Check this machine: versions, devices, memory, threads, the built-in model, data and results folders.",
+    ),
+    "audit": Entry(
+        "audit.audit",
+        "Check that methods hold the invariants of the engine, on small models: budget, memory, batches, positions.",
+    ),
+    "train": Entry(
+        "train.train",
+        "Make what a method needs for a model: trained weights, or a table of heads estimated from its attention.",
+    ),
+    "weights": Entry("weights.app", "Trained weights of methods: import what others published."),
+    "lm-eval": Entry(
+        "lm_eval.lm_eval",
+        "Run lm-eval with an eviction method: its tasks, its table of results, kvbench's engine.",
+    ),
+}
+
+
+def load(name: str, group: type[Any]) -> Any:
+    """A command from its module; `group` is the class of commands that have commands of their own."""
+    file, _, member = COMMANDS[name].where.partition(".")
+    module = importlib.import_module(f"kvbench.cli.commands.{file}")
+    found = getattr(module, member)
+    holder = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
+    if isinstance(found, typer.Typer):
+        holder.add_typer(found, name=name, cls=group)
+    else:
+        holder.command(name, epilog=module.EPILOG, context_settings=getattr(module, "CONTEXT", None))(found)
+    return typer.main.get_group(holder).commands[name]

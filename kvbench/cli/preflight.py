@@ -1,0 +1,42 @@
+"""What a run reads from disks and the hub, checked or fetched before torch is imported.
+
+    check_inputs(config)     # SetupError, UserError
+
+The model's files, its chat template, a sandbox for programs, and the tasks' data. What the hub gave lies in its cache
+afterwards, where `kvbench.runner.inputs` finds it.
+"""
+
+from __future__ import annotations
+
+from kvbench.cli.checks import check
+from kvbench.config.run_config import RunConfig
+from kvbench.console.problems import Problems
+from kvbench.runner import task_data
+from kvbench.runner.workload import load_task
+from kvbench.sources import models, vocabulary
+from kvbench.taskkit import prompts
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Raises KVBenchError for what can be known to be missing or wrong without torch."""
+    if config.chat_template is not None:
+        prompts.load_template(config.chat_template)
+    known = models.describe(config.model, config.revision)
+    info = models.located(config.model, config.revision)
+    if info != known:
+        _check_again(config, info)
+    if info.folder is not None:
+        vocabulary.check_folder(info.folder, info.config)
+    if any("code" in load_task(name, config.task_file).needs for name in config.tasks):
+        from kvbench.scoring import sandbox
+
+        sandbox.require(config.unsafe_run_code)
+    task_data.fetch(config)
+
+
+def _check_again(config: RunConfig, info: models.ModelInfo) -> None:
+    """The checks of `kvbench.cli.checks`, now that the hub has told the model's sizes."""
+    problems = Problems()
+    check(config, info, problems, duplicates=True)
+    problems.warnings.clear()  # they were shown
+    problems.stop()

@@ -1,0 +1,70 @@
+"""What ``kvbench replay --run RUN`` takes from a run (model, tasks, settings), and the methods that were typed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.cli.commands.show import one_run
+from kvbench.cli.continued import TO_ASK, continued
+from kvbench.cli.request import build
+from kvbench.config.layers import Gathered, gather
+from kvbench.config.run_config import RunConfig
+from kvbench.console.problems import Problems
+from kvbench.errors import UserError, show
+from kvbench.eviction import choose
+from kvbench.store import manifest
+
+if TYPE_CHECKING:
+    from kvbench.runner.inputs import Prepared
+
+FILES = tuple(key for key in TO_ASK if key != "task")
+
+
+def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
+    """The run's configuration with what was typed. Raises UserError for what the run's answers decide."""
+    for key in ("model", "revision", "seed", "max_new_tokens", "stop"):
+        if typed[key] not in (None, [], ()):
+            raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
+    folder = one_run(run, Path("results"))
+    needed = [key for key in TO_ASK if key != "task" or not typed["task"]]
+    config = continued(folder.parent, folder.name, _again(typed), needed=needed, more_plugins=True)
+    own_files = {"plugin": None, "task_file": config.task_file, "chat_template": config.chat_template}
+    asked = build(gather(typed | own_files | {"task": typed["task"] or list(config.tasks)}, os.environ), problems)
+    if asked is None:
+        return None
+    if strange := [task for task in asked.tasks if task not in config.tasks]:
+        raise UserError(f"run {show(folder.name)} has no task {show(strange[0])}. It has {', '.join(config.tasks)}.")
+    grids = (dataclasses.replace(g, tasks=(t,), limit=config.limit_for(t)) for g in asked.grids for t in g.tasks)
+    own: dict[str, Any] = {
+        "grids": tuple(grids),
+        "data": asked.data or config.data,
+        "device": asked.device,
+        "dtype": asked.dtype if typed["dtype"] else config.dtype,
+        "interval": asked.interval if typed["interval"] else config.interval,
+    }
+    return dataclasses.replace(config, **own)
+
+
+def _again(typed: dict[str, Any]) -> Gathered:
+    """What was given of the settings that a run's folder does not decide."""
+    given = gather({key: typed[key] for key in FILES}, os.environ)
+    return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
+
+
+def check_same(config: RunConfig, folder: Path, ready: Prepared) -> None:
+    """Raise UserError where the model, its chat template or the tasks' data are not those that wrote the answers."""
+    from kvbench.runner import same_run
+    from kvbench.sources import models
+
+    before = manifest.read(folder)["environment"]
+    same_run.check_model(folder.name, before, same_run.model_record(config, models.state(ready.info)))
+    same_run.check_data(folder.name, before.get("tasks", {}), ready.tasks())
+
+
+def named(config: RunConfig, tasks: list[str] | None) -> set[str]:
+    """What the hub may be asked for: a run's model only where it is in the cache, what was typed here also else."""
+    methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
+    return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())

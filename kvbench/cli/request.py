@@ -1,0 +1,219 @@
+"""From what was typed to a RunConfig: names through the registries, values through their parsers. No torch.
+
+    build(gathered, problems) -> RunConfig | None
+
+Every problem goes to `problems`; None means that there was no grid to make. What the parts mean together (budget
+against model, samples against temperature) is checked in `kvbench.cli.checks`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from kvbench import registry
+from kvbench.config.layers import Gathered, Given, Layer
+from kvbench.config.parsers import budget, parse, split
+from kvbench.config.plugins import load_plugins
+from kvbench.config.run_config import PARSERS, Grid, MethodChoice, RunConfig
+from kvbench.console.problems import Problems
+from kvbench.console.redact import holds_secret
+from kvbench.errors import UserError, show
+from kvbench.eviction import choose
+from kvbench.eviction.budget import label
+from kvbench.eviction.options import describe, split_option
+from kvbench.runner.workload import expand_task
+
+MISSING = {
+    "method": "Give a method name; 'kvbench list methods' shows them.",
+    "task": "Give a task name; 'kvbench list tasks' shows them.",
+    "budget": "Example: --budget 512.",
+}
+
+
+def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
+    given = gathered.first("plugin")
+    before = len(problems.errors)
+    with problems.collect():
+        refuse_secrets(gathered)
+    if given is not None and len(problems.errors) == before:
+        with problems.collect():
+            load_plugins(parse(given.source, PARSERS["plugin"], given.value))
+    # Without its plug-ins a run's names would all be unknown: one problem, told as many.
+    return Builder(gathered, problems).config() if len(problems.errors) == before else None
+
+
+def refuse_secrets(gathered: Gathered) -> None:
+    """Raise UserError for a setting that holds a key or a password: a run's record keeps its settings as they are."""
+    layers = (*gathered.files, *gathered.blocks, gathered.variables, gathered.flags)
+    for given in (given for layer in layers for given in layer.values()):
+        if holds_secret(given.value):
+            raise UserError(
+                f"{given.source} looks like a key, or an address with a password, and settings are stored. Put it in "
+                "an environment variable: HF_TOKEN for the hub, --judge-key-env NAME for a judge."
+            )
+
+
+def member_name(member: Any) -> str:
+    """A method, budget or task as it is typed."""
+    return member if isinstance(member, str) else label(member) if not isinstance(member, tuple) else str(member[0])
+
+
+class Builder:
+    """Reads the settings and axes that were gathered."""
+
+    def __init__(self, gathered: Gathered, problems: Problems) -> None:
+        self.gathered, self.problems = gathered, problems
+        self.settings: dict[str, Any] = {}
+        self.options: list[tuple[str | None, str, str]] = []  # (method or None for all, option, value)
+
+    def config(self) -> RunConfig | None:
+        for name, parser in PARSERS.items():
+            if (given := self.gathered.first(name)) is not None:
+                with self.problems.collect():
+                    self.settings[name] = parse(given.source, parser, given.value)
+        if "plugin" in self.settings:  # a run may be continued from another folder
+            self.settings["plugin"] = tuple(str(Path(p).expanduser().resolve()) for p in self.settings["plugin"])
+        if (options := self.gathered.first("method_opt")) is not None:
+            self._read_options(options)
+        before = len(self.problems.errors)
+        grids = [self._grid(block) for block in self.gathered.blocks or [{}]]
+        if len(self.problems.errors) > before:
+            return None
+        with self.problems.collect():
+            self._check_option_methods(grids)
+            return RunConfig(grids=self._selected(grids), **self.settings)
+        return None
+
+    def _grid(self, block: Layer) -> Grid:
+        """One grid block; an axis that it does not have is the run's."""
+        names, budgets, tasks = self.axis(block, "method"), self.axis(block, "budget"), self.axis(block, "task")
+        methods = []
+        for name, pairs in names:
+            with self.problems.collect():
+                methods.append(self._choose(name, list(pairs), [n for n, _ in names]))
+        limit = None
+        if given := block.get("limit"):
+            with self.problems.collect():
+                limit = parse(given.source, PARSERS["limit"], given.value)
+        return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), limit=limit)
+
+    def axis(self, block: Layer, key: str) -> list[Any]:
+        """The members of an axis, each once."""
+        given = self._given(block, key)
+        if given is None and key == "budget":
+            return []
+        if given is None and key == "task" and self.settings.get("task_file"):
+            given = Given("file", "--task-file")
+        if given is None:
+            self.problems.errors.append(UserError(f"--{key} is missing. {MISSING[key]}"))
+            return []
+        members: list[Any] = []
+        with self.problems.collect():
+            raw = split(given.source, given.value, MISSING[key])
+            for position, typed in enumerate(raw, 1):
+                with self.problems.collect():
+                    for member in self._members(key, given.source, typed, position if len(raw) > 1 else None):
+                        if any(member == other and type(member) is type(other) for other in members):
+                            self.problems.warn(f"{key} {show(member_name(member))} is given twice; it runs once.")
+                        else:
+                            members.append(member)
+        return members
+
+    def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
+        """A budget, the tasks that a name stands for, or a method's name with the options that a file gives beside
+        it.
+        """
+        if key == "budget":
+            return [parse(source, lambda raw: budget(raw, entry), typed)]
+        if key == "task":
+            return self._task_names(typed)
+        if isinstance(typed, dict):
+            options = tuple((name, value) for name, value in _flat(typed) if name != "name")
+            return [(choose.canonical(str(typed.get("name", ""))), options)]
+        return [(choose.canonical(str(typed)), ())]
+
+    def _given(self, block: Layer, key: str) -> Given | None:
+        """A flag beats a block, a block beats the run's settings; --task selects among the blocks, see `_selected`."""
+        if key == "task" and key in block:
+            return block[key]
+        return self.gathered.typed(key) or block.get(key) or self.gathered.first(key)
+
+    def _selected(self, grids: list[Grid]) -> tuple[Grid, ...]:
+        """With --task, only those tasks of the blocks."""
+        wanted = self.gathered.typed("task")
+        if wanted is None or not any("task" in block for block in self.gathered.blocks):
+            return tuple(grids)
+        names = split(wanted.source, wanted.value, MISSING["task"])
+        tasks = [task for name in names for task in self._task_names(name)]
+        known = list(dict.fromkeys(task for grid in grids for task in grid.tasks))
+        for task in tasks:
+            if task not in known:
+                raise UserError(
+                    f"{wanted.source} {show(task)} is in no [[grid]] of the file, which has {', '.join(known)}."
+                )
+        kept = (dataclasses.replace(g, tasks=tuple(t for t in g.tasks if t in tasks)) for g in grids)
+        return tuple(grid for grid in kept if grid.tasks)
+
+    def _task_names(self, name: Any) -> list[str]:
+        return expand_task(str(name), self.settings.get("task_file"))
+
+    def _read_options(self, given: Given) -> None:
+        for text in given.value if isinstance(given.value, (list, tuple)) else [given.value]:
+            with self.problems.collect():
+                method, name, value = split_option(str(text))
+                self.options.append((choose.canonical(method) if method else None, name, value))
+
+    def _choose(self, name: str, pairs: list[tuple[str, str]], names: list[str]) -> MethodChoice:
+        """A method with its options. An option without a method's name goes to every method of the grid that has it."""
+        pairs = [pair for option, value in pairs for pair in _addressed(name, option, value)]
+        for method, option, value in self.options:
+            anyone = [n for n in names if _takers(n, option)]
+            if method:
+                takes = method == name or method in name.split("+")
+            else:
+                takes = name in anyone if anyone else name == _last_evicting(names)
+            if takes:
+                one_part = method and method != name
+                pairs += [(f"{method}.{option}", value)] if one_part else _addressed(name, option, value)
+        return MethodChoice(name=name, options=choose.changed(name, choose.parse(name, pairs)))
+
+    def _check_option_methods(self, grids: list[Grid]) -> None:
+        present = {n for grid in grids for m in grid.methods for n in (m.name, *m.name.split("+"))}
+        for method, _, _ in self.options:
+            if method and method not in present:
+                raise UserError(f"--method-opt is for method {show(method)}, which is not in this run.")
+
+
+def _takers(name: str, option: str) -> list[str]:
+    """The parts of a method that have an option; a single method is its own part."""
+    return [p for p in name.split("+") if any(info.name == option for info in describe(registry.methods.get(p)))]
+
+
+def _addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
+    """An option as `choose.parse` takes it: of two methods each is named, as in ``gkv.alpha``."""
+    parts = name.split("+")
+    if len(parts) == 1:
+        return [(option, value)]
+    method, dot, bare = option.rpartition(".")
+    if dot and registry.methods.canonical(method) in parts:
+        return [(f"{registry.methods.canonical(method)}.{bare}", value)]
+    if dot:
+        raise UserError(f"option {show(option)} is for method {show(method)}, which is not in {show(name)}.")
+    return [(f"{part}.{option}", value) for part in _takers(name, option) or parts[-1:]]  # the last one complains
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Options from a file as texts; ``gkv.alpha = 0.9`` is a table there."""
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield prefix + name, str(value)
+
+
+def _last_evicting(names: list[str]) -> str:
+    """The method that complains about an option which none has."""
+    return next((n for n in reversed(names) if MethodChoice(name=n).takes_budget), names[-1])

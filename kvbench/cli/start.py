@@ -1,0 +1,185 @@
+"""Starts a run: gather, check, and only then hand over to the engine (`kvbench.runner.execute`, which imports torch).
+
+start(context.params)     # what was typed after `kvbench run`
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.cli.checks import check, refuse_key
+from kvbench.cli.commands.run import report_on
+from kvbench.cli.continued import asked, continued
+from kvbench.cli.preflight import check_inputs
+from kvbench.cli.request import build
+from kvbench.config.layers import KEYS, Gathered, Given, gather, unknown_variables
+from kvbench.config.run_config import RunConfig
+from kvbench.console import terminal
+from kvbench.console.problems import Problems
+from kvbench.console.progress import Progress, size
+from kvbench.console.redact import holds_secret
+from kvbench.errors import IncompleteError, UserError, show
+from kvbench.eviction.budget import label
+from kvbench.sources import hub
+from kvbench.sources.models import TINY, ModelInfo, describe
+from kvbench.store import check_run_name, check_same, check_writable, resume_command
+
+if TYPE_CHECKING:
+    from kvbench.runner.execute import RunResult
+
+
+def start(params: Mapping[str, Any]) -> None:
+    """Run what was typed. Everything that torch is not needed for is checked before it is imported."""
+    resume, quiet = params["resume"], bool(params["quiet"])
+    chosen, gathered = _checked(params)
+    with hub.only(asked(chosen, gathered) if resume is not None else None):
+        check_inputs(chosen)
+        _notes(gathered, quiet=quiet, verbose=params["verbose"], resumed=resume is not None)
+
+        from kvbench.runner.execute import execute
+
+        result = execute(
+            chosen,
+            out=Path(params["out"]),
+            run_name=resume or params["run_name"],
+            resume=resume is not None,
+            dry_run=params["dry_run"],
+            progress=Progress(quiet=quiet),
+            allow_version_change=params["allow_version_change"],
+            take_over=params["take_over"],
+            sources=gathered.record(),
+            command=sys.argv,
+        )
+    _tell(result, chosen, quiet=quiet, json=params["json"])
+
+
+def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
+    """The settings, once nothing is wrong with what was typed."""
+    resume, run_name, out, dry = params["resume"], params["run_name"], Path(params["out"]), params["dry_run"]
+    problems = Problems()
+    with problems.collect():
+        refuse_key(params["judge_key"])
+    gathered = _gather(params, problems)
+    with problems.collect():
+        _check_names(run_name, resume)
+    chosen = _choose(gathered, out, resume, problems) if gathered else None
+    found = _describe(chosen, gathered, problems)
+    if chosen is not None:
+        check(chosen, found, problems, duplicates=params["allow_duplicate_samples"])
+    if not dry and not problems.errors:
+        with problems.collect():
+            check_writable(params["out"])
+    problems.stop()
+    assert gathered is not None
+    assert chosen is not None
+    if not dry and resume is None:
+        check_same(out, run_name or chosen.run_name(), chosen.stored())
+    return chosen, gathered
+
+
+def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> None:
+    """Print the plan or the tables. Raises IncompleteError when rows have no score."""
+    if result.run_dir is None and not (json or quiet):
+        _print_plan(result)
+    elif result.run_dir is not None:
+        report_on(result.run_dir, quiet=quiet)
+    failed = sum(result.failed.values())
+    if json:
+        folder = None if result.run_dir is None else str(result.run_dir)
+        counts = {"rows_done": result.done, "rows_planned": result.planned, "failed": dict(result.failed)}
+        plan = {"plan": _plan(result)} if result.run_dir is None else {}
+        terminal.data({"run": folder, "hash": chosen.hash(), **counts, **plan})
+    if result.run_dir is not None and (failed or result.done < result.planned):
+        not_run = result.planned - result.done
+        lacking = dict(result.failed) | ({"not run": not_run} if not_run else {})
+        reasons = ", ".join(f"{count} {status}" for status, count in lacking.items())
+        again = f"'{resume_command(result.run_dir)}' tries them again"
+        raise IncompleteError(f"{not_run + failed} of {result.planned} rows have no score ({reasons}); {again}.")
+
+
+def _gather(params: Mapping[str, Any], problems: Problems) -> Gathered | None:
+    flags = {key: params.get(key) for key in KEYS}
+    for text in unknown_variables(os.environ):
+        problems.warn(text)
+    config = params.get("config")
+    with problems.collect():
+        if params.get("batch_size") is not None:
+            if params.get("slots") is not None:
+                raise UserError("--slots and --batch-size are one setting; give one of them.")
+            flags["slots"] = Given(params["batch_size"], "--batch-size")
+        return gather(flags, os.environ, params.get("suite"), Path(config) if config else None)
+    return None
+
+
+def _check_names(run_name: str | None, resume: str | None) -> None:
+    for name, option in ((run_name, "--run-name"), (resume, "--resume")):
+        if name is not None:
+            check_run_name(name, option)
+    if run_name is not None and resume is not None and run_name != resume:
+        raise UserError(f"--resume {show(resume)} and --run-name {show(run_name)} name two runs; give one of them.")
+
+
+def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problems) -> RunConfig | None:
+    """The settings typed, or those of the run to continue."""
+    if resume is None:
+        return build(gathered, problems)
+    if not problems.errors:
+        with problems.collect():
+            return continued(out, resume, gathered)
+    return None
+
+
+def _plan(result: RunResult) -> list[dict[str, Any]]:
+    """What would run, cell by cell."""
+    return [
+        {
+            "task": p.cell.task,
+            "method": p.cell.method.label,
+            "budget": None if p.cell.budget is None else label(p.cell.budget),
+            "rows": len(p.rows),
+            "slots": p.plan.slots,
+            "entries": p.plan.entries_peak,
+            "slot_bytes": p.plan.slot_bytes,
+            "tokens_per_second_at_most": p.plan.limit,
+        }
+        for p in result.plans
+    ]
+
+
+def _print_plan(result: RunResult) -> None:
+    """What would run: cells with rows, slots, memory and the speed that the hardware allows."""
+    numbers = ("rows", "slots", "entries", "a slot", "tok/s at most")
+    table = terminal.grid("task", "method", "budget", *numbers, right=("budget", *numbers))
+    for p in _plan(result):
+        sizes = (str(p[name]) for name in ("rows", "slots", "entries"))
+        speed = f"{p['tokens_per_second_at_most']:,.0f}"
+        table.add_row(p["task"], p["method"], p["budget"] or "-", *sizes, size(p["slot_bytes"]), speed)
+    terminal.console().print(table)
+    print(f"{result.planned} rows; nothing was run.")
+
+
+def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
+    """The model, also when the grid is wrong, so that both problems are shown."""
+    given = gathered.first("model") if gathered else None
+    name = chosen.model if chosen else str(given.value).strip() if given else TINY
+    revision = chosen.revision if chosen else None
+    if holds_secret(name):  # `build` has said so, without the name
+        return None
+    with problems.collect():
+        return describe(name, revision)
+    return None
+
+
+def _notes(gathered: Gathered, *, quiet: bool, verbose: bool, resumed: bool) -> None:
+    if gathered.first("model") is None and not resumed and not quiet:
+        terminal.note(
+            "no --model given: using the built-in model 'tiny' (for demos and CI). Give --model for real numbers."
+        )
+    if verbose:
+        for key, values in gathered.record().items():
+            strongest: Mapping[str, Any] = values[-1]
+            terminal.note(f"{key} = {strongest['value']!r} from {strongest['source']}")

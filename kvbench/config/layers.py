@@ -1,0 +1,174 @@
+"""Where settings come from: a suite, a config file, environment variables, flags. The later in this list, the stronger.
+
+    gathered = gather(flags={"seed": "1"}, suite="demo", config=Path("c.toml"), environ=os.environ)
+    gathered.first("seed")      # Given(value="1", source="--seed")
+    gathered.record()           # every value and its source, weakest first, for run.json
+
+A config file and a suite have one format: settings at the top level or under ``[run]``, named like the flags with ``_``
+for ``-``, and any number of ``[[grid]]`` blocks with `method`, `budget`, `task` and `limit` of their own. Values are
+parsed by `kvbench.config.parsers`; what they mean together is checked by the run command.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvbench.config.parsers import unknown_key
+from kvbench.config.run_config import PARSERS
+from kvbench.errors import UserError, show
+from kvbench.registry import did_you_mean, near
+
+AXES = ("method", "budget", "task")
+BLOCK = (*AXES, "limit")
+KEYS = (*AXES, "method_opt", *PARSERS)
+SUITES = Path(__file__).parent / "suites"
+PREFIX = "KVBENCH_"
+ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are no setting of a run
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """One value and the label of its source, as it stands in messages: ``--seed``, ``c.toml:12: 'seed'``."""
+
+    value: Any
+    source: str
+
+
+Layer = dict[str, Given]
+
+
+@dataclass(slots=True)
+class Gathered:
+    """All that was given: layers weakest first, and the grid blocks of the strongest file that has any."""
+
+    files: list[Layer]
+    variables: Layer
+    flags: Layer
+    blocks: list[Layer] = field(default_factory=list)
+
+    def first(self, key: str) -> Given | None:
+        """The strongest value of a setting."""
+        return self.typed(key) or next((layer[key] for layer in reversed(self.files) if key in layer), None)
+
+    def typed(self, key: str) -> Given | None:
+        """A flag or environment variable: what is stronger than any file."""
+        return self.flags.get(key) or self.variables.get(key)
+
+    def record(self) -> dict[str, list[dict[str, Any]]]:
+        """{setting: [{"source", "value"}, ...]}, weakest first; what a flag overrode stays visible."""
+        seen: dict[str, list[dict[str, Any]]] = {}
+        for layer in (*self.files, self.variables, self.flags):
+            for key, given in layer.items():
+                source = given.source.removesuffix(f": {show(key)}")
+                seen.setdefault(key, []).append({"source": source, "value": given.value})
+        return seen
+
+
+def gather(
+    flags: Mapping[str, Any], environ: Mapping[str, str], suite: str | None = None, config: Path | None = None
+) -> Gathered:
+    """Read everything.
+
+    Args:
+        flags: values as they were typed, or `Given` where the flag's name is not the setting's; None and empty
+            lists count as not typed.
+    """
+    files = [read(suite_path(suite), "--suite")] if suite else []
+    if config:
+        if config.suffix.lower() != ".toml":
+            raise UserError(f"--config {show(config)}: config files are TOML.")
+        files.append(read(config, "--config"))
+    typed = {
+        key: value if isinstance(value, Given) else Given(value, "--" + key.replace("_", "-"))
+        for key, value in flags.items()
+        if value not in (None, (), [])
+    }
+    names = {k: PREFIX + k.upper() for k in KEYS if k != "data"}  # KVBENCH_DATA is read where data are looked for
+    variables = {k: Given(environ[n], f"environment variable {n}") for k, n in names.items() if environ.get(n)}
+    blocks: list[Layer] = next((blocks for _, blocks in reversed(files) if blocks), [])
+    return Gathered([layer for layer, _ in files], variables, typed, blocks)
+
+
+def unknown_variables(environ: Mapping[str, str]) -> list[str]:
+    """A sentence for each KVBENCH_ variable that nothing reads."""
+    words = {key.lower(): PREFIX + key.upper() for key in (*KEYS, *(n.removeprefix(PREFIX) for n in ELSEWHERE))}
+    found = []
+    for name in sorted(environ):
+        if name.startswith(PREFIX) and name not in words.values():
+            close = near(name.removeprefix(PREFIX), list(words), 1)
+            hint = f" Did you mean {words[close[0]]}?" if close else ""
+            found.append(f"environment variable {name} is not known and has no effect.{hint}")
+    return found
+
+
+def suites() -> dict[str, Path]:
+    """The suites shipped with kvbench, by name."""
+    return {path.stem: path for path in sorted(SUITES.glob("*.toml"))}
+
+
+def suite_path(name: str) -> Path:
+    """A shipped suite by name, or a file by its path."""
+    shipped = suites()
+    if name.strip().lower() in shipped:
+        return shipped[name.strip().lower()]
+    if name.endswith(".toml") or "/" in name:
+        return Path(name)
+    raise UserError(f"unknown suite {show(name)}.{did_you_mean(name, list(shipped))} Known: {', '.join(shipped)}.")
+
+
+def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
+    """Settings and grid blocks of a TOML file, each with its line. Unknown keys are errors with file and line."""
+    if os.path.isdir(path):
+        raise UserError(f"{option}: {show(path)} is a folder.")
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UserError(f"{option}: there is no file {show(path)}.") from None
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})."
+        ) from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{option}: cannot read {show(path)} ({getattr(error, 'strerror', None) or error}).") from None
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        line = re.search(r"line (\d+)", str(error))
+        raise UserError(f"{path.name}:{line[1] if line else text.count(chr(10)) + 1}: not TOML ({error}).") from None
+    where = _Lines(path.name, text)
+    run, blocks = document.pop("run", {}), document.pop("grid", [])
+    if not isinstance(run, dict) or not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
+        raise UserError(f"{path.name}: settings stand under [run], grids under [[grid]].")
+    layer = where.layer(document, "", 0, (*KEYS, "run", "grid")) | where.layer(run, "run", 1, KEYS)
+    return layer, [where.layer(block, "grid", i, BLOCK) for i, block in enumerate(blocks, 1)]
+
+
+class _Lines:
+    """Finds the line of a key: the `index`-th table of a name, then ``key =``."""
+
+    def __init__(self, name: str, text: str) -> None:
+        self.name = name
+        self._at: dict[tuple[str, int, str], int] = {}
+        table, counts = ("", 0), {"": 0}
+        for number, line in enumerate(text.splitlines(), 1):
+            if header := re.match(r"\s*\[\[?\s*([\w.-]+)\s*\]\]?", line):
+                counts[header[1]] = counts.get(header[1], 0) + 1
+                table = (header[1], counts[header[1]])
+                self._at.setdefault(("", 0, header[1]), number)
+            elif key := re.match(r"""\s*["']?([\w.-]+)["']?\s*=""", line):
+                self._at.setdefault((*table, key[1]), number)
+
+    def layer(self, table: Mapping[str, Any], header: str, index: int, known: tuple[str, ...]) -> Layer:
+        found: Layer = {}
+        for key, value in table.items():
+            line = self._at.get((header, index, key), 1)
+            if key not in known:
+                raise UserError(f"{self.name}:{line}: {unknown_key(key, known)}")
+            found[key] = Given(value, f"{self.name}:{line}: {show(key)}")
+        return found

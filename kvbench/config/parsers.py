@@ -1,0 +1,212 @@
+"""Parsers of single settings: text or TOML value in, typed value out, and one sentence when it does not fit.
+
+The same parser serves a flag, an environment variable and a key of a file; only the label before the sentence differs.
+
+    seed = setting(0, whole(0, 2**64 - 1))    # a dataclass field with its parser
+    parse("--seed", whole(0, 9), "12")        # UserError: --seed must be a whole number from 0 to 9; got 12.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import field
+from typing import Any
+
+from kvbench.errors import UserError, show
+from kvbench.eviction.budget import Budget, label
+from kvbench.registry import did_you_mean
+
+Parser = Callable[[object], Any]
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,400}", re.ASCII)
+_DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
+
+
+class BadValue(ValueError):
+    """A value that does not fit: either what it must be (`need`, `got`), or a whole `predicate` to follow the label."""
+
+    def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:
+        super().__init__(predicate or need)
+        self.need, self.got, self.predicate = need, got, predicate
+
+    def sentence(self, label: str) -> str:
+        if self.predicate:
+            return f"{label} {self.predicate}"
+        if label.startswith("environment variable"):
+            return f"{label}: {self.got} is not {self.need}."
+        return f"{label} must be {self.need}; got {self.got}."
+
+
+def parse(label: str, parser: Parser, raw: object) -> Any:
+    """Run a parser; a misfit becomes a UserError that starts with `label` (``--seed``, ``c.toml:3: 'seed'``)."""
+    try:
+        return parser(raw)
+    except BadValue as error:
+        raise UserError(error.sentence(label)) from None
+
+
+def setting(default: Any, parser: Parser) -> Any:
+    """A dataclass field with its parser."""
+    return field(default=default, metadata={"parser": parser})
+
+
+def got(raw: object) -> str:
+    """The offending value for a message: plain numbers bare, all else quoted and escaped."""
+    text = str(raw)
+    return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else show(raw)
+
+
+def as_whole(raw: object) -> int | None:
+    """An integer, or None when the value is not one (1.5, 1e3, true, a text)."""
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return raw
+    text = raw.strip() if isinstance(raw, str) else ""
+    return int(text) if _WHOLE.fullmatch(text) else None
+
+
+def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
+    """Integers from `low` to `high`; `word` (such as "auto") is accepted as it is."""
+    need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
+    if word:
+        need += f", or '{word}'"
+
+    def parser(raw: object) -> int | str:
+        if word and raw == word:
+            return word
+        value = as_whole(raw)
+        if value is None:
+            raise BadValue(need if need.startswith("a whole") else f"a whole number, {need}", got(raw))
+        if value < low or (high is not None and value > high):
+            raise BadValue(need, got(raw))
+        return value
+
+    return parser
+
+
+def number(need: str, fits: Callable[[float], bool]) -> Parser:
+    """Finite floats for which `fits` holds; `need` says which."""
+
+    def parser(raw: object) -> float:
+        try:
+            value = math.nan if isinstance(raw, bool) else float(raw)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            value = math.nan
+        if not math.isfinite(value) or not fits(value):
+            raise BadValue(need, got(raw))
+        return value
+
+    return parser
+
+
+def choice(*names: str) -> Parser:
+    def parser(raw: object) -> str:
+        if raw not in names:
+            raise BadValue(predicate=f"{show(raw)}: choose {', '.join(names)}.")
+        return str(raw)
+
+    return parser
+
+
+def text(raw: object) -> str:
+    """Any non-empty text."""
+    if not isinstance(raw, str):
+        raise BadValue("a text", show(raw))
+    if not raw.strip():
+        raise BadValue(predicate="is empty.")
+    if "\0" in raw:
+        raise BadValue(predicate=f"has a control character (U+0000) at position {raw.index(chr(0))}.")
+    return raw.strip()
+
+
+def files(raw: object) -> tuple[str, ...]:
+    """One path or a list of them."""
+    return tuple(text(path) for path in (raw if isinstance(raw, (list, tuple)) else [raw]))
+
+
+def strings(raw: object) -> tuple[str, ...]:
+    """One string or a list of them, blanks and line ends included."""
+    found = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
+    for string in found:
+        if not isinstance(string, str) or not string:
+            raise BadValue("a text of one character or more", show(string))
+    return found
+
+
+def flag(raw: object) -> bool:
+    """A switch: true or false in a file, also 1/0, yes/no, on/off in an environment variable."""
+    word = str(raw).strip().lower()
+    if word in ("true", "1", "yes", "on"):
+        return True
+    if word in ("false", "0", "no", "off"):
+        return False
+    raise BadValue("true or false", show(raw))
+
+
+def budget(raw: object, entry: int | None = None) -> Budget:
+    """Entries per layer and KV head, or a share of the prompt: 512, "25%" -> 0.25.
+
+    `entry` is the position in a list of several, for the message.
+    """
+    value = as_whole(raw)
+    literal = str(raw).strip()
+    if value is None:
+        if literal.endswith("%"):
+            return _share(literal)
+        number_like = _number(literal)
+        if number_like is None and entry is not None:
+            raise BadValue(predicate=f"entry {entry} ({show(raw)}) is not a number.")
+        hint = ""
+        if number_like is not None and "e" in literal.lower() and number_like >= 1 and number_like.is_integer():
+            hint = f" Did you mean {int(number_like)}?"
+        elif number_like is not None and 0 < number_like < 1:
+            hint = f" Did you mean {label(number_like)}?"
+        raise BadValue(predicate=f"{_TAKES}; got {show(literal)}.{hint}")
+    if value == 0:
+        raise BadValue(predicate="must be at least 1 token per KV head; use --method full for no eviction.")
+    if value < 0:
+        raise BadValue("a positive number of tokens per KV head", got(literal))
+    return value
+
+
+_TAKES = "takes whole tokens per KV head (512) or a share of the prompt (25%)"
+
+
+def _share(literal: str) -> float:
+    share = _number(literal[:-1])
+    if share is None:
+        raise BadValue(predicate=f"{_TAKES}; got {show(literal)}.")
+    if share <= 0:
+        raise BadValue(predicate=f"{literal} keeps nothing; give whole tokens per KV head (512) or a larger share.")
+    if share > 100:
+        raise BadValue(predicate=f"{literal} is above 100%; use --method full to keep everything.")
+    return float(f"{share:.10g}") / 100  # no more digits than `label` shows, so that both ways give the same number
+
+
+def _number(literal: str) -> float | None:
+    try:
+        value = float(literal)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def split(label: str, raw: object, hint: str) -> list[Any]:
+    """The members of a list setting: a TOML list, or texts with commas. Empty members are errors; repeats stay."""
+    members: list[Any] = []
+    for given in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:
+        if not isinstance(given, str):
+            members.append(given)
+            continue
+        parts = [part.strip() for part in given.split(",")]
+        if parts == [""]:
+            raise UserError(f"{label} is empty. {hint}")
+        if "" in parts:
+            raise UserError(f"{label} has an empty entry at position {parts.index('') + 1} in {show(given)}.")
+        members += parts
+    return members
+
+
+def unknown_key(name: str, known: Iterable[str]) -> str:
+    return f"unknown key {show(name)}.{did_you_mean(name, list(known))}"

@@ -1,0 +1,138 @@
+"""Methods and tasks from a Python file of one's own, for this process only (``--plugin FILE.py``).
+
+    load_plugin("mine.py")      # ["mymethod"]: what the file registered
+    loaded()                    # [{"path": ..., "sha256": ...}], for a run's record
+
+The file is imported like any module and registers with ``@methods.register`` or ``@tasks.register``. It runs with all
+rights of the user: give only files that you trust. What runs are the bytes that were hashed: no compiled copy beside
+the file is read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+import traceback
+import types
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench import registry
+from kvbench.console.faults import words
+from kvbench.console.signals import Signalled
+from kvbench.errors import KVBenchError, UserError, show
+from kvbench.registry import NameTaken
+
+
+@dataclass(frozen=True, slots=True)
+class _Plugin:
+    path: Path
+    sha256: str
+    names: tuple[str, ...]
+
+
+_LOADED: dict[Path, _Plugin] = {}
+
+
+def load_plugin(path: str) -> list[str]:
+    """Import a file once and return the names it registered. Raises UserError; nothing of the file stays registered."""
+    label = f"--plugin {show(path)}"
+    file = Path(path).expanduser().resolve()
+    if file in _LOADED:
+        return list(_LOADED[file].names)
+    source = _source(path)
+    saved = registry.methods.save(), registry.tasks.save()
+    sha256 = hashlib.sha256(source).hexdigest()
+    try:
+        stem = re.sub(r"\W", "_", file.stem)
+        _run(file, source, f"kvbench_plugin_{stem}_{sha256[:8]}", label)
+        names = [
+            name
+            for known, (members, _, _) in zip((registry.methods, registry.tasks), saved)
+            for name in known.names()
+            if name not in members
+        ]
+        if not names:
+            raise UserError(f"{label} registers nothing; use @methods.register or @tasks.register of kvbench.registry.")
+    except BaseException:
+        for known, before in zip((registry.methods, registry.tasks), saved):
+            known.restore(before)
+        raise
+    _LOADED[file] = _Plugin(file, sha256, tuple(names))
+    return names
+
+
+def _source(path: str) -> bytes:
+    label = f"--plugin {show(path)}"
+    file = Path(path).expanduser().resolve()
+    if os.path.isdir(file):
+        raise UserError(f"{label} is a folder; give a Python file.")
+    if file.suffix != ".py":
+        raise UserError(f"{label} is no Python file; its name must end in .py.")
+    try:
+        return file.read_bytes()
+    except FileNotFoundError:
+        raise UserError(f"{label} does not exist; give the path of a Python file.") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"{label} cannot be read ({getattr(error, 'strerror', None) or error}).") from None
+
+
+def check_same(paths: Sequence[str], recorded: Collection[Mapping[str, str]], run: str, *, more: bool) -> None:
+    """Raise UserError for files that are not those that a run began with. Nothing is imported. more: allow others."""
+    was = {p["sha256"]: Path(p["path"]).name for p in recorded}
+    now = {hashlib.sha256(_source(path)).hexdigest(): path for path in paths}
+    had = ", ".join(f"{name} {sha256[:12]}" for sha256, name in was.items()) or "none"
+    for sha256, path in now.items():
+        if sha256 not in was and not more:
+            raise UserError(
+                f"--plugin {show(path)} ({sha256[:12]}) is none of the plug-ins that run {show(run)} began with "
+                f"({show(had)[1:-1]}). Give the file as it was, or another --run-name."
+            )
+    for sha256, name in was.items():
+        if sha256 not in now:
+            raise UserError(f"run {show(run)} began with plug-in {show(name)} ({sha256[:12]}): give it with --plugin.")
+
+
+def load_plugins(paths: Sequence[str]) -> list[str]:
+    """Every file in its order."""
+    return [name for path in paths for name in load_plugin(path)]
+
+
+def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
+    """Path and hash of loaded files, as they were when they were imported."""
+    found = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
+    return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in found]
+
+
+def hash_of(name: str) -> str | None:
+    """SHA-256 of the file that registered a method or task; None when no plug-in did."""
+    return next((plugin.sha256 for plugin in _LOADED.values() if name in plugin.names), None)
+
+
+def _run(file: Path, source: bytes, name: str, label: str) -> None:
+    module = sys.modules[name] = types.ModuleType(name)  # dataclasses look their module up by name
+    module.__file__ = str(file)
+    try:
+        exec(compile(source, str(file), "exec", dont_inherit=True), module.__dict__)
+    except BaseException as error:
+        sys.modules.pop(name, None)
+        if isinstance(error, (KeyboardInterrupt, Signalled)):
+            raise
+        raise UserError(f"{label}{_cause(error, file)}") from error
+
+
+def _cause(error: BaseException, file: Path) -> str:
+    """Why an import failed, with the line of the file, in one line."""
+    if isinstance(error, NameTaken):
+        return f": {error} Register it under another name."
+    if isinstance(error, KVBenchError):
+        return f": {error}"
+    if isinstance(error, SyntaxError) and error.filename == str(file):
+        return f", line {error.lineno}: not Python ({error.msg})."
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    where = f", line {lines[-1]}" if lines else ""
+    first = (words(error).splitlines() or [""])[0]
+    return f"{where}: {type(error).__name__}{f' ({show(first)[1:-1]})' if first else ''} while it was imported."

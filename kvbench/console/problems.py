@@ -1,0 +1,56 @@
+"""Collects the independent problems of one call, so that they are shown together.
+
+    problems = Problems()
+    with problems.collect():
+        check_one()
+    with problems.collect():
+        check_two()
+    problems.stop()     # prints the warnings, raises when there were problems
+
+Only expected errors (`KVBenchError`) are collected; a bug ends the call where it happens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvbench.console import terminal
+from kvbench.errors import KVBenchError
+
+
+class Several(KVBenchError):
+    """More than one problem. Usage errors decide the exit code before those of the surroundings."""
+
+    def __init__(self, errors: list[KVBenchError]) -> None:
+        super().__init__("\n".join(dict.fromkeys(str(error) for error in errors)))
+        self.exit_code = min(error.exit_code for error in errors)
+
+
+class Problems:
+    def __init__(self) -> None:
+        self.errors: list[KVBenchError] = []
+        self.warnings: list[str] = []
+
+    @contextmanager
+    def collect(self) -> Iterator[None]:
+        """Problems inside the block are put aside; the rest of the block is skipped."""
+        try:
+            yield
+        except KVBenchError as error:
+            self.errors.append(error)
+
+    def warn(self, text: str) -> None:
+        """Put a warning aside; the same one is shown once."""
+        if text not in self.warnings:
+            self.warnings.append(text)
+
+    def stop(self) -> None:
+        """Print the warnings; raise the problems, if any."""
+        for text in self.warnings:
+            terminal.warning(text)
+        self.warnings.clear()
+        if len(self.errors) == 1:
+            raise self.errors[0]
+        if self.errors:
+            raise Several(self.errors)

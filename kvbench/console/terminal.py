@@ -1,0 +1,110 @@
+"""Words to the user: data on stdout, everything else on stderr; plain ASCII where the terminal knows no more.
+
+    note("..."), warning("..."), fail(error)     # one line each on stderr
+    table(rich_table), data(document)            # stdout
+
+On stdout, text from outside (model output, file names) must pass `kvbench.errors.show` or `clean` before it gets here.
+What goes to stderr is cleaned here, and keys in it are hidden. An error keeps ``name=value``, because commands in it
+must work when they are typed; the text of a foreign exception loses that too where it enters one (`faults.words`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TextIO
+
+from kvbench.console import streams
+from kvbench.errors import Interrupted, KVBenchError, show
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+NARROW = 60  # tables are not folded further: in fewer columns nobody can read them
+WIDE = 400  # columns where stdout is no terminal and COLUMNS is not set: tables are not folded
+
+
+def prepare() -> None:
+    """Make printing safe: under any locale, where what a stream cannot encode is written as an escape, and to any
+    stream (`kvbench.console.streams`).
+    """
+    streams.repair()
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def note(text: str) -> None:
+    _tell("note: ", text)
+
+
+def warning(text: str) -> None:
+    _tell("warning: ", text)
+
+
+def fail(error: KVBenchError) -> None:
+    """Every line of the message is an error of its own; to be interrupted is none."""
+    prefix = "" if isinstance(error, Interrupted) else "error: "
+    for line in str(error).split("\n"):
+        print(f"{prefix}{clean(_redact().hide_keys(line))}", file=sys.stderr, flush=True)
+
+
+def _tell(kind: str, text: str) -> None:
+    print(f"{kind}{clean(_redact().redact_keys(text))}", file=sys.stderr, flush=True)
+
+
+def _redact() -> ModuleType:
+    """Loaded with the first message: the package of results needs this module."""
+    from kvbench.console import redact
+
+    return redact
+
+
+def clean(text: str) -> str:
+    """Text of unknown origin on one terminal line, with control and direction characters escaped, never raw."""
+    return "".join(show(part)[1:-1] for part in _chunks(text, 200))
+
+
+def _chunks(text: str, size: int) -> list[str]:
+    return [text[i : i + size] for i in range(0, len(text), size)]
+
+
+def ascii_only(stream: TextIO | None = None) -> bool:
+    """Whether only ASCII may be drawn: the stream is not UTF-8, or the locale is C."""
+    encoding = (getattr(stream or sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
+    locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
+    return encoding != "utf8" or locale in ("C", "POSIX")
+
+
+def console() -> Console:
+    """A rich console on stdout that leaves a closed pipe to the caller."""
+    from rich.console import Console
+
+    class Quiet(Console):
+        def on_broken_pipe(self) -> None:
+            raise BrokenPipeError
+
+    width = None if sys.stdout.isatty() or os.environ.get("COLUMNS") else WIDE
+    made = Quiet(file=sys.stdout, width=width, highlight=False, emoji=False, markup=False)
+    made.width = max(NARROW, made.width)
+    return made
+
+
+def grid(*columns: str, right: tuple[str, ...] = ()) -> Any:
+    """An empty rich table in the house style: one line below the head, two blanks between columns."""
+    from rich import box
+    from rich.table import Table
+
+    line = "-" if ascii_only() else "─"
+    head = box.Box(f"    \n    \n {line}{line} \n    \n    \n    \n    \n    \n", ascii=line == "-")
+    table = Table(box=head, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+    return table
+
+
+def data(document: Any) -> None:
+    """One JSON document as the last line of stdout."""
+    print(json.dumps(document, ensure_ascii=True, allow_nan=False), flush=True)

@@ -1,0 +1,192 @@
+"""What each attention layer of a model looks like, learnt from one forward pass instead of from per-model tables.
+
+The model is run once on one token with a recording attention function; every layer reports its own head counts,
+dimensions, scale, sliding window, logit cap and sinks exactly as the model hands them over. Works on real and on meta
+tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from kvbench.console import faults
+from kvbench.console.faults import words
+from kvbench.engine.attention.interface import AttentionCall, route
+from kvbench.errors import KVBenchError, UserError, show
+from kvbench.eviction.api import State
+
+
+class ProbeFailed(UserError):
+    """The model's own code failed in the pass that shows its layers. Meta tensors lack values that real ones have."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerGeometry:
+    """One attention layer. `window` is the sliding window in tokens, None for full attention."""
+
+    index: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+    def entry_bytes(self, element: int) -> int:
+        """Bytes of one entry over all KV heads: K, V and a 4-byte position per head. `element`: bytes a number."""
+        return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
+
+    def state_shape(self, state: State) -> tuple[int, ...]:
+        """The shape of a method's state, its named dimensions filled in."""
+        named = {"query_heads": self.query_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
+        return tuple(named[size] if isinstance(size, str) else size for size in state.shape)
+
+    @property
+    def group(self) -> int:
+        """Query heads that share a KV head."""
+        return self.query_heads // self.kv_heads
+
+    @property
+    def evicts(self) -> bool:
+        """Sliding-window layers stay rings: their memory is bounded already and no method applies to them."""
+        return self.window is None
+
+
+def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
+    """Probe a causal language model.
+
+    Raises:
+        UserError: the model's attention cannot be routed (no attention interface), or it keeps state outside attention.
+        ProbeFailed: the pass itself failed.
+    """
+    refuse_unsupported(model.config)
+    refuse_state(model)
+    layers: dict[int, LayerGeometry] = {}
+
+    def record(call: AttentionCall) -> torch.Tensor:
+        index = call.layer
+        if index in layers:
+            raise UserError(
+                f"model {show(type(model).__name__)} calls attention layer {index} twice; it is not supported."
+            )
+        b, hq, t, _ = call.query.shape
+        layers[index] = LayerGeometry(
+            index=index,
+            query_heads=hq,
+            kv_heads=call.key.shape[1],
+            head_dim=call.key.shape[-1],
+            value_dim=call.value.shape[-1],
+            scaling=call.scaling,
+            window=call.window,
+            softcap=call.softcap,
+            sinks=call.sinks is not None,
+        )
+        return call.value.new_zeros(b, t, hq, call.value.shape[-1])
+
+    device = next(model.parameters()).device
+    with torch.no_grad(), route(model, record), own_failures(model):
+        model(
+            input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
+            position_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
+            attention_mask=None,
+            past_key_values=None,
+            use_cache=False,
+        )
+    wanted = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
+    if not layers or len(layers) != wanted:
+        raise UserError(
+            f"architecture {show(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers "
+            "have no KV cache that kvbench can manage (linear attention, state space, or an own attention path)."
+        )
+    found = tuple(layers[i] for i in sorted(layers))
+    _check_windows(model.config, found)
+    return found
+
+
+def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
+    """Raises UserError where a layer slides its window by a mask alone: no mask is made for routed attention."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None)
+    slides = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True) is not False
+    for place, layer in enumerate(layers):
+        if layer.window is None and (kinds[place] == "sliding_attention" if kinds else slides):
+            raise UserError(
+                f"model type {show(text.model_type)} does not tell attention its sliding window; it is not supported."
+            )
+
+
+@contextlib.contextmanager
+def own_failures(model: Any) -> Iterator[None]:
+    """Name the model type in whatever its code raises. A full or broken device is no fault of the model's code."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, KVBenchError) or faults.of_machine(error):
+            raise
+        reason = (words(error).splitlines() or [""])[0].rstrip(".")
+        raise ProbeFailed(
+            f"model type {show(model.config.model_type)} is not supported: it cannot read one token without a cache of "
+            f"its own ({type(error).__name__}: {reason})."
+        ) from error
+
+
+def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:
+    """The geometry as sequences of at most `longest` tokens meet it: a window that none outgrows is no window."""
+    return tuple(replace(g, window=None) if g.window is not None and g.window >= longest else g for g in geometry)
+
+
+def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
+    """Raises UserError when there is no layer that an eviction method could act on."""
+    if not any(g.evicts for g in geometry):
+        window = max(g.window or 0 for g in geometry)
+        raise UserError(
+            f"every layer of the model has a sliding window (at most {window} tokens, sequences up to {longest}), so "
+            "there is nothing to evict. Use --method full, or fewer --max-new-tokens."
+        )
+
+
+def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ...]:
+    """The geometry of a cache that keeps keys and values for every query head."""
+    return tuple(replace(g, kv_heads=g.query_heads) if g.evicts else g for g in geometry)
+
+
+def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
+    """Raises UserError when evicting layers differ in heads or entries, which uneven budgets cannot be counted over."""
+    if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
+        raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
+
+
+def refuse_state(model: Any) -> None:
+    """Raises UserError for a model that carries more from token to token than keys and values."""
+    if getattr(model, "_is_stateful", False):
+        raise UserError(
+            f"model type {show(model.config.model_type)} keeps a state beside its KV cache (linear attention, state "
+            "space or convolution), which is not supported."
+        )
+
+
+def refuse_unsupported(config: Any) -> None:
+    """Refuse by name what would be served wrongly. Raises UserError."""
+    text = config.get_text_config()
+    kinds = set(getattr(text, "layer_types", None) or [])
+    foreign = kinds - {"full_attention", "sliding_attention"}
+    name = show(text.model_type)
+    if foreign:
+        raise UserError(f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported.")
+    if getattr(config, "is_encoder_decoder", False):
+        raise UserError(f"model type {name} is an encoder-decoder; kvbench serves decoder-only models.")
+    rope = getattr(text, "rope_parameters", None) or {}
+    longest = getattr(text, "max_position_embeddings", 0) or 0
+    kind, before = rope.get("rope_type"), rope.get("original_max_position_embeddings") or longest
+    if kind in ("dynamic", "longrope") and longest > before:
+        raise UserError(
+            f"model type {name} uses {kind} RoPE, whose frequencies follow the longest sequence of a batch, so that a "
+            f"sequence would depend on its neighbours. Set max_position_embeddings to {before} in its config.json."
+        )

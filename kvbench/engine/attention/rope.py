@@ -1,0 +1,44 @@
+"""A model's RoPE as a tensor operation, read from its frequencies and proved on the model itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kvbench.engine.attention.positions import TOLERANCE, first_queries
+from kvbench.errors import UserError, show
+from kvbench.eviction.rope import Rope
+
+
+@torch.no_grad()
+def read_rope(model: Any) -> Rope:
+    """The rotation of a model's evicting layers.
+
+    One token is run at two positions. Its queries in the first layer must differ by exactly this rotation, or the
+    model is refused: pairing of dimensions and frequencies are never guessed.
+
+    Raises:
+        UserError: the model has no RoPE that is known here.
+    """
+    token = torch.ones(1, 1, dtype=torch.long, device=next(model.parameters()).device)
+    near, far = (first_queries(model, token, position) for position in (3, 40))
+    distance = torch.tensor([37], device=near.device)
+    for frequencies in _frequencies(model):
+        for interleaved in (False, True):
+            if 2 * frequencies.numel() > near.shape[-1]:
+                continue
+            rope = Rope(frequencies, interleaved)
+            error = (rope.rotate(near, distance) - far.float()).abs().max() / far.float().abs().max()
+            if float(error) < TOLERANCE.get(far.dtype, 1e-3):
+                return rope
+    raise UserError(
+        f"the rotary positions of {show(type(model).__name__)} are of a kind that this method cannot undo; "
+        "use another method."
+    )
+
+
+def _frequencies(model: Any) -> list[torch.Tensor]:
+    """Candidates: every buffer of the model that is named as transformers names RoPE's frequencies."""
+    found = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+    return [found[name].float() for name in sorted(found)]

@@ -1,0 +1,137 @@
+"""How large a cache must be for a method, and which layout serves it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from kvbench.engine.attention.geometry import (
+    LayerGeometry,
+    check_equal_heads,
+    check_evicts,
+    for_lengths,
+    per_query_head,
+)
+from kvbench.engine.cache.dense import DenseCache
+from kvbench.engine.cache.paged import PagedCache
+from kvbench.engine.cache.slot_cache import Shape, SlotCache
+from kvbench.errors import UserError, show
+from kvbench.eviction import budget as budgets
+from kvbench.eviction.api import Method
+from kvbench.eviction.columns import expanded
+
+Layout = Literal["auto", "dense", "paged"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """How long the sequences of a cell can get, in tokens.
+
+    Attributes:
+        total: prompt plus output.
+        output: generated.
+        tail: part of a prompt that is read after its compression.
+    """
+
+    total: int
+    output: int
+    tail: int = 0
+
+
+def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
+    """Entries that a budget means for one sequence, in the heads that the method sees; None when it takes none.
+
+    A share of a short prompt is raised to the smallest budget that the method works with.
+    """
+    if budget is None or not method.takes_budget:
+        return None
+    entries = budgets.entries(budget, prompt_len)
+    if isinstance(budget, float):
+        entries = max(entries, method.min_budget() * (group if method.per_query_head else 1))
+    return entries // group if method.per_query_head else entries
+
+
+def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
+    """Rows a head of a slot needs on average: budget plus growth between evictions, or all that nothing bounds."""
+    if not method.takes_budget or budget is None:
+        return lengths.total
+    growth = method.during("decode").trigger(interval).growth
+    after = lengths.output if growth is None or not method.decode_bounded else growth
+    entries = entry_budget(method, budget, lengths.total, group) or 0
+    return min(entries + lengths.tail + after, lengths.total)
+
+
+def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, int]:
+    """How many of the newest queries are kept while a prompt is read, and in the slots afterwards."""
+    decode = method.during("decode")
+    trigger, needs = decode.trigger(interval), decode.needs()
+    after = 0
+    if trigger.growth is not None:
+        after = max(needs.width, trigger.growth if needs.queries == "since_last" else 0)
+    before = max(method.needs().width, method.during("prefill").needs().width, after)
+    return min(before, longest), min(after, longest)
+
+
+def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tuple[LayerGeometry, ...]:
+    """The geometry as sequences of at most `longest` tokens and the method meet it.
+
+    Raises:
+        UserError: there is nothing to evict, or heads that an uneven budget cannot be counted over.
+    """
+    fitted = for_lengths(geometry, longest)
+    if method.evicts:
+        check_evicts(fitted, longest)
+    if method.per_query_head:
+        fitted = per_query_head(fitted)
+    if not method.uniform:
+        check_equal_heads(fitted)
+    return fitted
+
+
+def check_prefill(method: Method, prefill: str, name: str = "") -> None:
+    """Raises UserError when a method cannot be served chunk by chunk. name: for the message."""
+    if prefill == "chunked" and method.during("prefill").needs().probes:
+        label = show(name or type(method).__name__)
+        raise UserError(f"method {label} runs probes over the whole prompt; --prefill chunked cannot serve it.")
+
+
+def shape_of(
+    geometry: Sequence[LayerGeometry], method: Method, budget: float | None, interval: int, lengths: Lengths, slots: int
+) -> Shape:
+    """What a cache for these sequences must hold; `geometry` as the model has it."""
+    group = max((g.group for g in geometry), default=1)
+    rows = capacity(method, budget, interval, lengths, group)
+    return Shape(
+        slots=slots,
+        rows=rows,
+        bounded=method.takes_budget and method.decode_bounded,
+        longest=lengths.total,
+        columns=expanded(method.columns(), group) if method.evicts else (),
+        states=method.states() if method.evicts else (),
+        queries=stored_queries(method, interval, lengths.total)[1] if method.evicts else 0,
+    )
+
+
+def make_cache(
+    geometry: Sequence[LayerGeometry],
+    method: Method,
+    shape: Shape,
+    device: torch.device,
+    dtype: torch.dtype,
+    layout: Layout = "auto",
+) -> SlotCache:
+    """The dense layout where all heads hold equally many entries, the paged one elsewhere."""
+    if layout == "auto":
+        layout = "dense" if method.uniform else "paged"
+    if layout == "dense" and not method.uniform:
+        raise UserError(f"{type(method).__name__} spreads its budget unevenly and needs the paged layout.")
+    made = DenseCache if layout == "dense" else PagedCache
+    return made(geometry, shape, device, dtype)
+
+
+def plan_slot_bytes(geometry: Sequence[LayerGeometry], method: Method, shape: Shape, dtype: torch.dtype) -> int:
+    """Bytes a slot would take, without allocating it."""
+    return make_cache(geometry, method, shape, torch.device("meta"), dtype).slot_bytes()

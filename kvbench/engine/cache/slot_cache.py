@@ -1,0 +1,226 @@
+"""SlotCache: the KV memory of a fixed number of slots, one sequence each, behind one interface for both layouts.
+
+Keys are stored after RoPE at their true position and never re-indexed. After an eviction a head's rows are in storage
+order, not text order. `dense.DenseCache` serves methods that keep equally many entries everywhere, `paged.PagedCache`
+all others. Layers with a sliding window are rings of `window` rows that no method touches.
+
+Letters: S slots, b slots of a batch, Hk KV heads, n rows, D head dimension, t new tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.cache.prompt import PackedLayer
+from kvbench.eviction.api import Column, State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a cache is made for.
+
+    Attributes:
+        rows: entries per head that a slot has room for, averaged over layers and heads.
+        bounded: a budget keeps every slot near `rows`, so they are read whole.
+        longest: tokens that a sequence may have; sliding-window layers become rings of at most that.
+        queries: how many of the newest queries are kept.
+    """
+
+    slots: int
+    rows: int
+    bounded: bool
+    longest: int
+    columns: tuple[Column, ...] = ()
+    states: tuple[State, ...] = ()
+    queries: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """Slots that a method decides about together, and what it needs to know of them."""
+
+    slots: list[int]
+    index: torch.Tensor  # [b] slots
+    everyone: bool  # all slots of the cache in order: narrowed tensors serve without a copy
+    seen: torch.Tensor  # [b]
+    prompt_len: torch.Tensor
+    evictions: torch.Tensor
+    noise_key: torch.Tensor
+    allowed: int  # entries that may stay
+
+
+@dataclass(slots=True)
+class Rows:
+    """Live rows of a batch in one layer. valid: None when every head holds equally many."""
+
+    keys: torch.Tensor  # [b, Hk, n, D]
+    values: torch.Tensor
+    positions: torch.Tensor  # [b, Hk, n] int64
+    columns: Mapping[str, torch.Tensor]
+    valid: torch.Tensor | None
+
+
+class Store:
+    """What every layer keeps in either layout: the newest queries and the method's states."""
+
+    def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+        g = self.geometry = geometry
+        slots, width = shape.slots, shape.queries if g.evicts else 0
+        # The query of position p lies at p % width.
+        self.queries = torch.zeros(slots, g.query_heads, width, g.head_dim, device=device, dtype=dtype)
+        self.states = {
+            s.name: torch.zeros(slots, *g.state_shape(s), device=device) for s in (shape.states if g.evicts else ())
+        }
+
+    def install_extras(self, packed: PackedLayer, slots: torch.Tensor, seen: int) -> None:
+        """Queries and states of a sequence with `seen` tokens, into several slots."""
+        for name, state in self.states.items():
+            state[slots] = packed.states[name]
+        if width := self.queries.shape[2]:
+            count = min(width, packed.queries.shape[1])
+            at = torch.arange(seen - count, seen, device=slots.device) % width
+            self.queries[slots[:, None], :, at] = packed.queries[:, packed.queries.shape[1] - count :].transpose(0, 1)
+
+    def keep_queries(self, query: torch.Tensor, positions: torch.Tensor) -> None:
+        """Store one new query of every slot: query [S, Hq, 1, D], positions [S]."""
+        slots, heads, width, dim = self.queries.shape
+        ring = (torch.arange(slots * heads, device=positions.device) * width).view(slots, heads)
+        ring = (ring + (positions % width)[:, None]).view(-1)
+        self.queries.view(-1, dim).index_copy_(0, ring, query.reshape(slots * heads, -1))
+
+    def newest_queries(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
+        _, heads, width, dim = self.queries.shape
+        positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
+        if count == 0:
+            return self.queries.new_zeros(len(batch.slots), heads, 0, dim), positions
+        base = (batch.index[:, None] * heads + torch.arange(heads, device=batch.index.device)) * width  # [b, Hq]
+        rows = base[:, :, None] + (positions % width)[:, None, :]
+        return self.queries.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
+
+    def extra_bytes(self) -> int:
+        """Of one slot's queries and states."""
+        tensors = [self.queries, *self.states.values()]
+        return sum(t[0].numel() * t.element_size() for t in tensors)
+
+
+class RingStore(Store):
+    """A sliding-window layer: the row of position p is p % rows."""
+
+    def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__(geometry, shape, device, dtype)
+        assert geometry.window is not None
+        g, self.capacity = geometry, min(geometry.window, shape.longest)
+        self.keys = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.head_dim, device=device, dtype=dtype)
+        self.values = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.value_dim, device=device, dtype=dtype)
+
+    def install(self, packed: PackedLayer, slots: torch.Tensor, seen: int) -> None:
+        heads = self.geometry.kv_heads
+        kept = min(seen, self.capacity, len(packed.keys) // heads)
+        at = torch.arange(seen - kept, seen, device=slots.device) % self.capacity
+        for mine, theirs in ((self.keys, packed.keys), (self.values, packed.values)):
+            rows = theirs.view(heads, -1, theirs.shape[-1])  # the newest tokens, all heads alike
+            mine[slots[:, None], :, at] = rows[:, rows.shape[1] - kept :].transpose(0, 1)
+
+    def bytes(self) -> int:
+        return sum(t.numel() * t.element_size() for t in (self.keys, self.values))
+
+
+class EvictingStore(Store, ABC):
+    """A layer that methods evict."""
+
+    @abstractmethod
+    def complete(self, batch: Batch) -> None:
+        """Write positions and initial columns of the rows appended since the last call."""
+
+    @abstractmethod
+    def rows(self, batch: Batch) -> Rows:
+        """The batch's live rows."""
+
+    @abstractmethod
+    def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
+        """New values [b, Hk, n] of a column."""
+
+    @abstractmethod
+    def compact(self, batch: Batch, keep: torch.Tensor) -> None:
+        """Drop all rows but those of keep [b, Hk, n], in place."""
+
+
+class SlotCache(ABC):
+    """All layers of all slots.
+
+    Attributes:
+        seen: tokens of each slot's sequence so far, its next absolute position. 0 marks an idle slot.
+    """
+
+    layers: list[RingStore | EvictingStore]
+
+    def __init__(
+        self, geometry: Sequence[LayerGeometry], shape: Shape, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.geometry, self.shape, self.device, self.dtype = geometry, shape, device, dtype
+        self.slots = shape.slots
+        self.seen = [0] * shape.slots
+
+    @property
+    def evicting(self) -> list[EvictingStore]:
+        return [layer for layer in self.layers if isinstance(layer, EvictingStore)]
+
+    @abstractmethod
+    def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
+        """Put one sequence of `seen` tokens, layer by layer as packed, into several slots."""
+
+    @abstractmethod
+    def advance(self, slots: Sequence[int]) -> None:
+        """One token was written to each of these slots."""
+
+    @abstractmethod
+    def clear(self, slot: int) -> None:
+        """The sequence has ended; its memory is free."""
+
+    @abstractmethod
+    def held(self, slot: int) -> float:
+        """Entries per layer and KV head, averaged over both."""
+
+    @abstractmethod
+    def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
+        """The slots grouped so that, in these layers, a group can be decided about together and nobody's result
+        depends on who else is in it.
+        """
+
+    @abstractmethod
+    def settle(self, slots: Sequence[int]) -> None:
+        """All layers of these slots were compacted."""
+
+    @abstractmethod
+    def live_bytes(self, slot: int) -> int:
+        """Bytes that a slot's sequence occupies: K, V, positions, columns, stored queries, states, rings."""
+
+    @abstractmethod
+    def extra_bytes(self, slot: int) -> int:
+        """Of `live_bytes`, what is neither key nor value: positions, columns, stored queries, states."""
+
+    @abstractmethod
+    def bytes(self) -> int:
+        """Allocated in all."""
+
+    def slot_bytes(self) -> int:
+        return self.bytes() // self.slots
+
+    def fixed_bytes(self, seen: int) -> int:
+        """Of a slot with `seen` tokens, whatever its length: stored queries, states, and rings as far as filled."""
+        rings = (layer for layer in self.layers if isinstance(layer, RingStore))
+        element = self.dtype.itemsize
+        filled = sum(min(seen, ring.capacity) * ring.geometry.entry_bytes(element) for ring in rings)
+        return self.stored_bytes + filled
+
+    @cached_property
+    def stored_bytes(self) -> int:
+        """Of one slot's stored queries and states, which never change."""
+        return sum(layer.extra_bytes() for layer in self.layers)

@@ -1,0 +1,155 @@
+"""Loading a transformers model for the engine: safetensors only, no remote code, geometry probed once."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from kvbench.console import faults
+from kvbench.console.faults import words
+from kvbench.engine.attention.flash import Attn, check_attn
+from kvbench.engine.attention.geometry import LayerGeometry, read_geometry
+from kvbench.engine.attention.positions import check_positions
+from kvbench.engine.model.fingerprint import fingerprint
+from kvbench.errors import KVBenchError, SetupError, UserError, show
+from kvbench.sources import vocabulary
+from kvbench.sources.models import describe
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(slots=True)
+class LoadedModel:
+    """A model ready to generate. `context`: longest prompt plus output; `stop_ids`: tokens that end a sequence.
+
+    `tokenizer` may be None where no text is wanted (speed measurements); every text is then empty.
+    """
+
+    model: Any
+    tokenizer: Any
+    geometry: tuple[LayerGeometry, ...]
+    device: torch.device
+    dtype: torch.dtype
+    context: int
+    stop_ids: frozenset[int]
+    folder: Path | None = None  # where its weights lie, when that is a folder
+    fingerprint: str | None = None  # of the parameters as they were loaded
+    attn: Attn = "sdpa"  # that reads prompts
+
+    def decode(self, ids: list[int]) -> str:
+        return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
+
+    def weight_bytes(self) -> int:
+        return sum(p.numel() * p.element_size() for p in self.model.parameters())
+
+
+def pick_device(name: str) -> torch.device:
+    """ "auto", "cpu", "cuda" or "cuda:N". Raises SetupError when no such device is visible."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
+        raise UserError(f"--device {show(name)}: choose auto, cpu, cuda or cuda:N.")
+    if name.startswith("cuda") and not torch.cuda.is_available():
+        raise SetupError(f"no CUDA device is visible (torch {torch.__version__}). Use --device cpu.")
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise SetupError(f"--device {show(name)}: only {torch.cuda.device_count()} CUDA devices are visible.")
+    return device
+
+
+def pick_dtype(name: str, device: torch.device) -> torch.dtype:
+    """ "auto" is bfloat16 on CUDA and float32 on CPU. Raises UserError for unknown names."""
+    if name == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    if name not in DTYPES:
+        raise UserError(f"--dtype {show(name)}: choose {', '.join(DTYPES)}.")
+    return DTYPES[name]
+
+
+def load(
+    path: str, *, revision: str | None = None, device: str = "auto", dtype: str = "auto", attn: Attn = "sdpa"
+) -> LoadedModel:
+    """Load weights and tokenizer from a folder or hub id.
+
+    Raises:
+        SetupError: weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing.
+        UserError: architecture not supported, unknown dtype.
+    """
+    where = pick_device(device)
+    kind = pick_dtype(dtype, where)
+    check_attn(attn, where, kind)
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, revision=revision, trust_remote_code=False)
+        config = transformers.AutoConfig.from_pretrained(path, revision=revision, trust_remote_code=False)
+        model = auto_class(config).from_pretrained(
+            path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False
+        )
+    except Exception as error:  # of transformers' code for this model, which raises what it likes
+        if isinstance(error, KVBenchError) or faults.of_machine(error):
+            raise
+        reason = (words(error).strip().splitlines() or [type(error).__name__])[0]
+        raise SetupError(f"model {show(path)} cannot be loaded: {reason}") from error
+    return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)
+
+
+def auto_class(config: Any) -> Any:
+    """The class of transformers that builds a model with its language-model head: of text, else of image and text.
+
+    Raises UserError when transformers has neither.
+    """
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
+        if type(config) in auto._model_mapping:
+            return auto
+    raise UserError(
+        f"model type {show(getattr(config, 'model_type', '?'))} is not supported: transformers "
+        f"{transformers.__version__} has neither a causal language model nor an image-text model of it."
+    )
+
+
+def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
+    """Loads draft models by name, on the device and in the number type of the model they draft for."""
+
+    def load_beside(name: str) -> LoadedModel:
+        dtype = str(target.dtype).removeprefix("torch.")
+        return load(str(describe(name).folder or name), device=str(target.device), dtype=dtype)
+
+    return load_beside
+
+
+def prepare(model: Any, tokenizer: Any) -> LoadedModel:
+    """Wrap a model already in memory. Raises UserError when its architecture is not supported."""
+    parameter = next(model.parameters())
+    geometry = read_geometry(model)
+    check_positions(model)
+    config = model.config.get_text_config()
+    embeddings = model.get_input_embeddings().weight.shape[0]
+    if tokenizer is not None:
+        vocabulary.check(len(tokenizer), embeddings)
+    return LoadedModel(
+        model,
+        tokenizer,
+        geometry,
+        parameter.device,
+        parameter.dtype,
+        int(getattr(config, "max_position_embeddings", 0) or 1 << 20),
+        _stop_ids(model, tokenizer),
+        folder if (folder := Path(getattr(model.config, "_name_or_path", ""))).is_dir() and folder.name else None,
+        fingerprint(model),
+    )
+
+
+def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
+    return vocabulary.end_ids((model.generation_config, model.config.get_text_config(), tokenizer))
+
+
+def _move(model: Any, where: torch.device) -> Any:
+    """`model.to` without the overloads that transformers' decorator hides from type checkers."""
+    return model.to(where)

@@ -1,0 +1,151 @@
+"""The shape of a model, which a plan is made from: its attention layers, and how many parameters a step reads.
+
+read_shape(config)        without weights, on the meta device
+shape_of_model(model)     of a model that is built
+known_shape(config, load) the first; the second where the model's code asks for values that meta tensors lack
+estimate_shape(config)    from what config.json says by the usual names, for a plan that may not load
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from kvbench.console.faults import words
+from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, read_geometry, refuse_unsupported
+from kvbench.engine.attention.interface import text_model
+from kvbench.engine.model.load import LoadedModel, auto_class
+from kvbench.errors import show
+
+SMALL = 20_000_000  # parameters
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+USED = ("num_experts_per_tok", "moe_topk")  # experts that a token uses
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelShape:
+    """What a plan needs to know of a model.
+
+    Attributes:
+        parameters: of the whole model, also those that text never reaches (a vision tower).
+        streamed: parameters that every step reads, routed experts apart.
+        routed: parameters of routed experts; `active`: the share of them that one token uses.
+    """
+
+    geometry: tuple[LayerGeometry, ...]
+    parameters: int
+    streamed: int
+    routed: int = 0
+    active: float = 1.0
+
+
+def read_shape(config: Any) -> ModelShape:
+    """Shape of a model from its configuration, without weights.
+
+    Raises:
+        UserError: the model is not supported.
+        ProbeFailed: only the loaded model tells.
+    """
+    model = _on_meta(config)
+    return _shape(model, read_geometry(model))
+
+
+def shape_of_model(model: Any) -> ModelShape:
+    """Shape of a model that is built. Raises UserError when it is not supported."""
+    return _shape(model, read_geometry(model))
+
+
+def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShape, LoadedModel | None]:
+    """Shape of a model from its configuration; where that does not tell, from the loaded model, which comes along.
+
+    Raises:
+        KVBenchError: the model is not supported, or cannot be loaded.
+    """
+    try:
+        return read_shape(config), None
+    except ProbeFailed:
+        loaded = load()
+        return shape_of_model(loaded.model), loaded
+
+
+def estimate_shape(config: Any) -> ModelShape:
+    """Shape of a model whose layers only the loaded model shows, as if they were what its configuration says.
+
+    Raises:
+        ProbeFailed: the configuration does not say it by the usual names, or the model cannot be built without weights.
+    """
+    text = config.get_text_config()
+    try:
+        heads, layers = int(text.num_attention_heads), int(text.num_hidden_layers)
+        kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
+        dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
+    except Exception as error:  # of transformers' configurations, some of which have one number a layer
+        raise _only_loaded(config, error) from error
+    layer = {"query_heads": heads, "kv_heads": kv_heads, "head_dim": dim, "value_dim": dim, "scaling": dim**-0.5}
+    return _shape(_on_meta(config), tuple(LayerGeometry(index=i, **layer) for i in range(layers)))
+
+
+def _on_meta(config: Any) -> Any:
+    """The model without weights, in bfloat16: the number type that every operator takes on the meta device."""
+    refuse_unsupported(config)
+    kind = auto_class(config)
+    try:
+        with torch.device("meta"):
+            return kind.from_config(config, dtype=torch.bfloat16, trust_remote_code=False).eval()
+    except Exception as error:  # of transformers' code for this model
+        raise _only_loaded(config, error) from error
+
+
+def _only_loaded(config: Any, error: Exception) -> ProbeFailed:
+    reason = (words(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    return ProbeFailed(f"model type {show(config.model_type)} shows its layers only with its weights ({reason}).")
+
+
+def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
+    decoder, head = text_model(model), model.get_output_embeddings()
+    tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}  # one row a slot is read
+    read = {id(p): p.numel() for p in decoder.parameters() if id(p) not in tables}  # no vision tower
+    read |= {id(p): p.numel() for p in head.parameters()} if head is not None else {}
+    routed = sum(read.get(id(p), 0) for p in _routed_experts(model))
+    return ModelShape(
+        geometry=geometry,
+        parameters=sum(p.numel() for p in model.parameters()),
+        streamed=sum(read.values()) - routed,
+        routed=routed,
+        active=_active_share(model.config.get_text_config()),
+    )
+
+
+def _routed_experts(model: Any) -> Iterator[torch.Tensor]:
+    """Weights that transformers keeps for all experts of a layer together: [experts, rows, columns].
+
+    The module tells how many experts there are, or else the configuration.
+    """
+    told = _first(model.config.get_text_config(), EXPERTS)
+    for module in model.modules():
+        experts = getattr(module, "num_experts", told)
+        yield from (p for p in module.parameters(recurse=False) if p.ndim == 3 and p.shape[0] == experts)
+
+
+def _active_share(config: Any) -> float:
+    """Share of the routed experts that a token uses; 1 where the configuration does not say it by the usual names."""
+    used, experts = _first(config, USED), _first(config, EXPERTS)
+    return min(1.0, used / experts) if used and experts else 1.0
+
+
+def _first(config: Any, names: tuple[str, ...]) -> int | None:
+    """The first of these numbers that a configuration has; None without one, and where layers differ in it."""
+    return next((found for name in names if type(found := getattr(config, name, None)) is int), None)
+
+
+def use_threads(shape: ModelShape, device: torch.device) -> int:
+    """One CPU thread for a model so small that handing work to threads costs more than it saves.
+
+    Returns the number in use.
+    """
+    if device.type == "cpu" and shape.parameters < SMALL:
+        torch.set_num_threads(1)
+    return torch.get_num_threads()

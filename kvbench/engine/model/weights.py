@@ -1,0 +1,250 @@
+"""Weights and tables that methods need: one safetensors file, and beside it a JSON card that says for which model.
+
+    load_weights(Weights(kind="headkv"), folder, model.config, device)     # {"importance": [L, Hq]}
+    save_weights(folder / "headkv.safetensors", "headkv", tensors, Base(name="tiny", config=config), made={...})
+
+A file fits a model whose configuration has the same `FIELDS` and, where card and model have one, the same fingerprint
+(`kvbench.engine.model.fingerprint`); imported weights have none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+
+from kvbench import __version__, tiny
+from kvbench.errors import SetupError, UserError, show
+from kvbench.eviction.api import Weights
+from kvbench.eviction.learned import LearnedWeights
+from kvbench.sources.models import TINY
+from kvbench.store.files import reason, replacing
+from kvbench.train import catalogue
+
+FORMAT = "kvbench-weights/1"
+FIELDS = (
+    "model_type",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "hidden_size",
+    "head_dim",
+    "vocab_size",
+)
+# Tensors of the kinds that `kvbench train` makes, by the fields that give their shape. A row for every layer, also for
+# those that no method touches, so that a row's number is the layer's.
+TABLES: dict[str, dict[str, tuple[str, ...]]] = {
+    "headkv": {"importance": ("num_hidden_layers", "num_attention_heads")},
+    "duo": {"alpha": ("num_hidden_layers", "num_key_value_heads")},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The model that weights are made for.
+
+    Attributes:
+        name: as on the command line; config: as in `model_fields`.
+        fingerprint: of its parameters; None where only the configuration was at hand.
+    """
+
+    name: str
+    config: Any
+    fingerprint: str | None = None
+
+
+def model_fields(config: Any) -> dict[str, Any]:
+    """`FIELDS` of a configuration (of its text part), as transformers has it or as ``config.json`` does."""
+    if hasattr(config, "get_text_config"):
+        config = config.get_text_config()
+    elif config.get("text_config"):
+        config = config["text_config"]
+    get = config.get if isinstance(config, Mapping) else partial(_attribute, config)
+    found = {name: get(name) for name in FIELDS}
+    heads = found["num_attention_heads"]
+    if found["num_key_value_heads"] is None:
+        found["num_key_value_heads"] = heads
+    if found["head_dim"] is None and heads:
+        found["head_dim"] = (found["hidden_size"] or 0) // heads
+    return found
+
+
+def _attribute(config: Any, name: str) -> Any:
+    try:
+        return getattr(config, name, None)
+    except RuntimeError:  # transformers refuses it where layers differ
+        return None
+
+
+def config_hash(config: Any) -> str:
+    """SHA-256 over `model_fields`."""
+    return hashlib.sha256(json.dumps(model_fields(config), sort_keys=True).encode()).hexdigest()
+
+
+def save_weights(
+    path: Path,
+    kind: str,
+    tensors: Mapping[str, torch.Tensor],
+    base: Base,
+    *,
+    made: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Write a file and its card, which is returned. made: how, in words and numbers. Raises SetupError."""
+    data = save({name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()})
+    card = {
+        "format": FORMAT,
+        "kind": kind,
+        "base_model": base.name,
+        "model": model_fields(base.config),
+        "config_sha256": config_hash(base.config),
+        "fingerprint": base.fingerprint,
+        "shapes": {name: list(tensor.shape) for name, tensor in tensors.items()},
+        "sha256": hashlib.sha256(data).hexdigest(),
+        "kvbench": __version__,
+        "made": dict(made),
+    }
+    try:
+        for target, content in ((path, data), (card_path(path), (json.dumps(card, indent=2) + "\n").encode())):
+            with replacing(target) as file:
+                file.write(content)
+            target.chmod(0o644)
+    except OSError as error:
+        raise SetupError(f"{show(error.filename or path)} cannot be written: {reason(error)}.") from error
+    return card
+
+
+def load_weights(
+    weights: Weights,
+    model_folder: Path | None,
+    config: Any,
+    device: torch.device | str,
+    fingerprint: str | None = None,
+) -> dict[str, torch.Tensor]:
+    """The tensors in float32 on `device`. config: the model's, as in `model_fields`; fingerprint: once it is loaded.
+
+    Raises:
+        SetupError: the file or its card is missing, damaged or made for another model.
+        UserError: weights that must be trained were not given.
+    """
+    path = find(weights, model_folder, _name(config, model_folder))
+    card = _read_card(card_path(path))
+    try:
+        data = path.read_bytes()
+        tensors = load(data)
+    except OSError as error:
+        raise SetupError(f"weights {show(path)} cannot be read: {reason(error)}.") from None
+    except SafetensorError as error:
+        raise SetupError(f"weights {show(path)} {_damage(data, error)}") from None
+    if hashlib.sha256(data).hexdigest() != card.get("sha256"):
+        raise SetupError(f"weights {show(path)} are not those of the card {show(card_path(path).name)}.")
+    _check(path, weights, card, tensors, config)
+    if fingerprint and card.get("fingerprint") not in (None, fingerprint):
+        raise SetupError(
+            f"weights {show(path)} were made for another model of the same sizes, {show(card.get('base_model'))} as it "
+            f"was then. Train some for this one, or copy them and set 'fingerprint' in the card to null."
+        )
+    return {name: tensor.float().to(device) for name, tensor in tensors.items()}
+
+
+def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> Path:
+    """The file that a method asks for. model: its name, for the message.
+
+    Raises SetupError when there is none, UserError when it must be trained and was not named.
+    """
+    kind = show(weights.kind)[1:-1]
+    file = f"{weights.kind}.safetensors"
+    if weights.path == "auto":
+        path = None if model_folder is None else model_folder / file
+        missing = f"there is no {file} beside {show(model)}" if path is None else f"{show(path)} does not exist"
+    else:
+        path = Path(weights.path).expanduser()
+        path = path / file if path.is_dir() else path
+        missing = f"{show(path)} does not exist"
+    if path is not None and path.is_file():
+        return path
+    made = weights.kind in (*catalogue.RECIPES, *catalogue.TABLES)
+    command = f"'kvbench train {kind} --model {show(model)[1:-1]} --out DIR'"
+    if isinstance(weights, LearnedWeights) and weights.path == "auto":
+        how = f", which {command} makes" if made else ""
+        raise UserError(
+            f"method {show(weights.kind)} needs trained {weights.what} weights; "
+            f"give --method-opt {weights.kind}.{weights.option}=PATH{how}. None is bundled for {show(model)}."
+        )
+    how = f" {command} makes them." if made else ""
+    raise SetupError(f"weights {show(weights.kind)} are missing: {missing}.{how}")
+
+
+def card_path(path: Path) -> Path:
+    return path.with_suffix(".json")
+
+
+def _damage(data: bytes, error: SafetensorError) -> str:
+    """What is wrong with a file that cannot be taken apart."""
+    if data[:1] == b"\x80" or data[:4] == b"PK\x03\x04":  # as torch.save has written, before and since 1.6
+        return "are a pickle, which kvbench does not open; save the tensors as safetensors."
+    why = str(error).rpartition("deserializing: ")[2].partition(": ")[0]
+    return f"are no safetensors file, or a damaged one of {len(data):,} bytes ({why}). Make or copy them again."
+
+
+def _name(config: Any, folder: Path | None) -> str:
+    if folder == tiny.path():
+        return TINY
+    given = config.get("_name_or_path") if isinstance(config, Mapping) else getattr(config, "_name_or_path", None)
+    return str(given or folder or "MODEL")
+
+
+def _read_card(path: Path) -> dict[str, Any]:
+    try:
+        card = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SetupError(f"the weights have no card: there is no {show(path)}. Copy both files.") from None
+    except (OSError, ValueError) as error:
+        raise SetupError(f"the card {show(path)} of the weights cannot be read: {error}") from None
+    if not isinstance(card, dict) or card.get("format") != FORMAT:
+        raise SetupError(f"{show(path)} is no card of format {FORMAT}.")
+    return card
+
+
+def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str, torch.Tensor], config: Any) -> None:
+    kind = weights.kind
+    if card.get("kind") != kind:
+        raise SetupError(f"weights {show(path)} are of kind {show(card.get('kind'))}, not {show(kind)}.")
+    theirs, ours = card.get("model"), model_fields(config)
+    if not isinstance(theirs, dict):
+        raise SetupError(f"the card of weights {show(path)} names no model.")
+    if isinstance(weights, LearnedWeights) and _heads(theirs) != _heads(ours):
+        (a, b), (c, d) = _heads(theirs), _heads(ours)
+        raise SetupError(
+            f"{weights.what} weights {show(path)} are for {a} layers x {b} heads; the model has {c} x {d}."
+        )
+    for name, value in ours.items():
+        if theirs.get(name) != value:
+            other = show(card.get("base_model"))
+            raise SetupError(
+                f"weights {show(path)} were made for another model, {other}: "
+                f"its {name} is {show(theirs.get(name))}, here it is {show(value)}."
+            )
+    if card.get("config_sha256") != config_hash(config):
+        raise SetupError(f"the card of weights {show(path)} was changed: its configuration hash is wrong.")
+    shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
+    wanted = {name: [ours[field] for field in fields] for name, fields in TABLES.get(kind, {}).items()}
+    for expected in (card.get("shapes"), wanted or shapes):
+        if shapes != expected:
+            raise SetupError(f"weights {show(path)} have shapes {show(shapes)} instead of {show(expected)}.")
+    for name, tensor in tensors.items():
+        if not bool(torch.isfinite(tensor.float()).all()):
+            raise SetupError(f"weights {show(path)}: {show(name)} holds numbers that are not finite.")
+    if isinstance(weights, LearnedWeights) and (why := weights.check(tensors, ours)):
+        raise SetupError(f"{weights.what} weights {show(path)} do not fit: {why}.")
+
+
+def _heads(fields: Mapping[str, Any]) -> tuple[Any, Any]:
+    return fields.get("num_hidden_layers"), fields.get("num_key_value_heads")

@@ -1,0 +1,291 @@
+"""The attention handlers that write to a cache and read from it: a block of new tokens, or one token a slot.
+
+`BlockWriter` serves reading prompts: every prompt of a `PromptCache` advances by t tokens. `StepWriter` serves
+decoding: every slot writes one token at its own length. Both keep the newest queries where the method asked for them.
+Positions of new entries are filled in by the evictor (new rows are contiguous), so a decode step writes K and V only.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from kvbench.engine.attention.flash import flash_attention
+from kvbench.engine.attention.interface import AttentionCall, causal_bias, grouped_attention
+from kvbench.engine.cache.dense import DenseCache, DenseStore
+from kvbench.engine.cache.paged import PAGE, PagedCache, PagedStore
+from kvbench.engine.cache.prompt import PromptCache, PromptLayer, Rules, given
+from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, SlotCache, Store
+
+# (layer, queries [b, Hq, r, D], their positions [r], rows that the last of them sees)
+Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
+
+
+class BlockWriter:
+    """Appends t tokens to a prompt's cache and attends causally, `block` queries at a time.
+
+    Args:
+        observer: sees the queries of every evicting layer, block by block, right after their keys are in the cache.
+        finished: called with a layer after its attention, when nothing will read it again in this forward pass.
+        flash: attend with flash-attn where rows have no gaps.
+    """
+
+    def __init__(
+        self,
+        cache: PromptCache,
+        block: int,
+        observer: Observer | None = None,
+        finished: Callable[[PromptLayer], None] | None = None,
+        *,
+        flash: bool = False,
+    ) -> None:
+        self.cache, self.block, self.observer, self.finished, self.flash = cache, block, observer, finished, flash
+        self.start, self.positions = 0, torch.empty(0, dtype=torch.int64)
+        self._bias: tuple[object, torch.Tensor] | None = None
+
+    def begin(self, start: int, count: int) -> torch.Tensor:
+        """Announce tokens from position `start`; returns their positions [count]."""
+        self.start = start
+        self.positions = torch.arange(start, start + count, device=self.cache.device)
+        self._bias = None
+        return self.positions
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        layer = self.cache.layer(call.layer, call.key)
+        call = call.for_heads(layer.geometry.kv_heads)
+        before = layer.rows
+        layer.append(call.key, call.value, call.query, self.start)
+        for name, value in given(self.cache.rules.method, self.cache.rules, layer.geometry, call).items():
+            layer.columns[name][:, :, before : layer.rows] = value
+        self.cache.measure()
+        parts = []
+        for first in range(0, call.query.shape[2], self.block):
+            r = slice(first, first + self.block)
+            queries, positions = call.query[:, :, r], self.positions[r]
+            rows = before + first + queries.shape[2]
+            if self.observer is not None and layer.geometry.evicts:
+                self.observer(layer, queries, positions, rows)
+            parts.append(self._attend(layer, call, first, queries, positions, rows))
+        if self.finished is not None:
+            self.finished(layer)
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+
+    def _attend(
+        self,
+        layer: PromptLayer,
+        call: AttentionCall,
+        first: int,
+        queries: torch.Tensor,
+        positions: torch.Tensor,
+        rows: int,
+    ) -> torch.Tensor:
+        """[b, r, Hq, Dv] of a block of queries, the block's first being the call's query `first`, to `rows` rows."""
+        keys, values = layer.keys[:, :, :rows], layer.values[:, :, :rows]
+        whole = rows == self.start + first + positions.numel()  # nothing is gone: row j has position j
+        gapless = layer.valid is None and (whole or call.window is None)
+        if self.flash and gapless and call.sinks is None and keys.shape[-1] == values.shape[-1]:
+            return flash_attention(
+                queries, keys, values, scaling=call.scaling, softcap=call.softcap, window=call.window
+            )
+        bias = self._mask(layer, self.start + first, positions, rows, call)
+        return grouped_attention(
+            queries, keys, values, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
+        )
+
+    def _mask(
+        self, layer: PromptLayer, start: int, positions: torch.Tensor, rows: int, call: AttentionCall
+    ) -> torch.Tensor:
+        """[b or 1, Hk or 1, r, rows] additive mask; kept for the next layers as long as they look alike."""
+        if layer.valid is not None:
+            seen = layer.positions[:, :, :rows]
+            return causal_bias(positions, seen, call.window, call.query.dtype, layer.valid[:, :, :rows])
+        # Without gaps every earlier row is older than the block, so one row of positions serves all heads. Only a
+        # window needs the true ones.
+        count = positions.numel()
+        key = (start, count, rows, call.window)
+        if self._bias is None or self._bias[0] != key:
+            if call.window is None:
+                seen = torch.arange(rows, device=positions.device) + (start + count - rows)
+            else:
+                seen = layer.positions[0, 0, :rows]
+            self._bias = (key, causal_bias(positions, seen, call.window, call.query.dtype)[None, None])
+        return self._bias[1]
+
+
+FIXED_ROWS = 1024  # caches up to this many rows are always read whole
+LENGTH_STEP = 64  # rows; a longer cache is read slot by slot, up to the slot's own length in steps of this
+
+
+class StepWriter(ABC):
+    """Appends one token to every slot and attends to all its live rows.
+
+    How many rows are read never depends on other slots, because it changes the last bits of the result: all rows
+    where a budget bounds them or they are few, else as many as the slot's own length asks for.
+    """
+
+    def __init__(self, cache: SlotCache, rules: Rules) -> None:
+        self.cache, self.rules, self.method = cache, rules, rules.method.during("decode")
+        self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
+        self.positions = torch.empty(0, dtype=torch.int64)
+        self._keep_queries = False
+        self._ring_bias: dict[int, torch.Tensor] = {}
+
+    def begin(self, keep_queries: bool) -> torch.Tensor:
+        """Prepare one step; returns the absolute positions [S] of the new tokens.
+
+        Lengths are advanced by the caller.
+        """
+        self._keep_queries = keep_queries
+        self._ring_bias.clear()
+        self.positions = torch.tensor(self.cache.seen, device=self.cache.device)
+        self.prepare()
+        return self.positions
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        layer = self.cache.layers[call.layer]
+        call = call.for_heads(layer.geometry.kv_heads)
+        if self._keep_queries and layer.queries.shape[2]:
+            layer.keep_queries(call.query, self.positions)
+        return self.in_ring(layer, call) if isinstance(layer, RingStore) else self.attend(layer, call)
+
+    @abstractmethod
+    def prepare(self) -> None:
+        """What one step needs in all layers."""
+
+    @abstractmethod
+    def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
+        """Write the new entries of an evicting layer, and attend. [S, 1, Hq, Dv]."""
+
+    def give(self, columns: Mapping[str, torch.Tensor], at: torch.Tensor, layer: Store, call: AttentionCall) -> None:
+        """Write what new entries at flat rows [S * Hk] bring with them."""
+        for name, value in given(self.method, self.rules, layer.geometry, call).items():
+            columns[name].view(-1).index_copy_(0, at, value.reshape(-1))
+
+    def in_ring(self, layer: RingStore, call: AttentionCall) -> torch.Tensor:
+        rows, heads = layer.capacity, layer.geometry.kv_heads
+        base = torch.arange(self.cache.slots * heads, device=self.positions.device).view(-1, heads) * rows
+        write_rows(layer.keys, layer.values, (base + (self.positions % rows)[:, None]).view(-1), call)
+        if rows not in self._ring_bias:
+            live = (self.positions + 1).clamp(max=rows)[:, None, None]
+            self._ring_bias[rows] = live_bias(live, rows, call.query.dtype)
+        bias = self._ring_bias[rows]
+        if self.fixed or rows <= FIXED_ROWS:
+            return read_rows(call, layer.keys, layer.values, bias)
+        return self.slot_by_slot(call, layer.keys, layer.values, bias)
+
+    def slot_by_slot(
+        self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+    ) -> torch.Tensor:
+        """Each slot up to its own length in steps of LENGTH_STEP."""
+        parts = []
+        for slot, seen in enumerate(self.cache.seen):
+            n = min(-(-(seen + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])
+            s = slice(slot, slot + 1)
+            own = replace(call, query=call.query[s])
+            parts.append(read_rows(own, keys[s, :, :n], values[s, :, :n], bias[s, ..., :n]))
+        return torch.cat(parts)
+
+
+class DenseStepWriter(StepWriter):
+    cache: DenseCache
+
+    def prepare(self) -> None:
+        self._lengths = torch.tensor(self.cache.lengths, device=self.cache.device)
+        self._at: dict[int, torch.Tensor] = {}
+        self._bias: torch.Tensor | None = None
+
+    def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
+        assert isinstance(layer, DenseStore)
+        heads, rows = layer.geometry.kv_heads, layer.capacity
+        if heads not in self._at:
+            base = torch.arange(self.cache.slots * heads, device=self._lengths.device).view(-1, heads) * rows
+            self._at[heads] = (base + self._lengths[:, None]).view(-1)
+        write_rows(layer.keys, layer.values, self._at[heads], call)
+        self.give(layer.columns, self._at[heads], layer, call)
+        if self._bias is None:
+            self._bias = live_bias(self._lengths[:, None, None] + 1, rows, call.query.dtype)
+        if self.fixed:
+            return read_rows(call, layer.keys, layer.values, self._bias)
+        return self.slot_by_slot(call, layer.keys, layer.values, self._bias)
+
+
+class PagedStepWriter(StepWriter):
+    """Gathers each head's rows through its block table.
+
+    This is the eager path for CPU and CUDA; a kernel that reads through the table would take the place of `attend`.
+    """
+
+    cache: PagedCache
+
+    def prepare(self) -> None:
+        self.cache.make_room()
+        stores, device = self.cache.stores, self.cache.device
+        self._tables = {s.geometry.index: torch.from_numpy(s.table).to(device) for s in stores}
+        self._lengths = {s.geometry.index: torch.from_numpy(s.lengths.copy()).to(device) for s in stores}
+        self._sizes = {s.geometry.index: [self._bucket(int(n)) for n in s.lengths.max(axis=1) + 1] for s in stores}
+
+    def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
+        assert isinstance(layer, PagedStore)
+        table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk]
+        page = table.gather(-1, (lengths // PAGE)[..., None])[..., 0]
+        at = (page * PAGE + lengths % PAGE).view(-1)
+        write_rows(layer.pool.keys, layer.pool.values, at, call)
+        self.give(layer.pool.columns, at, layer, call)
+        sizes = self._sizes[call.layer]
+        live = {sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]}
+        out: torch.Tensor | None = None
+        for rows in sorted(live):  # all slots each time: a fixed shape keeps the bits of every slot
+            part = self._read(layer, call, table, lengths, rows)
+            if out is None:
+                out = part
+            else:
+                mine = torch.tensor([size == rows for size in sizes], device=part.device)
+                out = torch.where(mine[:, None, None, None], part, out)
+        assert out is not None
+        return out
+
+    def _read(
+        self, layer: PagedStore, call: AttentionCall, table: torch.Tensor, lengths: torch.Tensor, rows: int
+    ) -> torch.Tensor:
+        slots, heads = lengths.shape
+        row = torch.arange(rows, device=table.device)
+        pages = table[:, :, (row // PAGE).clamp(max=table.shape[2] - 1)]  # rows beyond the table are hidden below
+        at = (pages * PAGE + row % PAGE).view(-1)
+        keys = layer.pool.keys.index_select(0, at).view(slots, heads, rows, -1)
+        values = layer.pool.values.index_select(0, at).view(slots, heads, rows, -1)
+        # An idle slot, or one that belongs to another size, must still see one row.
+        seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
+        return read_rows(call, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
+
+    def _bucket(self, rows: int) -> int:
+        """How many rows are read for a slot whose longest head has `rows`: as many as the dense layout, or doubled."""
+        size = self.cache.shape.rows if self.fixed else FIXED_ROWS
+        while size < rows:
+            size *= 2
+        return size
+
+
+def step_writer(cache: SlotCache, rules: Rules) -> StepWriter:
+    return DenseStepWriter(cache, rules) if isinstance(cache, DenseCache) else PagedStepWriter(cache, rules)
+
+
+def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:
+    """Put the new entry of every slot and head at flat rows [S * Hk]."""
+    keys.view(-1, keys.shape[-1]).index_copy_(0, at, call.key.reshape(at.numel(), -1))
+    values.view(-1, values.shape[-1]).index_copy_(0, at, call.value.reshape(at.numel(), -1))
+
+
+def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
+    """[S, Hk or 1, 1, rows] additive mask that shows the first `live` [S, Hk or 1, 1] rows."""
+    hidden = torch.arange(rows, device=live.device) >= live
+    bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
+    return bias[:, :, None]
+
+
+def read_rows(call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    return grouped_attention(
+        call.query, keys, values, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
+    )

@@ -1,0 +1,42 @@
+"""The loss that makes retention gates let go: entries that are softly alive, beyond a budget.
+
+TRIM-KV (arXiv 2512.03324) counts the entries of every layer and head against a budget of M; global retention (arXiv
+2605.09649) those of all L layers and Hk heads together against M L Hk. Both papers divide by the time, the released
+code by the largest excess that is possible, and averages over what exceeds at all.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from kvbench.eviction.terms.retention import occupancy
+from kvbench.lazy import torch
+
+Hinge = Literal["released", "paper"]
+
+
+def capacity_loss(
+    log_beta: torch.Tensor, budget: int, *, over: Literal["head", "model"], hinge: Hinge = "released"
+) -> torch.Tensor:
+    """[b] the excess of what is alive over a budget, between 0 and 1. With h heads that share h M entries (1 or L Hk)
+    and A_t entries of theirs alive at time t, the t-th token's,
+
+        released   mean over the positive of  max(0, A_t - h M) / max(1, h t - h M)
+        paper      mean over all times t of   max(0, A_t - h M) / (h t)
+
+    Args:
+        log_beta: [b, L, Hk, T].
+        budget: M, entries of one layer and KV head.
+        over: whether every head has its own budget, or all layers and heads share one.
+    """
+    alive = occupancy(log_beta)  # [b, L, Hk, T]
+    heads = 1
+    if over == "model":
+        heads = alive.shape[1] * alive.shape[2]
+        alive = alive.sum(dim=(1, 2))  # [b, T]
+    seen = torch.arange(1, alive.shape[-1] + 1, device=alive.device)
+    excess = (alive - heads * budget).relu()
+    if hinge == "paper":
+        return (excess / (heads * seen)).flatten(1).mean(dim=-1)
+    share = (excess / (heads * (seen - budget)).clamp_min(1)).flatten(1)
+    return share.sum(dim=-1) / (share > 0).sum(dim=-1).clamp_min(1)

@@ -1,0 +1,100 @@
+"""ForesightKV's scorer (arXiv 2602.03203): what it reads of an entry, and the small network of every KV head.
+
+An entry's input is its key (post-RoPE), its value, and for each of the g query heads of its group the attention A that
+it was paid (softmax over all entries):
+
+    paper6       sums of A over the newest 8, 16 and 32 queries and over the chunk; cumulative; decayed cumulative
+    released8    max, min and sum of A over the chunk; the same sum three times more; cumulative; decayed cumulative
+
+"paper6" is the paper's list. "released8" is what the released code computes: its sums over the newest 16, 8 and 32
+queries slice the axis of query heads, so that all equal the sum over the chunk. Each feature is a block of g numbers.
+
+A chunk is the queries since the tick before, or the whole prompt. Both cumulative sums begin with an entry's first
+chunk; the decayed one is multiplied by 0.9 at every eviction.
+
+    phi = w2 . gelu(x w1 + b1) + b2        one network for every layer and KV head; large phi: evict
+
+Tensors: w1 [L, Hk, D, h], b1 [L, Hk, h], w2 [L, Hk, h], b2 [L, Hk], D = d + dv + 6 g or 8 g.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from kvbench.eviction.learned import Shapes, Sizes
+from kvbench.eviction.terms.window_attention import SCRATCH_FLOATS
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+
+Features = Literal["paper6", "released8"]
+COUNT: dict[Features, int] = {"paper6": 6, "released8": 8}  # for each query head
+WINDOWS = (8, 16, 32)
+DECAY = 0.9
+HIDDEN = 16  # units, in the paper and its code
+
+
+def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Shapes:
+    """The tensors of a scorer for a model of these sizes."""
+    layers, heads = model["num_hidden_layers"], model["num_key_value_heads"]
+    inputs = 2 * model["head_dim"] + COUNT[features] * (model["num_attention_heads"] // heads)
+    return {
+        "w1": (layers, heads, inputs, hidden),
+        "b1": (layers, heads, hidden),
+        "w2": (layers, heads, hidden),
+        "b2": (layers, heads),
+    }
+
+
+def attention_statistics(view: LayerView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Sum, maximum and minimum over the queries of what they pay to each entry, each [b, Hk, g, N].
+
+    A query pays 0 to entries that are younger than itself.
+    """
+    count = view.queries.shape[2]
+    # As many queries at a time as `window_attention` takes, whatever the number of sequences.
+    rows = max(1, min(count, SCRATCH_FLOATS // max(1, view.queries.shape[1] * view.keys.shape[2])))
+    found: list[torch.Tensor] = []
+    for start in range(0, count, rows):
+        part = slice(start, start + rows)
+        some = replace(view, queries=view.queries[:, :, part], query_positions=view.query_positions[:, part])
+        paid = some.attend(reduce_g=None, reduce_q=None)  # [b, Hk, g, rows, N]
+        new = [paid.sum(dim=-2), paid.amax(dim=-2), paid.amin(dim=-2)]
+        found = [found[0] + new[0], torch.maximum(found[1], new[1]), torch.minimum(found[2], new[2])] if found else new
+    total, most, least = found
+    return total, most, least
+
+
+def scorer_input(
+    view: LayerView,
+    features: Features,
+    chunk: Mapping[str, torch.Tensor],
+    cumulative: torch.Tensor,
+    decayed: torch.Tensor,
+) -> torch.Tensor:
+    """[b, Hk, N, D]: what the scorer reads.
+
+    Args:
+        view: for "paper6" with the newest 32 queries; with values.
+        chunk: "sum", and for "released8" also "max" and "min", [b, Hk, g, N] of the chunk.
+        cumulative, decayed: [b, Hk, g, N], the chunk included.
+    """
+    total = chunk["sum"]
+    if features == "released8":
+        attention = [chunk["max"], chunk["min"], total, total, total, total]
+    else:
+        paid = view.attend(reduce_g=None, reduce_q=None)  # [b, Hk, g, 32, N]
+        attention = [*(paid[..., -window:, :].sum(dim=-2) for window in WINDOWS), total]
+    assert view.values is not None
+    blocks = torch.cat([*attention, cumulative, decayed], dim=2).transpose(-1, -2)
+    x = torch.cat([view.keys.float(), view.values.float(), blocks], dim=-1)
+    return torch.where(view.valid[..., None], x, 0.0)
+
+
+def drop_scores(weights: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor) -> torch.Tensor:
+    """phi [b, Hk, N] of inputs [b, Hk, N, D]; large: evict."""
+    w1, b1, w2, b2 = (weights[name][layer].float() for name in ("w1", "b1", "w2", "b2"))
+    h = torch.nn.functional.gelu(x @ w1 + b1[:, None])
+    # Not a product with a vector: of that the last bits depend on how many sequences there are.
+    return (h * w2[:, None]).sum(dim=-1) + b2[:, None]

@@ -1,0 +1,70 @@
+"""What methods with retention gates share: log beta of every entry from its birth on, and the score it gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal, cast, get_args
+
+from kvbench.eviction.api import Column, Method, Protect, option
+from kvbench.eviction.columns import GivenColumn
+from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.terms.gates import WIDTH, Gate, GateForm, Tie, form_of, log_retention
+from kvbench.eviction.terms.retention import log_gain
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+
+
+@dataclass(frozen=True)
+class Gated(Method):
+    """Scores entries by log G (`retention.log_gain`). Subclasses say over what entries compete."""
+
+    kind = "weights"
+    trained = True
+    name: ClassVar[str]  # as registered; the weights' kind
+    usual: ClassVar[GateForm]  # of the published gates
+
+    gates: str = option("auto", "file with the trained gates; auto: the method's own beside the model's weights")
+    gate: Literal["auto", "rg", "rg2", "rg3", "rg10"] = option("auto", "form of the gate; auto: as in the file")
+    tie: Literal["auto", "none", "layers", "layers_and_heads"] = option(
+        "auto", "who shares the gate's last projection; auto: as in the file"
+    )
+    horizon: int = option(1, "coming queries over which retention is summed", low=1)
+    age_offset: int = option(0, "added to the age of every entry", low=0)
+    knorm: bool = option(False, "multiply retention by the norm of the key")
+    recent: int = option(0, "newest tokens that always stay", low=0)
+
+    def weights(self) -> LearnedWeights:
+        return LearnedWeights(
+            kind=self.name, path=self.gates, what="gate", option="gates", shapes=self._shapes, check=self._check
+        )
+
+    def columns(self) -> tuple[Column, ...]:
+        return (GivenColumn(name="log_beta"),)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.recent)
+
+    def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
+        """log beta of new tokens; it depends on nothing that comes later."""
+        return {"log_beta": log_retention(new)}
+
+    def score(self, view: LayerView) -> torch.Tensor:
+        age = view.seen[:, None, None] - view.positions + self.age_offset
+        score = log_gain(view.columns["log_beta"], age, self.horizon)
+        return score + view.keys.float().norm(dim=-1).clamp_min(1e-12).log() if self.knorm else score
+
+    def _shapes(self, model: Sizes) -> Shapes:
+        gate = self.usual.gate if self.gate == "auto" else self.gate
+        tie = self.usual.tie if self.tie == "auto" else self.tie
+        return GateForm(cast(Gate, gate), cast(Tie, tie), min(WIDTH, model["hidden_size"])).shapes(model)
+
+    def _check(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
+        form = form_of(tensors)
+        if form is None:
+            return f"they are none of the gates {', '.join(get_args(Gate))}"
+        for name, wanted, found in (("gate", self.gate, form.gate), ("tie", self.tie, form.tie)):
+            if wanted not in ("auto", found):
+                return f"the method has {name}={wanted}, these have {found}"
+        return form.misfit(tensors, model)

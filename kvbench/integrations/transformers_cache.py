@@ -1,0 +1,330 @@
+"""`EvictionCache`: any method in a plain `model.generate`.
+
+    cache = EvictionCache(model, "gkv", budget=512)
+    model.generate(input_ids, past_key_values=cache)
+
+It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot a row of the batch. While a forward pass
+with it runs, the model's attention goes through the engine's writers; at all other times the model is as it was, so
+several caches may exist beside each other. Greedy tokens equal the engine's. One cache serves one `generate` call; rows
+must be equally long (no padding). It is a bridge for use in other code: the benchmark itself runs on `loop.Engine`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from dataclasses import replace
+from types import TracebackType
+from typing import Any
+
+import torch
+from transformers import Cache
+
+from kvbench.config import parsers
+from kvbench.config.parsers import parse
+from kvbench.engine.attention.interface import AttentionCall, route
+from kvbench.engine.cache.layout import Lengths, entry_budget, fit, make_cache, shape_of, stored_queries
+from kvbench.engine.cache.prompt import PromptCache, check_held
+from kvbench.engine.cache.slot_cache import SlotCache
+from kvbench.engine.evict import Evictor, one_thread
+from kvbench.engine.loop import rules_for
+from kvbench.engine.model.load import load_draft, prepare
+from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
+from kvbench.engine.writers import BlockWriter, StepWriter, step_writer
+from kvbench.errors import UserError
+from kvbench.eviction.api import Method, Probe
+from kvbench.eviction.choose import from_label
+from kvbench.records import Request
+
+BLOCK = 512  # prompt queries that attend at once
+
+
+class EvictionCache(Cache):
+    """A bounded KV cache for `generate`.
+
+    Args:
+        model: a transformers causal LM.
+        method: a registered name, also with options or as two joined by "+" (``"gkv(alpha=0.9)"``,
+            ``"snapkv+gkv"``), or a Method with its options.
+        budget: entries per layer and KV head after an eviction, or the share of the prompt as a float or as text
+            (``"25%"``); None only for a method that takes none.
+        interval: generated tokens between evictions.
+        max_tokens: longest prompt plus output; default the model's context. Sizes sliding-window rings, and the rows of
+            methods that bound nothing.
+        seed: of methods that draw random numbers.
+        tokenizer: for methods that read extra text (kvzip).
+
+    Raises:
+        UserError: unknown method, budget missing or too small, architecture not supported.
+    """
+
+    is_compileable = False
+
+    def __init__(
+        self,
+        model: Any,
+        method: str | Method,
+        *,
+        budget: float | str | None = None,
+        interval: int = 128,
+        max_tokens: int | None = None,
+        seed: int = 0,
+        tokenizer: Any = None,
+    ) -> None:
+        super().__init__(layers=[])
+        if not hasattr(model, "config") or not isinstance(method, (str, Method)):
+            raise UserError("EvictionCache(model, method): a transformers model, and a method's name or a Method.")
+        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
+            raise UserError(f"interval must be a whole number of tokens, 1 or more; got {interval!r}.")
+        self.method = from_label(method) if isinstance(method, str) else method
+        self.interval, self.seed = interval, seed
+        self.trigger = self.method.during("decode").trigger(interval)
+        loaded = prepare(model, tokenizer)
+        self.max_tokens = max_tokens or loaded.context
+        self.geometry = fit(loaded.geometry, self.method, self.max_tokens)
+        self._loaded, self._group = loaded, max((g.group for g in loaded.geometry), default=1)
+        self._copies = self._group if self.method.per_query_head else 1
+        self.budget = check_budget(self.method, budget, self._copies)
+        self._rules = rules_for(self.method, loaded, interval)
+        self._drafts = Drafts(load_draft(loaded), loaded)
+        self.slots: SlotCache | None = None
+        self._prompt: PromptCache | None = None
+        self._evictor: Evictor | None = None
+        self._writer: BlockWriter | StepWriter | None = None
+        self._seen = self._clock = 0
+        self._ids = torch.empty(0)
+        self._probing = False
+        self._last = self.geometry[-1].index
+        # The model is the cache's only while a forward pass with it runs. The hooks know it weakly: when nobody holds
+        # the cache any more, they are gone.
+        myself, self._routing = weakref.ref(self), contextlib.ExitStack()
+        hooks = contextlib.ExitStack()
+        before = model.register_forward_pre_hook(lambda _, a, k: _of(myself, k, "_enter", a), with_kwargs=True)
+        after = model.register_forward_hook(
+            lambda _, a, k, out: _of(myself, k, "_leave"), with_kwargs=True, always_call=True
+        )
+        hooks.callback(before.remove)
+        hooks.callback(after.remove)
+        self._close = weakref.finalize(self, hooks.close)
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Any]:
+        """The new keys and values as they are: `_attend` stores them, because a method also needs the queries."""
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Tokens seen, evicted ones included: positions follow from it."""
+        return self._seen
+
+    def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
+        return self._seen + 1, 0
+
+    def get_max_cache_shape(self, layer_idx: int | None = 0) -> int:
+        return -1
+
+    get_max_length = get_max_cache_shape
+
+    def reorder_cache(self, beam_idx: torch.LongTensor) -> None:
+        raise UserError("EvictionCache does not serve beam search.")
+
+    def crop(self, *args: Any, **kwargs: Any) -> None:
+        raise UserError("EvictionCache cannot take tokens back (assisted decoding).")
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        raise UserError("EvictionCache does not repeat rows of its batch; repeat the prompt instead.")
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        raise UserError("EvictionCache does not select rows of its batch.")
+
+    def entries(self) -> list[float]:
+        """Live entries per layer and KV head (their mean) of each row of the batch."""
+        return [self.slots.held(row) * self._copies for row in range(self.slots.slots)] if self.slots else []
+
+    def close(self) -> None:
+        """Take the cache's hooks off the model; it cannot be used afterwards."""
+        self._close()
+
+    def __enter__(self) -> EvictionCache:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _enter(self, kwargs: dict[str, Any], args: tuple[Any, ...]) -> None:
+        """Before a forward pass: take over the model's attention.
+
+        Once the prompt was read and its first token is known, the prompt is evicted.
+        """
+        _refuse_padding(kwargs)
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if ids is None:
+            raise UserError("EvictionCache needs input_ids; it does not serve inputs_embeds.")
+        if self._seen and ids.shape[1] != 1:
+            raise UserError(
+                "EvictionCache serves one generate call: it reads the prompt in one forward pass, later ones bring one "
+                "token a row. Make a new cache for another prompt."
+            )
+        self._routing.enter_context(route(self._loaded.model, self._attend, self.method.reads_tokens))
+        if self._prompt is None:
+            self._ids = ids
+            return
+        try:
+            with torch.no_grad():
+                self._settle(ids[:, 0].tolist())
+        except BaseException:
+            self._routing.close()
+            raise
+
+    def _leave(self, kwargs: dict[str, Any]) -> None:
+        """After a forward pass, also a failed one: the model has its own attention again."""
+        self._routing.close()
+
+    def _attend(self, call: AttentionCall) -> torch.Tensor:
+        if self._probing:
+            assert self._writer is not None
+            return self._writer(call)
+        tokens = call.query.shape[2]
+        if call.layer == self.geometry[0].index:
+            self._begin(call, tokens)
+        assert self._writer is not None
+        out = self._writer(call)
+        if call.layer == self._last:
+            self._end(tokens)
+        return out
+
+    def _begin(self, call: AttentionCall, tokens: int) -> None:
+        if self._seen + tokens > self.max_tokens:
+            raise UserError(f"the sequence outgrows this cache's max_tokens={self.max_tokens}; give a larger one.")
+        if self.slots is None:
+            self._start(call, tokens)
+            return
+        assert isinstance(self._writer, StepWriter)
+        self._writer.begin(keep_queries=True)
+
+    def _start(self, call: AttentionCall, tokens: int) -> None:
+        """The prompt of every row goes to a cache of its full length."""
+        method, rows = self.method, range(call.query.shape[0])
+        budget = entry_budget(method, self.budget, tokens, self._group)
+        self._prompt = PromptCache(
+            self.geometry,
+            replace(self._rules, budget=budget),
+            prompt_len=tokens,
+            queries=stored_queries(method, self.interval, self.max_tokens)[0] if method.evicts else 0,
+            size=tokens,
+            noise_keys=[self._noise_key(row, -1) for row in rows],
+            device=call.query.device,
+        )
+        observes = method.evicts and method.needs().queries == "since_last"
+        self._writer = BlockWriter(self._prompt, BLOCK, self._prompt.hand_over if observes else None)
+        self._writer.begin(0, tokens)
+
+    def _noise_key(self, row: int, sample: int) -> int:
+        request = Request(task="generate", doc_id=str(row), prompt_ids=(), max_new_tokens=0, seed=self.seed)
+        return request.noise_key(sample)
+
+    def _end(self, tokens: int) -> None:
+        """After the last layer: advance, and evict what is due."""
+        self._seen += tokens
+        if self.slots is None:
+            assert self._prompt is not None
+            self._prompt.seen = tokens
+            return
+        self._clock += 1
+        rows = range(self.slots.slots)
+        self.slots.advance(rows)
+        if self._evictor is not None and self.trigger.due(self._clock):
+            with one_thread(self.slots.device):
+                self._evictor.tick(rows)
+
+    def _settle(self, first: list[int]) -> None:
+        """Evict the prompt and move to the bounded slots. first: the token that follows it in each row."""
+        prompt, method = self._prompt, self.method
+        assert prompt is not None
+        if method.evicts and prompt.full():
+            if method.during("prefill").needs().probes:
+                self._probe(prompt, first)
+            most = prompt.allowed()
+            with one_thread(prompt.device):
+                prompt.evict([g.index for g in prompt.evicting])
+            prompt.evictions += 1
+            check_held(prompt.held(), most)
+        rows = range(len(first))
+        lengths = Lengths(total=self.max_tokens, output=self.max_tokens)
+        shape = shape_of(self._loaded.geometry, method, self.budget, self.interval, lengths, len(rows))
+        dtype = prompt.layers[self._last].keys.dtype
+        self.slots = make_cache(self.geometry, method, shape, prompt.device, dtype)
+        for row in rows:
+            packed = {index: layer.pack(row) for index, layer in prompt.layers.items()}
+            self.slots.install(packed, [row], self._seen)
+        if method.evicts:
+            self._evictor = Evictor(self._rules, self.slots)
+            for row in rows:
+                self._evictor.start(
+                    row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions
+                )
+        self._writer, self._prompt = step_writer(self.slots, self._rules), None
+
+    def _probe(self, prompt: PromptCache, first: list[int]) -> None:
+        if len(first) > 1:
+            raise UserError("the method probes its prompt (extra tokens) and serves one row; generate rows one by one.")
+        ids = tuple(self._ids[0].tolist())
+        read = ReadPrompt(ids, prompt.allowed(), first[0], self._loaded.tokenizer, self._drafts)
+        self._probing = True
+        try:
+            with one_thread(prompt.device):
+                run_probes(self.method.during("prefill"), prompt, read, self._forward, BLOCK)
+        finally:
+            self._probing = False
+
+    def _forward(self, writer: BlockWriter, probe: Probe, start: int) -> tuple[torch.Tensor, int]:
+        self._writer = writer
+        with reading(self._loaded.model, probe, self._rules.weights) as (inputs, rows):
+            out = self._loaded.model(
+                **inputs,
+                position_ids=writer.begin(start, rows)[None],
+                attention_mask=None,
+                past_key_values=None,
+                use_cache=False,
+                logits_to_keep=1,
+            )
+        return out.logits[0, -1], rows
+
+
+def check_budget(method: Method, budget: float | str | None, copies: int = 1) -> float | None:
+    """The budget, or None for a method that takes none. copies: heads that stand for one KV head.
+
+    Raises UserError when it is missing, unusable or too small.
+    """
+    if not method.takes_budget:
+        return None
+    if isinstance(budget, str):
+        budget = parse("budget", parsers.budget, budget)
+    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
+        raise UserError(
+            f"the method needs a budget: entries per layer and KV head (512), or a share of the prompt (0.25); "
+            f"got {budget!r}."
+        )
+    if isinstance(budget, float) and not 0 < budget <= 1:
+        raise UserError(f"a budget that is a share of the prompt lies above 0 and up to 1; got {budget}.")
+    least = method.min_budget() * copies
+    if isinstance(budget, int) and budget < least:
+        raise UserError(f"the method needs a budget of at least {least}; got {budget}.")
+    return budget
+
+
+def _of(cache: weakref.ref[EvictionCache], kwargs: dict[str, Any], hook: str, *args: Any) -> None:
+    """Call a hook of the cache if this forward pass is one with it."""
+    mine = cache()
+    if mine is not None and kwargs.get("past_key_values") is mine:
+        getattr(mine, hook)(kwargs, *args)
+
+
+def _refuse_padding(kwargs: dict[str, Any]) -> None:
+    mask = kwargs.get("attention_mask")
+    if mask is not None and not bool(mask.bool().all()):
+        raise UserError(
+            "EvictionCache does not take padded batches: pads would be cached. Generate equally long prompts together."
+        )

@@ -1,0 +1,95 @@
+"""Which methods are replayed at which budgets: those named, every one that can run for ``all``, and two yardsticks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.config.run_config import MethodChoice
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.cache.layout import fit
+from kvbench.engine.model.weights import load_weights
+from kvbench.errors import KVBenchError, UserError, show
+from kvbench.eviction import choose
+from kvbench.eviction.budget import Budget, label
+from kvbench.eviction.options import check_budget
+
+ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A method of ``all`` that cannot run, at one budget or (None) at any."""
+
+    method: str
+    budget: str | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """One method at one budget; yardsticks come first, so that others can be compared with them."""
+
+    method: MethodChoice
+    budget: Budget | None
+
+
+FULL = Chosen(method=MethodChoice(name="full"), budget=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The model as far as it decides who can run."""
+
+    geometry: Sequence[LayerGeometry]
+    config: Any  # of transformers
+    folder: Path | None
+    longest: int  # prompt plus answer
+    fingerprint: str | None = None  # once it is loaded
+
+    def check(self, choice: MethodChoice, budget: Budget | None) -> None:
+        """Raises KVBenchError when the method cannot run here."""
+        method = choose.make(choice.name, dict(choice.options))
+        check_budget(choice.label, method, budget)
+        method.drafts()
+        fit(self.geometry, method, self.longest)
+        group = max(g.group for g in self.geometry)
+        if method.per_query_head and isinstance(budget, int) and budget // group < method.min_budget():
+            least = method.min_budget() * group
+            raise UserError(
+                f"method {show(choice.label)} keeps a cache for every query head: --budget {least} or more."
+            )
+        if (needed := method.weights()) is not None:
+            load_weights(needed, self.folder, self.config, "cpu", self.fingerprint)
+
+
+def plan(
+    named: Sequence[MethodChoice], every: Sequence[MethodChoice], budgets: Sequence[Budget], target: Target
+) -> tuple[list[Chosen], list[LeftOut]]:
+    """What to replay, the yardsticks of every budget included.
+
+    Args:
+        named: methods that must run; every: methods that run where they can.
+
+    Raises KVBenchError when a named method cannot run.
+    """
+    chosen: list[Chosen] = []
+    left_out: list[LeftOut] = []
+    for choice in dict.fromkeys([ORACLE, FLOOR, *named, *every] if budgets else [*named, *every]):
+        sizes: Sequence[Budget | None] = budgets or (None,)
+        refused: list[LeftOut] = []
+        for size in sizes if choice.takes_budget else (None,):
+            try:
+                target.check(choice, size)
+            except KVBenchError as error:
+                if choice in named:
+                    raise
+                refused.append(LeftOut(method=choice.label, budget=label(size) if size else None, reason=str(error)))
+                continue
+            chosen.append(Chosen(method=choice, budget=size))
+        if len({r.reason for r in refused}) == 1 and len(refused) == len(sizes):
+            refused = [LeftOut(method=choice.label, budget=None, reason=refused[0].reason)]
+        left_out += refused
+    return chosen, left_out

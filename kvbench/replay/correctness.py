@@ -1,0 +1,52 @@
+"""Which given answers are right: scored here where that needs nothing but the text, or as a run has scored them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvbench.engine.model.load import LoadedModel
+from kvbench.errors import UserError, show
+from kvbench.replay.traces import Trace
+from kvbench.runner.workload import TaskWork
+from kvbench.scoring.pool import ScorePool
+from kvbench.store import read_rows
+from kvbench.task import Output
+
+Right = dict[tuple[str, int], bool]  # (doc_id, sample) -> whether the score is 1
+
+
+def check_scorable(work: TaskWork) -> None:
+    """Raises UserError where scoring would ask a judge or run programs."""
+    if work.task.needs:
+        raise UserError(
+            f"task {show(work.task.name)} is not scored by its text alone, so it is not known which answers are right. "
+            "Give --run with a run that has scored them."
+        )
+
+
+def scored(work: TaskWork, traces: Sequence[Trace], loaded: LoadedModel) -> Right:
+    """The model's own answers, scored by their task. Of `check_scorable` tasks."""
+    prompts = {p.doc.doc_id: p for p in work.prompts}
+    with ScorePool() as pool:
+        waiting = []
+        for trace in traces:
+            prompt, text = prompts[trace.request.doc_id], loaded.decode(list(trace.answer))
+            output = Output(
+                text=text,
+                turns=(text,),
+                stop_reason="length" if len(trace.answer) >= prompt.max_new_tokens else "stop",
+                prompt_tokens=len(trace.prompt),
+                output_tokens=len(trace.answer),
+                thinking=prompt.thinking,
+            )
+            waiting.append(pool.submit(work.task, prompt.doc, output))
+        scores = [future.result() for future in waiting]
+    return {(t.request.doc_id, t.sample): score.value == 1 for t, score in zip(traces, scores)}
+
+
+def stored_scores(folder: Path, task: str) -> Right:
+    """Of the full cache's answers in a run; those without a score count as not right."""
+    rows = read_rows(folder)
+    rows = rows[(rows["task"] == task) & (rows["method"] == "full")]
+    return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(rows["doc_id"], rows["sample"], rows["score"])}

@@ -1,0 +1,45 @@
+"""From scores to statements: means with error bars, paired comparisons, pass@k, majority votes, families of tests.
+
+Scores come as one sequence per question (its samples, 0/1 or a share), questions in any fixed order:
+
+    estimate([[1, 0, 1], [0, 0, 0]])                 # pass@1: mean of question means, two standard errors, interval
+    found = paired(full_cache, evicted, seed=0)      # same questions: difference, paired t, sign flips
+    judge([found, other])                            # the printed verdicts, p-values by Holm, smallest drops
+    mean_pass_at_k(scores, 8); maj_at_n(answers, scores)
+
+Every mean is over questions, never over all samples: samples of a question are not independent, and in a 30 x 32
+example the pooled standard error is 0.016 where the right one is 0.066. Two standard errors answer two questions:
+`se` (would other questions of this kind give this number?) and `se_fixed` (would a re-run on these questions?).
+
+Sources: Miller 2024, "Adding error bars to evals" (clustering); Bell and McCaffrey 2002 (few and unequal clusters);
+Chen et al. 2021 (pass@k); Wilson 1927; Holm 1979. The parts are a few lines each over numpy and scipy, which are
+imported when a function first needs them. Numbers that cannot be had (one question, one sample) are NaN.
+"""
+
+from kvbench.report.stats.clusters import Clusters
+from kvbench.report.stats.compare import Paired, paired
+from kvbench.report.stats.flips import sign_flip
+from kvbench.report.stats.means import Estimate, estimate
+from kvbench.report.stats.power import smallest_drop
+from kvbench.report.stats.samples import by_question, maj_at_n, mean_pass_at_k, pass_at_k, question_means, rates
+from kvbench.report.stats.verdicts import ALPHA, Judged, holm, judge
+
+__all__ = [
+    "ALPHA",
+    "Clusters",
+    "Estimate",
+    "Judged",
+    "Paired",
+    "by_question",
+    "estimate",
+    "holm",
+    "judge",
+    "maj_at_n",
+    "mean_pass_at_k",
+    "paired",
+    "pass_at_k",
+    "question_means",
+    "rates",
+    "sign_flip",
+    "smallest_drop",
+]

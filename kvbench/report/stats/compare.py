@@ -1,0 +1,159 @@
+"""Two methods over the same questions: their difference, how sure it is, and which test says so."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbench.report.stats.clusters import Clusters
+from kvbench.report.stats.flips import least_p, limits, patterns, sign_flip
+from kvbench.report.stats.means import unseen
+from kvbench.report.stats.power import flips_drop, smallest_drop, tail_of, whole_questions_drop
+from kvbench.report.stats.samples import Scores, question_means
+
+if TYPE_CHECKING:
+    from kvbench.report.stats.samples import Floats
+
+ROUNDING = 1e-12  # standard errors and differences below this share of the scores are zero
+ALPHA = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Paired:
+    """A against B over the same questions. `diff` is mean A - mean B; `p` is two-sided, `p_drop` says B is worse.
+
+    `test`: "t", "sign flips" (of whole clusters, where t does not hold its level), "equal differences" (no spread: the
+    exact p of the sign flips) or "none" (one cluster, or lopsided ones too few for a verdict).
+    """
+
+    diff: float
+    se: float
+    low: float
+    high: float
+    t: float
+    df: float
+    p: float
+    p_drop: float
+    p_sign_flip: float  # two-sided
+    mean_a: float
+    mean_b: float
+    questions: int
+    test: str
+    clusters: int
+    largest: int  # questions of the largest cluster
+    equal: bool  # whether all clusters have as many questions
+    tail: float  # how much more `se` varies than that of normal differences
+    flipped: tuple[tuple[float, float], ...]  # sum of differences and size of each cluster whose sign flips; else empty
+
+    def drop(self, alpha: float) -> float:
+        """The true drop that the test finds with 80% power, two-sided at `alpha`.
+
+        Without spread: the drop that takes whole questions from right to wrong.
+        """
+        if self.test == "equal differences":
+            return whole_questions_drop(self.clusters, alpha=alpha)
+        if self.test == "sign flips":
+            return flips_drop(self.flipped, alpha=alpha, tail=self.tail)
+        if self.test != "t":
+            return math.nan
+        return smallest_drop(self.se, self.df, alpha=alpha, sides=2, tail=self.tail)
+
+
+@dataclass(frozen=True, slots=True)
+class _Test:
+    """What one test says of the differences."""
+
+    name: str
+    p: float = 1.0
+    p_drop: float = 1.0
+    t: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+
+
+def paired(
+    a: Scores,
+    b: Scores,
+    *,
+    clusters: Sequence[object] | None = None,
+    level: float = 0.95,
+    permutations: int = 10_000,
+    seed: int = 0,
+) -> Paired:
+    """Compare A and B question by question. The alarm is the paired t test; sign flips stand beside it.
+
+    Question i of `a` and of `b` must be the same question. Identical tables give p = 1. Where all differences are
+    equal, t says nothing; `p` and `p_drop` are then the exact ones of the sign flips. Where clusters are lopsided, p,
+    `p_drop` and the interval are those of the sign flips too.
+    """
+    if len(a) != len(b):
+        raise ValueError(f"{len(a)} and {len(b)} questions cannot be paired")
+    means_a, means_b = question_means(a), question_means(b)
+    diffs = means_a - means_b
+    groups = Clusters.make(clusters, len(diffs))
+    diff = float(diffs.mean()) if len(diffs) else math.nan
+    se = groups.standard_error(diffs)
+    tiny = ROUNDING * max((abs(float(x)) for x in (*means_a, *means_b)), default=0.0)
+    if groups.count >= 2 and (se <= tiny or bool((abs(diffs - diff) <= tiny).all())):
+        se, diff = 0.0, 0.0 if abs(diff) <= tiny else diff
+    p_flip = sign_flip(groups.sums(diffs), permutations=permutations, seed=seed)
+    shares = bool(len(diffs)) and min(means_a.min(), means_b.min()) >= 0 and max(means_a.max(), means_b.max()) <= 1
+    if groups.count < 2:
+        test = _Test("none")
+    elif se == 0:
+        test = _no_spread(diff, groups, level, shares)
+    elif groups.lopsided:
+        test = _flips(diffs, diff, groups, p_flip, level, permutations, seed)
+    else:
+        test = _t(diff, se, groups.df, level)
+    return Paired(
+        diff=diff,
+        se=se,
+        low=test.low,
+        high=test.high,
+        t=test.t,
+        df=groups.df,
+        p=test.p,
+        p_drop=test.p_drop,
+        p_sign_flip=p_flip,
+        mean_a=float(means_a.mean()) if len(diffs) else math.nan,
+        mean_b=float(means_b.mean()) if len(diffs) else math.nan,
+        questions=len(diffs),
+        test=test.name,
+        clusters=groups.count,
+        largest=groups.largest,
+        equal=groups.equal,
+        tail=_tail(diffs, groups) if test.name in ("t", "sign flips") else 0.0,
+        flipped=tuple(zip(groups.sums(diffs).tolist(), groups.sizes.tolist())) if test.name == "sign flips" else (),
+    )
+
+
+def _t(diff: float, se: float, df: float, level: float) -> _Test:
+    from scipy.special import stdtr, stdtrit
+
+    t = diff / se
+    half = float(stdtrit(df, 0.5 + level / 2)) * se
+    return _Test("t", float(2 * stdtr(df, -abs(t))), float(stdtr(df, -t)), t, diff - half, diff + half)
+
+
+def _tail(diffs: Floats, groups: Clusters) -> float:
+    return tail_of(groups.residuals(diffs), groups.count - 1 if groups.lopsided else groups.df)
+
+
+def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
+    """All differences are equal. A new question may still have another one, anywhere between -1 and 1."""
+    bound = unseen(groups, level) if shares else 0.0
+    t = math.copysign(math.inf, diff) if diff else 0.0
+    p, p_drop = (least_p(groups.count), least_p(groups.count) / 2 if diff > 0 else 1.0) if diff else (1.0, 1.0)
+    return _Test("equal differences", p, p_drop, t, diff - bound * (1 + diff), diff + bound * (1 - diff))
+
+
+def _flips(diffs: Floats, diff: float, groups: Clusters, p: float, level: float, permutations: int, seed: int) -> _Test:
+    if least_p(groups.count) > ALPHA:
+        return _Test("none")
+    signs = patterns(groups.count, permutations, seed)
+    below, above = limits(groups.sums(diffs), groups.sizes, signs, 1 - level)
+    p_drop = p / 2 if diff > 0 else 1 - p / 2
+    return _Test("sign flips", p, p_drop, math.nan, diff - float(below), diff + float(above))

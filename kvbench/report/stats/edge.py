@@ -1,0 +1,69 @@
+"""The interval of a mean near 0 or 1: few questions have a right (or a wrong) answer, and these few decide.
+
+The standard error is then too small most of the time, because the rare questions that would raise it were not drawn.
+The interval therefore lets the difficulty of questions be any Beta distribution, and a question's right samples
+beta-binomial, and takes the quantiles of the posterior of its mean. The priors are Beta(3/4, 3/4) for the mean (between
+Jeffreys' and a flat one) and flat on the logit of the correlation 1 / (a + b + 1); they were chosen by simulated
+coverage (results/statistics).
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from kvbench.report.stats.samples import Scores
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+
+PRIOR = 0.75
+MOST_TRIALS = 64
+SHARES = 32  # trials that a share other than 0 and 1 is taken for
+
+
+def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -> tuple[float, float]:
+    """Quantiles of the posterior of the mean; `repeats` questions count as one."""
+    import numpy as np
+    from scipy.special import expit, logsumexp
+
+    trials = _trials(scores)
+    right = np.rint(means * trials)
+    right[(right == 0) & (means > 0)] = 1
+    right[(right == trials) & (means < 1)] = trials - 1
+    counts = np.bincount(right.astype(int), minlength=trials + 1) / repeats
+    used = counts > 0
+    grid, likelihood = _likelihood(trials)
+    found = np.tensordot(counts[used], likelihood[used], 1)
+    mean = expit(grid)
+    log = logsumexp(found, axis=1) + PRIOR * np.log(mean * (1 - mean))
+    density = np.exp(log - log.max())
+    below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
+    low, high = expit(np.interp([0.5 - level / 2, 0.5 + level / 2], below / below[-1], grid))
+    return float(low), float(high)
+
+
+def _trials(scores: Scores) -> int:
+    """How many 0/1 trials a question's mean is taken for."""
+    import numpy as np
+
+    every = np.concatenate([np.asarray(question, dtype=float) for question in scores])
+    samples, whole = round(len(every) / len(scores)), bool(((every == 0) | (every == 1)).all())
+    return min(samples, MOST_TRIALS) if whole else max(SHARES, min(samples, MOST_TRIALS))
+
+
+@lru_cache(maxsize=16)
+def _likelihood(trials: int) -> tuple[Floats, Floats]:
+    """The grid of logits of the mean, and log likelihoods by (right answers, mean, correlation)."""
+    import numpy as np
+    from scipy.special import betaln, expit
+
+    grid = np.arange(-12, 12.001, 0.1)
+    mean = expit(grid)[None, :, None]
+    precision = np.exp(np.linspace(-6, 6, 13))[None, None, :]
+    right = np.arange(trials + 1)[:, None, None]
+    a, b = mean * precision, (1 - mean) * precision
+    return grid, betaln(right + a, trials - right + b) - betaln(a, b)

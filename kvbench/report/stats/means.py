@@ -1,0 +1,110 @@
+"""One method: the mean over questions with two standard errors and an interval."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvbench.report.stats.clusters import Clusters
+from kvbench.report.stats.edge import edge_interval
+from kvbench.report.stats.samples import Scores, by_length, question_means
+
+if TYPE_CHECKING:
+    from kvbench.report.stats.samples import Floats
+
+FEW_QUESTIONS = 40  # up to here, and near 0 or 1, the normal interval is too narrow or leaves [0, 1]
+NEAR_EDGE = 0.1
+FEW_RIGHT = 10  # questions' worth of right (or of wrong) answers, below which their spread is hardly known
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """A mean over questions with its uncertainty.
+
+    `rule` says how the interval was made: "t", "wilson" (on the effective number of questions), "beta" (few right or
+    few wrong answers), "rule of three" (all 0 or all 1: the standard error is 0 and says nothing), "constant" or "one
+    question".
+    """
+
+    mean: float
+    se: float  # new questions of this kind
+    se_fixed: float  # the same questions, new samples
+    low: float
+    high: float
+    rule: str
+    questions: int
+    samples: int
+
+
+def estimate(scores: Scores, *, clusters: Sequence[object] | None = None, level: float = 0.95) -> Estimate:
+    """Mean of question means (pass@1) with error bars. `clusters` groups questions that share a source."""
+    means = question_means(scores)
+    groups = Clusters.make(clusters, len(means))
+    mean = float(means.mean()) if len(means) else math.nan
+    se = groups.standard_error(means)
+    low, high, rule = _interval(scores, means, mean, se, groups, level)
+    return Estimate(
+        mean=mean,
+        se=se,
+        se_fixed=_fixed_se(scores),
+        low=low,
+        high=high,
+        rule=rule,
+        questions=len(means),
+        samples=sum(len(question) for question in scores),
+    )
+
+
+def _fixed_se(scores: Scores) -> float:
+    """sqrt(sum of s_q^2 / n_q) / Q: sampling noise alone. For 0/1 scores s_q^2 / n_q is p(1-p)/(n-1)."""
+    import numpy as np
+
+    if min((len(question) for question in scores), default=0) < 2:
+        return math.nan
+    noise = np.empty(len(scores))
+    for places, samples in by_length(scores):
+        noise[places] = samples.var(axis=1, ddof=1) / samples.shape[1]
+    return float(np.sqrt(noise.sum()) / len(scores))
+
+
+def _interval(
+    scores: Scores, means: Floats, mean: float, se: float, groups: Clusters, level: float
+) -> tuple[float, float, str]:
+    from scipy.special import stdtrit
+
+    if groups.count < 2:
+        return math.nan, math.nan, "one question"
+    share = bool((means >= 0).all() and (means <= 1).all())
+    if share and mean in (0.0, 1.0):
+        bound = unseen(groups, level)
+        return (0.0, bound, "rule of three") if mean == 0 else (1 - bound, 1.0, "rule of three")
+    if se == 0:
+        return mean, mean, "constant"
+    repeats = groups.repeats(means)
+    if share and min(mean, 1 - mean) * groups.questions / repeats < FEW_RIGHT:
+        return *edge_interval(scores, means, repeats, level), "beta"
+    df = groups.count - 1 if groups.lopsided else groups.df
+    quantile = float(stdtrit(df, 0.5 + level / 2))
+    if share and (groups.count <= FEW_QUESTIONS or not NEAR_EDGE <= mean <= 1 - NEAR_EDGE):
+        return *_wilson(mean, mean * (1 - mean) / se**2, quantile), "wilson"
+    low, high = mean - quantile * se, mean + quantile * se
+    return (max(0.0, low), min(1.0, high), "t") if share else (low, high, "t")
+
+
+def unseen(groups: Clusters, level: float) -> float:
+    """The largest share of questions that may differ where none of these does: 3 / Q at 95% and equal clusters.
+
+    (1 - bound)^n = 1 - level, with n the number of clusters, or of equal ones that weigh as much as unequal ones.
+    """
+    import numpy as np
+
+    return min(1.0, -math.log(1 - level) * float(np.sum(groups.sizes**2)) / groups.questions**2)
+
+
+def _wilson(mean: float, n: float, z: float) -> tuple[float, float]:
+    """Wilson's interval for a share seen in `n` independent trials; `n` may be a fraction."""
+    centre = (mean + z**2 / (2 * n)) / (1 + z**2 / n)
+    half = z / (1 + z**2 / n) * math.sqrt(mean * (1 - mean) / n + z**2 / (4 * n**2))
+    return max(0.0, centre - half), min(1.0, centre + half)

@@ -1,0 +1,50 @@
+"""What a table says of its comparisons: one family, its p-values adjusted by Holm, each with a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvbench.report.stats.compare import ALPHA, Paired
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """A comparison as it is printed.
+
+    verdict: better, worse, tied (its interval holds zero), unclear (it does not, but the adjusted test is not sure
+    either) or unknown (one question, all questions from one source, or too few clusters of very unequal sizes).
+    `smallest_drop`: the true drop that gets `worse` with 80% power if the others of the family have none. Holm then
+    tests it at its strictest step, alpha / comparisons, two-sided; with other drops in the family the power is higher.
+    """
+
+    p: float  # adjusted
+    verdict: str
+    smallest_drop: float
+
+
+def judge(family: Sequence[Paired], alpha: float = ALPHA) -> list[Judged]:
+    """Verdicts of the comparisons of one table, in the given order."""
+    adjusted = holm([found.p for found in family])
+    return [
+        Judged(p=p, verdict=_verdict(found, p, alpha), smallest_drop=found.drop(alpha / len(family)))
+        for found, p in zip(family, adjusted)
+    ]
+
+
+def _verdict(found: Paired, p: float, alpha: float) -> str:
+    if found.test == "none":
+        return "unknown"
+    if p <= alpha and found.diff != 0:
+        return "better" if found.diff > 0 else "worse"
+    # A difference whose own interval leaves zero out is not called none.
+    return "tied" if found.low <= 0 <= found.high else "unclear"
+
+
+def holm(ps: Sequence[float]) -> list[float]:
+    """Holm's adjusted p-values, in the given order: reject those at or below alpha."""
+    adjusted, largest = [0.0] * len(ps), 0.0
+    for rank, index in enumerate(sorted(range(len(ps)), key=ps.__getitem__)):
+        largest = max(largest, min(1.0, (len(ps) - rank) * ps[index]))
+        adjusted[index] = largest
+    return adjusted

@@ -1,0 +1,269 @@
+"""Speed of the engine beside `transformers.generate`, in one process and one run.
+
+    kvbench bench --baseline transformers
+
+Random weights of a named shape, greedy decoding, equal prompts. The systems take turns, repetition by repetition, so
+that a busy machine hits both; each figure is the median over the repetitions. On a CPU, tokens are counted per second
+of process CPU time, which other processes disturb less than wall time; on a GPU per second of wall time. Ratios
+transfer between machines, absolute numbers do not. It measures speed only: with random weights there is no quality to
+compare.
+
+On a CPU every repetition runs in a fresh copy of the process and is timed twice there. It matters to the baseline: a
+growing cache asks for new memory at every step, and in a fresh process glibc hands those pages back to the system each
+time. After a first long generation it keeps them, and transformers becomes up to twice as fast. "fresh" is a job that
+generates once, "warm" one that goes on generating; neither is the true one, so both are shown.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from kvbench.console import signals
+from kvbench.engine.loop import Engine
+from kvbench.engine.model.load import LoadedModel, pick_device, pick_dtype, prepare
+from kvbench.engine.model.shape import ModelShape
+from kvbench.engine.plan import Machine, measure, roofline
+from kvbench.errors import BudgetViolation, KVBenchError, UserError, show
+from kvbench.eviction import choose
+from kvbench.eviction.api import Method
+from kvbench.records import Request
+
+_SMALL: dict[str, Any] = dict(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True)
+SHAPES: dict[str, Any] = {
+    "A": dict(_SMALL, hidden_size=256, intermediate_size=768, num_hidden_layers=4, head_dim=32),
+    "B": dict(_SMALL, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, head_dim=64),
+    "qwen3-4b": dict(
+        vocab_size=151936,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        tie_word_embeddings=True,
+        hidden_size=2560,
+        intermediate_size=9728,
+        num_hidden_layers=36,
+        head_dim=128,
+    ),
+}
+
+
+WARM_UP = 40  # tokens before the clock starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is measured. Budget and interval as in a run; `sequences` are decoded side by side, one slot each."""
+
+    shape: str = "A"
+    method: str = "tova"
+    budget: int = 128
+    interval: int = 32
+    prompt: int = 64
+    new_tokens: int = 1024
+    sequences: tuple[int, ...] = (1, 8, 32)
+    repeats: int = 5
+    threads: int = 1
+    baseline: str = "transformers"  # or "none"
+    device: str = "auto"
+    dtype: str = "auto"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """Medians of one state of the process, "fresh" or "warm"; rates in tokens per clock second."""
+
+    kvbench: float
+    kvbench_spread: tuple[float, float]  # smallest and largest
+    baseline: float | None
+    baseline_spread: tuple[float, float] | None
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One number of sequences. The clock counts process CPU time, on CUDA wall time."""
+
+    sequences: int
+    fresh: State
+    warm: State
+    evict_share: float  # of decode + evict time
+    roofline_share: float  # of the tokens per second of wall time that this machine allows
+
+
+def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
+    """Measure. `note` is told what is about to run. Raises UserError for unknown shapes, baselines or methods."""
+    if setting.shape not in SHAPES:
+        raise UserError(f"--shape {show(setting.shape)}: choose {', '.join(SHAPES)}.")
+    if setting.baseline not in ("transformers", "none"):
+        raise UserError(f"--baseline {show(setting.baseline)}: choose transformers, none.")
+    if setting.repeats < 1:
+        raise UserError(f"--repeats must be 1 or more; got {setting.repeats}.")
+    method = choose.make(setting.method, {})
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # until the copies are made: threads do not survive a fork
+    try:
+        loaded, shape, machine = _build(setting)
+        return [_measure(setting, method, loaded, shape, machine, n, note) for n in setting.sequences]
+    finally:
+        torch.set_num_threads(before)
+
+
+def _build(setting: Setting) -> tuple[LoadedModel, ModelShape, Machine]:
+    transformers.logging.set_verbosity_error()
+    device = pick_device(setting.device)
+    dtype = pick_dtype(setting.dtype, device)
+    torch.manual_seed(0)
+    config = transformers.Qwen3Config(
+        **SHAPES[setting.shape], max_position_embeddings=40960, pad_token_id=0, eos_token_id=None, bos_token_id=1
+    )
+    with torch.device(device):
+        model: Any = transformers.Qwen3ForCausalLM(config)
+        model = model.to(dtype).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    loaded = prepare(model, None)
+    parameters = sum(p.numel() for p in model.parameters())
+    shape = ModelShape(geometry=loaded.geometry, parameters=parameters, streamed=parameters)
+    return loaded, shape, measure(device, dtype)
+
+
+def _measure(
+    setting: Setting,
+    method: Method,
+    loaded: LoadedModel,
+    shape: ModelShape,
+    machine: Machine,
+    sequences: int,
+    note: Callable[[str], None],
+) -> Measured:
+    generator = torch.Generator().manual_seed(1)
+    vocabulary = shape_vocabulary(setting.shape)
+    ids = torch.randint(5, vocabulary - 5, (sequences, setting.prompt), generator=generator)
+    ours: list[tuple[_Run, _Run]] = []
+    theirs: list[tuple[float, float]] = []
+    for repeat in range(setting.repeats):
+        note(f"{sequences} sequences, round {repeat + 1} of {setting.repeats}")
+        ours.append(_apart(setting, loaded, lambda n: _run_engine(setting, method, loaded, ids, n)))
+        if setting.baseline == "transformers":
+            theirs.append(_apart(setting, loaded, lambda n: _run_generate(loaded, ids, n)))
+    held = setting.budget + setting.interval / 2 if method.takes_budget else setting.prompt + setting.new_tokens / 2
+    limit = roofline(shape, machine, sequences, held, loaded.dtype)
+    runs = [run for pair in ours for run in pair]
+    return Measured(
+        sequences=sequences,
+        fresh=_state([first.rate for first, _ in ours], [first for first, _ in theirs]),
+        warm=_state([second.rate for _, second in ours], [second for _, second in theirs]),
+        evict_share=statistics.median(run.evict_share for run in runs),
+        roofline_share=statistics.median(run.wall_rate for run in runs) / limit,
+    )
+
+
+def _state(ours: list[float], theirs: list[float]) -> State:
+    return State(
+        kvbench=statistics.median(ours),
+        kvbench_spread=(min(ours), max(ours)),
+        baseline=statistics.median(theirs) if theirs else None,
+        baseline_spread=(min(theirs), max(theirs)) if theirs else None,
+        ratio=statistics.median(ours) / statistics.median(theirs) if theirs else None,
+    )
+
+
+def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> Any:
+    """Warm up with a few tokens, then run twice: in a forked copy of this process, on CUDA (which cannot fork) here."""
+
+    def work() -> Any:
+        torch.set_num_threads(setting.threads)
+        run(min(WARM_UP, setting.new_tokens))
+        return run(setting.new_tokens), run(setting.new_tokens)
+
+    if loaded.device.type == "cuda":
+        return work()
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sender.send(work()))
+    process.start()
+    signals.at_end(process.kill)
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        raise KVBenchError("a measuring process ended without a result; its own message is above.") from None
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.join()
+        signals.not_at_end(process.kill)
+
+
+def shape_vocabulary(shape: str) -> int:
+    return int(SHAPES[shape]["vocab_size"])
+
+
+def _clock(device: torch.device) -> float:
+    """Process CPU time on a CPU, synchronised wall time on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    rate: float  # tokens per clock second, reading the prompts included
+    evict_share: float
+    wall_rate: float  # tokens per second of wall time
+
+
+def _run_engine(setting: Setting, method: Method, loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> _Run:
+    engine = Engine(
+        loaded,
+        method,
+        budget=setting.budget if method.takes_budget else None,
+        interval=setting.interval,
+        slots=len(ids),
+        max_tokens=ids.shape[1] + tokens,
+    )
+    requests = [
+        Request(task="bench", doc_id=str(i), prompt_ids=tuple(row), max_new_tokens=tokens)
+        for i, row in enumerate(ids.tolist())
+    ]
+    wall, began = time.perf_counter(), _clock(loaded.device)
+    done = list(engine.generate(requests))
+    spent, wall = _clock(loaded.device) - began, time.perf_counter() - wall
+    made = sum(len(d.token_ids) for d in done)
+    if made != len(ids) * tokens:
+        raise BudgetViolation(f"bench made {made} tokens instead of {len(ids) * tokens}.")
+    used = [d.usage for d in done if d.usage]
+    evict, decode = sum(u.evict_seconds for u in used), sum(u.decode_seconds for u in used)
+    return _Run(made / spent, evict / max(evict + decode, 1e-9), made / wall)
+
+
+def _run_generate(loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> float:
+    """Tokens per clock second of transformers' own loop with its full DynamicCache."""
+    ids = ids.to(loaded.device)
+    with torch.inference_mode():
+        began = _clock(loaded.device)
+        loaded.model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, min_new_tokens=tokens, do_sample=False
+        )
+        return ids.numel() // ids.shape[1] * tokens / (_clock(loaded.device) - began)
+
+
+def as_json(setting: Setting, results: list[Measured]) -> dict[str, Any]:
+    """One document with everything needed to repeat the measurement."""
+    device = pick_device(setting.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {
+        "setting": asdict(setting),
+        "rows": [asdict(r) for r in results],
+        "device": name,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "clock": "wall" if device.type == "cuda" else "cpu",
+    }

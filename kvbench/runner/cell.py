@@ -1,0 +1,129 @@
+"""One cell of a run as it is planned: its rows, how many slots they get, and what decides them beside the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.config import plugins
+from kvbench.config.run_config import Cell, MethodChoice, RunConfig
+from kvbench.engine.cache.layout import check_prefill
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.shape import ModelShape
+from kvbench.engine.model.weights import find, load_weights
+from kvbench.engine.plan import Machine, Plan, plan_cell
+from kvbench.eviction import choose
+from kvbench.eviction.api import Method
+from kvbench.runner.method_source import Source, source_of
+from kvbench.runner.workload import PlannedRow, TaskWork, make_method, version
+from kvbench.sources import models
+from kvbench.taskkit.names import base_name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MethodState:
+    """A method of a run with its options, and all that decides what it keeps: version, source, and `artefacts`."""
+
+    method: Method
+    version: str
+    source: Source
+    artefacts: dict[str, str] | None
+
+    @classmethod
+    def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
+        """Raises KVBenchError where the method lacks what it uses."""
+        method = choose.make(choice.name, dict(choice.options))
+        return cls(
+            method=method,
+            version=version(choice.name),
+            source=source_of(method),
+            artefacts=artefacts(method, model_config, choice.name.split("+"), info),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPlan:
+    """One cell with its rows and how it will run."""
+
+    cell: Cell
+    rows: list[PlannedRow]
+    plan: Plan
+    max_tokens: int  # of prompt and output
+    max_output: int
+    tail: int  # of a prompt, behind its context
+    source: str  # hash of the method's source
+
+
+def plan_rows(
+    cell: Cell,
+    work: TaskWork,
+    config: RunConfig,
+    shape: ModelShape,
+    machine: Machine,
+    identity: Mapping[str, Any],
+    state: MethodState,
+    context: int,
+    device: Any,
+    dtype: Any,
+) -> CellPlan:
+    """Rows of a cell, and how they will run.
+
+    Raises:
+        KVBenchError: the method cannot be served.
+    """
+    method = state.method
+    check_prefill(method, config.prefill, cell.method.label)
+    used = (state.artefacts or {}) | _plug_ins([base_name(cell.task)])
+    rows = work.rows(cell, config, {**identity, "artefacts": used or None}, str(dtype).removeprefix("torch."))
+    fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others become rows too
+    lengths = {
+        "max_tokens": max((p.max_tokens for p in fitting), default=1),
+        "max_output": max((p.max_tokens - len(p.ids) for p in fitting), default=1),
+        "tail": max((len(p.ids) - (p.compress_at or len(p.ids)) for p in fitting), default=0),
+    }
+    plan = plan_cell(
+        shape,
+        machine,
+        method,
+        budget=cell.budget,
+        interval=config.interval,
+        sequences=max(1, len(rows)),
+        slots=config.slots,
+        device=device,
+        dtype=dtype,
+        chunk=config.prefill_chunk if config.prefill == "chunked" else None,
+        **lengths,
+    )
+    return CellPlan(cell=cell, rows=rows, plan=plan, source=state.source.hash, **lengths)
+
+
+def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
+    """Raises SetupError where a cell's weights were made for another model, now that its parameters are known."""
+    for cell in {plan.cell.method: plan.cell for plan in plans}.values():
+        if (needed := make_method(cell).weights()) is not None:
+            load_weights(needed, loaded.folder, loaded.model.config, "cpu", loaded.fingerprint)
+
+
+def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
+    """What a method uses beside the model and kvbench itself, each with what tells one state of it from another:
+    tables, draft models, and the plug-ins that define it (or its parts, `names`).
+
+    Raises:
+        KVBenchError: one of them is missing, damaged or made for another model.
+    """
+    used = _plug_ins(names)
+    if (needed := method.weights()) is not None:
+        load_weights(needed, info.folder, model_config, "cpu")
+        path = find(needed, info.folder, info.name)
+        used[needed.kind] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    for name in method.drafts():
+        draft = models.fetched(name)
+        used[f"draft {name}"] = models.revision(draft) or "?"
+    return used or None
+
+
+def _plug_ins(names: Iterable[str]) -> dict[str, str]:
+    """The plug-ins that define methods or tasks of these names."""
+    return {f"plug-in {name}": sha256[:16] for name in names if (sha256 := plugins.hash_of(name)) is not None}

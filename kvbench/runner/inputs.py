@@ -1,0 +1,103 @@
+"""What a run needs before its weights: the model's tokenizer and configuration, and every task's prompts.
+
+ready = prepare(config, say)
+ready.works["walk"].prompts
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import transformers
+
+from kvbench.config.run_config import RunConfig
+from kvbench.errors import UserError, show
+from kvbench.runner import task_data
+from kvbench.runner.workload import TaskWork
+from kvbench.sources import models, vocabulary
+from kvbench.sources.data.missing import DataMissing
+
+Notice = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """The model as far as it is known without weights, and the tasks' work."""
+
+    info: models.ModelInfo
+    where: str  # folder, or the hub's name
+    config: Any  # of transformers
+    context: int
+    works: dict[str, TaskWork]
+
+    def tasks(self) -> dict[str, Any]:
+        """Version, data and prompts of every task, for the run's record."""
+        return {
+            name: {"version": w.task.version, "data": dict(w.data), "prompts": w.prompts_hash()}
+            for name, w in self.works.items()
+        }
+
+
+def prepare(config: RunConfig, say: Notice, info: models.ModelInfo | None = None) -> Prepared:
+    """Read everything but weights. info: the model, where the hub was asked for it already.
+
+    Raises:
+        KVBenchError: the model or a task's data cannot be had, a prompt cannot be made, a judge's settings are wrong,
+            or programs would have to run where nothing isolates them.
+    """
+    info = info or models.fetched(config.model, config.revision)
+    where = info.where
+    with models.reading(config.model, where):
+        tokenizer, model_config = _read_model(where, config)
+        tokenizer("word")  # some of its settings are read only now
+        vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
+        context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
+    data = task_data.source(config)
+    works: dict[str, TaskWork] = {}
+    for name in config.tasks:
+        try:
+            works[name] = TaskWork.load(name, config, data, tokenizer, model_config.model_type, context)
+        except DataMissing as error:
+            raise task_data.all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
+    _check_end(config, where, tokenizer, model_config, works)
+    needs = {need for work in works.values() for need in work.task.needs}
+    if "code" in needs:
+        from kvbench.scoring import sandbox
+
+        sandbox.require(config.unsafe_run_code)
+    if "judge" in needs:
+        from kvbench.scoring import judge
+
+        judge.check(config.services())
+    for note in (*data.notes(), *(note for work in works.values() for note in work.notes)):
+        say(note)
+    return Prepared(info=info, where=where, config=model_config, context=context, works=works)
+
+
+def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:
+    """Raises UserError where nothing but its longest length would end an answer."""
+    generation = None
+    with models.reading(config.model, where), contextlib.suppress(OSError):  # there is none
+        generation = transformers.GenerationConfig.from_pretrained(where, revision=config.revision or "main")
+    if not vocabulary.end_ids((tokenizer, model_config.get_text_config(), generation)):
+        endless = [name for name, work in works.items() if not work.spec.stop and not work.spec.stop_tokens]
+        if endless:
+            raise UserError(
+                f"model {show(config.model)}: no end token known; pass --stop TEXT, or every answer to task "
+                f"{show(endless[0])} has {works[endless[0]].spec.max_new_tokens} tokens."
+            )
+
+
+def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
+    """Tokenizer and configuration, from a folder or the hub."""
+    transformers.logging.set_verbosity_error()
+    if Path(where).is_dir():
+        models.check_tokenizer(config.model, Path(where))
+    huggingface_hub.logging.set_verbosity_error()  # it tells of every retry; the outcome is told below
+    tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
+    return tokenizer, transformers.AutoConfig.from_pretrained(where, revision=config.revision, trust_remote_code=False)

@@ -1,0 +1,134 @@
+"""From answers to rows on the disk: every answer is scored, and its row written once the score is there."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+
+from kvbench.console import signals
+from kvbench.errors import SetupError
+from kvbench.records import Generation
+from kvbench.runner.cell import CellPlan
+from kvbench.runner.rows import make_row
+from kvbench.runner.workload import PlannedRow, TaskWork
+from kvbench.scoring.pool import ScorePool
+from kvbench.store import Journal
+from kvbench.task import Output, Score
+
+BACKLOG = 64  # answers waiting for their scores; generation waits for them
+LATER = Score(value=None, status="unscored", note="interrupted before it was scored")
+MOMENT = 1.0  # seconds between two looks at what can be committed
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    planned: PlannedRow
+    generation: Generation
+    cell_plan: CellPlan
+
+
+class RowWriter:
+    """Writes the rows of a run.
+
+    Args:
+        host: columns that say where the rows were made.
+        keep_prompts: store questions of gated data too.
+
+    Attributes:
+        saved: rows on the disk.
+        failed: rows without a score, by status.
+        scores: headline scores of the cell under way.
+        refused: the judge does not let us in, or no scoring process starts.
+    """
+
+    def __init__(
+        self,
+        journal: Journal,
+        pool: ScorePool,
+        works: Mapping[str, TaskWork],
+        host: dict[str, str],
+        *,
+        keep_prompts: bool,
+    ) -> None:
+        self.journal, self.pool, self.works, self.host, self.keep_prompts = journal, pool, works, host, keep_prompts
+        self.saved = 0
+        self.failed: Counter[str] = Counter()
+        self.scores: list[float] = []
+        self.refused: SetupError | None = None
+        self._waiting: dict[Future[Score], _Answer] = {}
+
+    def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan) -> None:
+        """Take one finished sample. Waits where too many answers wait for their scores."""
+        answer, task = _Answer(planned, generation, cell_plan), self.works[cell_plan.cell.task].task
+        with signals.shield():
+            if generation.status == "ok":
+                self._waiting[self.pool.submit(task, planned.prompt.doc, output_of(planned, generation))] = answer
+            else:
+                self._write(answer, None)
+        self.collect(most=BACKLOG)
+
+    def poll(self) -> None:
+        """Once per engine step: commit what has waited long enough."""
+        self.saved += len(self.journal.poll())
+
+    def collect(self, *, most: int = 0, seconds: float | None = None) -> None:
+        """Write rows as their scores come, until at most `most` wait or the time is over."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        self._write_scored()
+        while len(self._waiting) > most and (deadline is None or time.monotonic() < deadline):
+            wait(self._waiting, timeout=MOMENT if deadline is None else 0.1, return_when=FIRST_COMPLETED)
+            self._write_scored()
+            self.poll()  # rows that were written before must not wait for these scores
+
+    def finish(self) -> None:
+        """Wait for all scores, and commit."""
+        self.collect()
+        self.saved += len(self.journal.flush())
+
+    def leave(self, seconds: float) -> None:
+        """Wait so long for scores; the other answers are kept without one, to be scored when the run goes on."""
+        self.collect(seconds=seconds)
+        for answer in self._waiting.values():
+            self._write(answer, LATER)
+        self._waiting.clear()
+        self.saved += len(self.journal.flush())
+
+    def _write_scored(self) -> None:
+        for future in [future for future in self._waiting if future.done()]:
+            with signals.shield():
+                self._write(self._waiting.pop(future), self._score(future))
+
+    def _score(self, future: Future[Score]) -> Score:
+        try:
+            return future.result()
+        except SetupError as error:  # the answer is kept, and scored later
+            self.refused = error
+            return Score(value=None, status="unscored", note=str(error))
+
+    def _write(self, answer: _Answer, score: Score | None) -> None:
+        """One row. A failed sample keeps its text and has no score."""
+        generation, task = answer.generation, self.works[answer.cell_plan.cell.task].task
+        row = make_row(answer.planned, generation, score, task, answer.cell_plan, self.host)
+        if row["status"] not in ("ok", "unscored"):
+            self.failed[row["status"]] += 1
+        elif score is not None and (headline := row[task.headline]) is not None:
+            self.scores.append(headline)
+        gated = bool(task.manifest and task.manifest.gated)
+        prompt = answer.planned.prompt.text if self.keep_prompts or not gated else None
+        self.saved += len(self.journal.append(row, prompt=prompt, output=generation.text, turns=generation.turns))
+
+
+def output_of(row: PlannedRow, generation: Generation) -> Output:
+    """What a task's `score` sees of a finished sample."""
+    usage = generation.usage
+    return Output(
+        text=generation.text,
+        turns=generation.turns,
+        stop_reason=generation.stop_reason,
+        prompt_tokens=len(row.prompt.ids),
+        output_tokens=usage.output_tokens if usage else len(generation.token_ids),
+        thinking=row.prompt.thinking,
+    )

@@ -1,0 +1,98 @@
+"""One sample as a tidy row: identity, outcome, measured use. The columns are `kvbench.store.schema.COLUMNS`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvbench.records import Generation, Usage
+from kvbench.runner import env
+from kvbench.runner.workload import PlannedRow, make_method
+from kvbench.store.schema import OK
+from kvbench.task import Score, Task
+
+if TYPE_CHECKING:
+    from kvbench.runner.cell import CellPlan
+
+
+def make_row(
+    planned: PlannedRow,
+    generation: Generation,
+    score: Score | None,
+    task: Task,
+    cell_plan: CellPlan,
+    host: dict[str, str],
+) -> dict[str, Any]:
+    """Build the row of a finished sample. `score` is None when generation failed; then every score column is null."""
+    cell, doc = cell_plan.cell, planned.prompt.doc
+    usage = generation.usage
+    floor, budget = None, planned.identity["budget"]
+    if budget is not None:
+        floor = task.floor(budget, planned.identity["interval"])
+    row = {
+        **planned.identity,
+        **host,
+        "row_key": planned.key,
+        "method_source": cell_plan.source,
+        "cluster_id": doc.cluster,
+        "category": doc.meta.get("category"),
+        "slots": cell_plan.plan.slots,
+        "decode_bounded": make_method(cell).decode_bounded,
+        "status": generation.status,
+        "note": generation.note or None,
+        "stop_reason": generation.stop_reason or None,
+        "prompt_tokens": len(planned.prompt.ids),
+        "output_tokens": usage.output_tokens if usage else len(generation.token_ids),
+        "floor": floor,
+        "score_pass": 0,
+        "kvbench_version": env.version("kvbench"),
+        "torch_version": env.version("torch"),
+        "transformers_version": env.version("transformers"),
+    }
+    row |= _usage(usage, cell_plan.plan.limit) if usage else {}
+    return row | scored(score) if score is not None else row
+
+
+def scored(score: Score) -> dict[str, Any]:
+    """The columns that a score fills. Without a value every score column is null."""
+    found = score if score.value is not None else Score(value=None)
+    aux = dict(found.aux)
+    no_answer = aux.pop("no_answer", None)
+    return {
+        "status": OK if score.value is not None else score.status,
+        "note": score.note or None,
+        "extracted": found.extracted,
+        "score": found.value,
+        "score_strict": found.strict,
+        "score_partial": found.partial,
+        "aux": aux or None,
+        "no_answer": None if no_answer is None else bool(no_answer),
+        **score.facts,
+    }
+
+
+def _usage(usage: Usage, limit: float) -> dict[str, Any]:
+    """Measured use.
+
+    A sample's seconds are shares of the engine's time, so tokens / seconds is the engine's own rate. The first token
+    comes with the prompt and is not counted.
+    """
+    busy = usage.decode_seconds + usage.evict_seconds
+    rate = (usage.output_tokens - 1) / busy if busy > 0 and usage.output_tokens > 1 else None
+    return {
+        "entries_after_evict": usage.entries_after_evict,
+        "entries_peak": usage.entries_peak,
+        "entries_mean": usage.entries_mean,
+        "entries_prefill_peak": usage.entries_prefill_peak,
+        "kv_bytes_peak": usage.kv_bytes_peak,
+        "kv_bytes_extra": usage.kv_bytes_extra,
+        "kv_bytes_mean": usage.kv_bytes_mean,
+        "kv_bytes_slot": usage.kv_bytes_slot,
+        "kv_bytes_prefill_peak": usage.kv_bytes_prefill_peak,
+        "evictions": usage.evictions,
+        "first_eviction": usage.first_eviction,
+        "prefill_seconds": usage.prefill_seconds,
+        "decode_seconds": usage.decode_seconds,
+        "evict_seconds": usage.evict_seconds,
+        "tokens_per_second": rate,
+        "roofline_share": rate / limit if rate is not None else None,
+    }

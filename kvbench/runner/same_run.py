@@ -1,0 +1,257 @@
+"""Whether a run that goes on is the run that began: the same model, template, methods and questions, or none.
+
+    before = began(out, "r1", config)           # what run.json says; empty for a new run
+    check_model("r1", before, model_record(config, state))
+    notices = check("r1", before, record, allow_version_change=False)
+
+A run's record (`environment` in run.json) has a hash for each file that decides its rows. A file that differs is named
+and refused: rows of two models, or of two states of a method, would be averaged as one. Whatever a message takes from
+a record is escaped: a folder may come from anyone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.config.run_config import MethodChoice, RunConfig
+from kvbench.errors import UserError, show
+from kvbench.runner.cell import MethodState
+from kvbench.runner.workload import template_hash
+from kvbench.sources import hub
+from kvbench.sources.model_files import makes_prompts
+from kvbench.sources.models import State
+from kvbench.store import check_run_name, manifest
+from kvbench.store.files import bare
+
+ANOTHER = "give another --run-name"
+MOST = 4  # files or methods that a message lists
+
+
+def model_record(config: RunConfig, state: State) -> dict[str, Any]:
+    """The model, its files and the chat template, for the run's record."""
+    template = config.chat_template
+    return {
+        "model": {"model": config.model, "model_revision": state.revision or config.revision},
+        "model_files": _listed(state.files),
+        "chat_template": None if template is None else {"path": template, "sha256": template_hash(template)},
+    }
+
+
+def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
+    """The methods with versions, sources and artefacts, for the run's record."""
+    files = {file: digest for state in states.values() for file, digest in state.source.files.items()}
+    return {
+        "methods": [
+            {
+                "method": choice.label,
+                "version": state.version,
+                "source": state.source.hash,
+                "files": list(state.source.files),
+                "artefacts": _listed(state.artefacts or {}),
+            }
+            for choice, state in states.items()
+        ],
+        "method_files": _listed(files),
+    }
+
+
+def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[str, Any]:
+    """What a run of this name recorded when it began; empty where there is none, or one of other settings."""
+    folder = out / check_run_name(name)
+    if not (folder / manifest.NAME).is_file():
+        return {}
+    info = manifest.read(folder)
+    same = resume or not manifest.compare(info, config.stored())
+    return dict(info["environment"]) if same else {}
+
+
+def check(
+    run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, allow_version_change: bool = False
+) -> list[str]:
+    """Compare the record of a run with what would go on now.
+
+    allow_version_change: methods of the same version may have another source. Returns notices; raises UserError.
+    """
+    now = manifest.surroundings(now)  # as it would come back from run.json
+    check_model(run, before, now)
+    check_data(run, before.get("tasks", {}), now["tasks"])
+    _check_plugins(run, before.get("plugins", []), now["plugins"])
+    notices = _check_methods(run, before, now, allow_version_change)
+    _check_dtype(run, before, now)
+    _check_prompts(run, before.get("tasks", {}), now["tasks"])
+    return notices
+
+
+def check_model(
+    run: str, before: Mapping[str, Any], now: Mapping[str, Any], wanted: Callable[[str], bool] = lambda file: True
+) -> None:
+    """Raises UserError where the model's files, its revision or the chat template differ. wanted: files that count."""
+    if not before:
+        return
+    model = show(now["model"]["model"])
+    if now["model_files"] and "model_files" not in before:
+        raise UserError(
+            f"run {show(run)} was made by an older kvbench, which knew a model by fewer files; it cannot be continued "
+            f"('kvbench report', 'score' and 'replay' still read it). {ANOTHER.capitalize()}."
+        )
+    was, has = (_hashes(record.get("model_files", []), wanted) for record in (before, now))
+    if was and has:
+        if changes := _changes(was, has):
+            raise UserError(f"{_told(changes, f'of model {model} ', run)}, or {ANOTHER}.")
+    elif (old := _revision(before)) != (new := _revision(now)):
+        former = f"; --revision {old} takes the former one" if hub.is_commit(old) else ""
+        raise UserError(
+            f"model {model} is at revision {bare(new)} now; run {show(run)} began with {bare(old)}. "
+            f"{ANOTHER.capitalize()}{former}."
+        )
+    _check_template(run, before.get("chat_template"), now["chat_template"])
+
+
+def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """`check_model` for what makes prompts, where nothing is generated: a hub model's prompts are compared one by one.
+
+    Raises UserError.
+    """
+    if now["model_files"] and before.get("model_files"):
+        check_model(run, before, now, makes_prompts)
+    else:
+        _check_template(run, before.get("chat_template"), now["chat_template"])
+
+
+def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
+    """A continued run must find the documents it began with: rows of two versions would be averaged as one.
+
+    versions: whether its tasks must be of the same version too. Raises UserError.
+    """
+    for task, found in now.items():
+        if (known := before.get(task)) is None:
+            raise UserError(f"run {show(run)} does not say which data task {show(task)} had. {ANOTHER.capitalize()}.")
+        for what in ("sha256", "revision"):
+            if known["data"].get(what) != found["data"].get(what):
+                raise UserError(
+                    f"the data of task {show(task)} changed since run {show(run)} began "
+                    f"({what} {bare(known['data'].get(what))}, now {bare(found['data'].get(what))}). "
+                    f"{ANOTHER.capitalize()}."
+                )
+        if versions and known["version"] != found["version"]:
+            raise UserError(
+                f"task {show(task)} is at version {bare(found['version'])}; run {show(run)} began with "
+                f"{bare(known['version'])}. {ANOTHER.capitalize()}."
+            )
+
+
+def _check_plugins(run: str, before: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> None:
+    """A continued run must have the plug-ins it began with, wherever their files lie now."""
+    if sorted(p["sha256"] for p in before) != sorted(p["sha256"] for p in now):
+        was, has = (", ".join(map(_plugin, found)) or "none" for found in (before, now))
+        raise UserError(
+            f"the plug-ins of run {show(run)} changed since it began ({was}; now {has}). {ANOTHER.capitalize()}."
+        )
+
+
+def _plugin(entry: Mapping[str, str]) -> str:
+    return f"{bare(Path(entry['path']).name)} {bare(entry['sha256'][:12])}"
+
+
+def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
+    """Versions, artefacts and sources of the methods. Returns a notice about sources that differ and may."""
+    known = {entry["method"]: entry for entry in before.get("methods", [])}
+    edited = []
+    for entry in now["methods"]:
+        label, was = show(entry["method"]), known.get(entry["method"], entry)
+        if was["version"] != entry["version"]:
+            raise UserError(
+                f"method {label} is at version {bare(entry['version'])}; run {show(run)} began with "
+                f"{bare(was['version'])}. {ANOTHER.capitalize()}."
+            )
+        if changes := _changes(_hashes(was["artefacts"]), _hashes(entry["artefacts"])):
+            raise UserError(f"{_told(changes, f'of method {label} ', run)}, or {ANOTHER}.")
+        if was["source"] != entry["source"]:
+            edited.append(entry)
+    if not edited:
+        return []
+    files = _edited_files(before, now, {file for entry in edited for file in entry["files"]})
+    methods = _few([show(entry["method"]) for entry in edited])
+    text = f"the source of method{'s' * (len(edited) > 1)} {methods} changed since run {show(run)} began ({files})"
+    if not allowed:
+        raise UserError(f"{text}. Put it back, give --allow-version-change, or {ANOTHER}.")
+    return [f"{text}. Every row states its source (column method_source)."]
+
+
+def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
+    """The files of some methods that differ; those that the methods no longer import are not among `own`."""
+    was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
+    return _few(sorted(bare(file) for file in own if was.get(file) != has[file])) or "it imports other files"
+
+
+def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
+    """That --chat-template names a file is a setting; here its content is compared."""
+    if was and has and was["sha256"] != has["sha256"]:
+        changes = {f"chat template {show(has['path'])}": (was["sha256"], has["sha256"])}
+        raise UserError(f"{_told(changes, '', run)}, or {ANOTHER}.")
+
+
+def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """--dtype auto and --device auto mean different number types on different machines."""
+    if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
+        raise UserError(
+            f"run {show(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
+            f"in {now['dtype']}. Continue it on such a device, or {ANOTHER}."
+        )
+
+
+def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """The same files may still give other prompts, with other versions of the libraries that make them."""
+    for task, found in now.items():
+        if before.get(task, found).get("prompts", found["prompts"]) != found["prompts"]:
+            raise UserError(
+                f"task {show(task)} makes other prompts than when run {show(run)} began: its code, or a library that "
+                f"makes tokens, changed. Put it back, or {ANOTHER}."
+            )
+
+
+def _revision(record: Mapping[str, Any]) -> str | None:
+    found: str | None = record.get("model", {}).get("model_revision")
+    return found
+
+
+def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:
+    """Hashes by name as a list: as keys, names such as ``token.json`` would be taken for those of secrets."""
+    return [{"name": name, "hash": digest} for name, digest in sorted(hashes.items())]
+
+
+def _hashes(listed: Iterable[Mapping[str, str]], wanted: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
+    return {entry["name"]: entry["hash"] for entry in listed if wanted(entry["name"])}
+
+
+Changes = dict[str, tuple[str | None, str | None]]  # escaped name -> (hash when the run began, hash now)
+
+
+def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
+    names = sorted(was.keys() | has.keys())
+    return {bare(name): (was.get(name), has.get(name)) for name in names if was.get(name) != has.get(name)}
+
+
+def _told(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
+    """What changed, and how to undo it, up to the last clause of the sentence."""
+    since = f"since run {show(run)} began"
+    if len(changes) > 1:
+        what = [f"{name} ({_fate(*pair)})" for name, pair in changes.items()]
+        return f"{len(changes)} files {of}changed {since}: {_few(what)}. Put them back"
+    ((name, (was, has)),) = changes.items()
+    if was is None:
+        return f"{name} {of}was added {since}. Remove it"
+    if has is None:
+        return f"{name} {of}was removed {since}. Put it back"
+    return f"{name} {of}changed {since} ({_fate(was, has)}). Put it back"
+
+
+def _fate(was: str | None, has: str | None) -> str:
+    return "added" if was is None else "removed" if has is None else f"was {bare(was[:12])}, is {bare(has[:12])}"
+
+
+def _few(words: Sequence[str]) -> str:
+    more = len(words) - MOST
+    return ", ".join(words[:MOST]) + (f" and {more} more" if more > 0 else "")

@@ -1,0 +1,141 @@
+"""One execution under way: cell by cell through the engine, the scores and the journal, until done or stopped.
+
+runner = Runner(folder, works, plans, ...)
+with runner.failures():
+    runner.run(loaded, done)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kvbench.config.run_config import RunConfig
+from kvbench.console import faults, signals
+from kvbench.engine.model.load import LoadedModel
+from kvbench.errors import Interrupted, SetupError
+from kvbench.runner.cell import CellPlan
+from kvbench.runner.cell_run import CellRun
+from kvbench.runner.row_writer import RowWriter
+from kvbench.runner.workload import PlannedRow, TaskWork
+from kvbench.scoring.pool import ScorePool
+from kvbench.store import RunFolder, resume_command
+
+if TYPE_CHECKING:
+    from kvbench.console.progress import Progress
+
+AFTER_STOP = 3.0  # seconds that rows being scored get to finish after a signal or a failure
+
+
+class Runner:
+    """State of one execution.
+
+    Args:
+        done: rows that were saved before; total: rows that the run is to have.
+        say: receives warnings, one line each.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        works: Mapping[str, TaskWork],
+        plans: Sequence[CellPlan],
+        progress: Progress | None,
+        done: int,
+        total: int,
+        dtype: Any,
+        device: str,
+        config: RunConfig,
+        say: Callable[[str], None],
+    ) -> None:
+        self.folder, self.works, self.plans, self.progress, self.config = folder, works, plans, progress, config
+        self.total, self.say = total, say
+        self.host = {"device": device, "dtype": str(dtype).removeprefix("torch.")}
+        self.writer: RowWriter | None = None
+        self.tokens = self.kv_now = self.kv_peak = 0
+        self._before = done
+        self._shown = 0.0
+
+    @property
+    def done(self) -> int:
+        """Rows on the disk."""
+        return self._before + (self.writer.saved if self.writer else 0)
+
+    @property
+    def failed(self) -> Counter[str]:
+        """Rows without a score, by status."""
+        return self.writer.failed if self.writer else Counter()
+
+    @contextlib.contextmanager
+    def failures(self) -> Iterator[None]:
+        """Signals, and failures of memory and device, become one line that says what is saved."""
+        try:
+            with signals.phase(lambda: f"interrupted: {self._saved()}"):
+                yield
+        except (SetupError, Interrupted):
+            raise
+        except Exception as error:
+            why = faults.first_line(error)
+            if faults.out_of_memory(error):
+                raise SetupError(f"out of memory ({why}): {self._saved()}.") from error
+            if faults.device_failed(error):
+                raise SetupError(f"device {self.host['device']} failed ({why}): {self._saved()}.") from error
+            raise
+
+    def run(self, loaded: LoadedModel, done: set[str]) -> None:
+        if self.progress:
+            self.progress.begin(self.total, self.done)
+        try:
+            with self.folder.journal() as journal, ScorePool() as pool:
+                keep = self.config.keep_prompts
+                writer = self.writer = RowWriter(journal, pool, self.works, self.host, keep_prompts=keep)
+                try:
+                    self._cells(loaded, done, writer)
+                except (signals.Signalled, Exception):
+                    if not journal.failed:
+                        writer.leave(AFTER_STOP)
+                    raise
+        finally:
+            if self.progress:
+                self.progress.end()
+
+    def _cells(self, loaded: LoadedModel, done: set[str], writer: RowWriter) -> None:
+        for cell_plan in self.plans:
+            missing = [row for row in cell_plan.rows if row.key not in done]
+            if missing:
+                self._cell(loaded, cell_plan, missing, writer)
+
+    def _cell(self, loaded: LoadedModel, cell_plan: CellPlan, missing: list[PlannedRow], writer: RowWriter) -> None:
+        if self.progress:
+            self.progress.cell(cell_plan.cell.label)
+        writer.scores, self.kv_peak = [], 0
+        work = self.works[cell_plan.cell.task]
+        CellRun(loaded, cell_plan, missing, work, self.config, writer, self._step, self.say).run()
+        writer.finish()
+        self._show(now=True)
+        if writer.refused is not None:
+            raise writer.refused
+
+    def _step(self, tokens: int, kv_bytes: int, slots: int) -> None:
+        assert self.writer is not None
+        self.tokens, self.kv_now, self.kv_peak = self.tokens + tokens, kv_bytes, max(self.kv_peak, kv_bytes)
+        self.writer.poll()
+        self._show()
+
+    def _show(self, *, now: bool = False) -> None:
+        if self.progress is None or self.writer is None or (not now and time.monotonic() - self._shown < 0.25):
+            return
+        self._shown = time.monotonic()
+        mean = half = None
+        scores = self.writer.scores
+        if n := len(scores):
+            mean = sum(scores) / n
+            if n > 1:
+                half = 1.96 * (sum((s - mean) ** 2 for s in scores) / (n - 1) / n) ** 0.5
+        self.progress.update(self.done, self.tokens, self.kv_now, self.kv_peak, mean, half)
+
+    def _saved(self) -> str:
+        return f"{self.done} of {self.total} rows saved; continue with {resume_command(self.folder.path)}"

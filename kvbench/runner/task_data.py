@@ -1,0 +1,51 @@
+"""The data of a run's tasks: fetched before torch is imported, and what is missing told for all tasks together.
+
+fetch(config)                              # SetupError
+all_missing(first, names, config, data)    # the error for every task that lacks its data
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from kvbench.config.run_config import RunConfig
+from kvbench.console.problems import Several
+from kvbench.errors import KVBenchError
+from kvbench.runner.workload import load_task
+from kvbench.sources.data import Data
+from kvbench.sources.data.missing import DataMissing, together
+from kvbench.taskkit.names import LM_EVAL, collapsed
+
+
+def source(config: RunConfig) -> Data:
+    """The data source of a run."""
+    return Data(config.data, revision=config.data_revision, allow_mismatch=config.allow_data_mismatch)
+
+
+def fetch(config: RunConfig) -> None:
+    """Download what is not on this machine. Raises SetupError when a task's data cannot be had.
+
+    Tasks from the first one of lm-eval on wait for `kvbench.runner.inputs`: lm-eval finds its data when it makes
+    prompts.
+    """
+    data = source(config)
+    names = list(itertools.takewhile(lambda name: not name.startswith(LM_EVAL), config.tasks))
+    for place, name in enumerate(names):
+        manifest = load_task(name, config.task_file).manifest
+        try:
+            if manifest is not None:
+                data.ensure(name, manifest)
+        except DataMissing as error:
+            raise all_missing(error, config.tasks[place:], config, data) from None
+
+
+def all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
+    """What these tasks lack, of which `first` was missed first: all that can be told without asking the network."""
+    others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
+    errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]
+    own = [error for error in errors if not error.task.startswith(LM_EVAL)]  # 'kvbench data fetch' gets only these
+    if not own:
+        return first
+    all_own = together(own, collapsed([error.task for error in own]))
+    return all_own if first in own else Several([first, all_own])

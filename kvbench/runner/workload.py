@@ -1,0 +1,385 @@
+"""What a run has to do, without doing it: the documents of each task as token ids, and every planned row with its key.
+
+    works = {name: TaskWork.load(...) for name in config.tasks}
+    plan = [row for cell in config.cells() for row in works[cell.task].rows(cell, ...)]
+
+No torch and no weights; the tokenizer comes from transformers.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kvbench import registry
+from kvbench.config.run_config import Cell, RunConfig
+from kvbench.errors import UserError, show
+from kvbench.eviction import choose
+from kvbench.eviction.api import Method
+from kvbench.eviction.budget import Budget, entries
+from kvbench.records import Request, Sampling
+from kvbench.sources.data import FILE_LIMIT, Data, read_plain
+from kvbench.store import row_key
+from kvbench.task import Doc, GenSpec, Task
+from kvbench.taskkit import prompts
+from kvbench.taskkit.names import expand, get_task
+from kvbench.taskkit.reader import ModelReader, Talk
+
+# Columns that came after the first runs: at these values they are left out of a row's key, so that old keys stay valid.
+YOUNGER = {
+    "budget_share": None,
+    "compress": "query-aware",
+    "prefill": "full",
+    "prefill_chunk": None,
+    "artefacts": None,
+    "multi_turn_cache": None,
+    "prompt_tokens_cut": 0,
+    "stop": None,
+    "attention": "sdpa",
+}
+
+
+def template_hash(path: str) -> str:
+    """SHA-256 of a --chat-template file. Raises UserError for what is no regular file."""
+    name = f"chat template {show(path)}"
+    return hashlib.sha256(read_plain(Path(path), name, FILE_LIMIT)).hexdigest()
+
+
+def load_task(name: str, task_file: str | None) -> Task:
+    """A registered task, or the one of --task-file under its own name (and under no name)."""
+    return _own_task(name, task_file) or get_task(name)
+
+
+def expand_task(name: str, task_file: str | None) -> list[str]:
+    """The tasks that one entry of --task stands for. Raises UserError."""
+    own = _own_task(name, task_file)
+    return [own.name] if own else expand(name)
+
+
+def _own_task(name: str, task_file: str | None) -> Task | None:
+    if task_file is None:
+        return None
+    from kvbench.tasks.file import FileTask
+
+    task = FileTask(task_file)
+    return task if name in ("", "file", task.name) else None
+
+
+def make_method(cell: Cell) -> Method:
+    """The method of a cell with its options."""
+    return choose.make(cell.method.name, dict(cell.method.options))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One document ready to be read by the model.
+
+    `max_new_tokens` of one turn; `max_tokens` of all that a sample reads and writes; `cut` tokens were taken out of a
+    text that was too long; `compress_at` tokens stand before the question, for a query-agnostic run.
+    """
+
+    doc: Doc
+    spec: GenSpec
+    thinking: bool | None
+    text: str
+    ids: tuple[int, ...]
+    max_new_tokens: int
+    max_tokens: int
+    sha256: str
+    cut: int = 0
+    talk: Talk | None = None
+    compress_at: int | None = None
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedRow:
+    """One sample that a run will make. `identity` is what its key hashes; it goes into the row as it is."""
+
+    key: str
+    prompt: Prompt
+    sample: int
+    identity: Mapping[str, Any]
+
+
+@dataclass(slots=True, kw_only=True)
+class TaskWork:
+    """One task's documents, sampling and prompts under one run configuration."""
+
+    task: Task
+    spec: GenSpec
+    style: str
+    thinking: bool | None
+    prompts: list[Prompt]
+    data: Mapping[str, Any]
+    notes: list[str] = field(default_factory=list)
+
+    @classmethod
+    def load(
+        cls, name: str, config: RunConfig, source: Data, tokenizer: Any, model_type: str, context: int
+    ) -> TaskWork:
+        """Load documents and render prompts.
+
+        Raises:
+            UserError: no chat template (B049), --max-new-tokens beyond the model's context (B032), or a query-agnostic
+                run of documents that have no context.
+            SetupError: data cannot be had.
+        """
+        task = load_task(name, config.task_file)
+        style = config.prompt_style or task.prompt_styles[0]
+        if style not in task.prompt_styles:
+            raise UserError(
+                f"task {show(task.name)} has no prompt style {show(style)}. It has {', '.join(task.prompt_styles)}."
+            )
+        spec = _override(task.gen(model_type), config)
+        template = prompts.load_template(config.chat_template) if config.chat_template else None
+        reader = ModelReader(
+            tokenizer=tokenizer,
+            model_type=model_type,
+            context=context,
+            chat=prompts.uses_chat(spec.chat, style, no_chat_template=config.no_chat_template),
+            template=template,
+            origin=config.chat_template or "of the tokenizer",
+        )
+        prompts.check_template(
+            tokenizer, task=task.name, chat=reader.chat, chat_template=template, origin=reader.origin
+        )
+        thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=reader.chat, chat_template=template)
+        task.reader, task.services = reader, config.services()
+        docs = task.docs(source, style=style, limit=config.limit_for(name))
+        maker = _Maker(task, reader, config, thinking)
+        made = [maker.prompt(doc) for doc in docs]
+        used = source.used.get(task.name)
+        return cls(
+            task=task,
+            spec=spec,
+            style=style,
+            thinking=thinking,
+            prompts=made,
+            data=(dataclasses.asdict(used) if used else {}) | task.sources(),
+            notes=_notes(task, spec, config, made, context),
+        )
+
+    def prompts_hash(self) -> str:
+        """16 hex digits for all that is asked: texts, tokens, and how answers are drawn and ended."""
+        digest = hashlib.sha256()
+        for p in self.prompts:
+            asked = (p.doc.doc_id, p.sha256, p.compress_at, p.max_new_tokens, p.stop_ids, dataclasses.astuple(p.spec))
+            digest.update(repr(asked).encode())
+            digest.update(array("q", p.ids).tobytes())
+        return digest.hexdigest()[:16]
+
+    def rows(self, cell: Cell, config: RunConfig, model: Mapping[str, Any], dtype: str) -> list[PlannedRow]:
+        """Every planned row of a cell, in the order of documents and samples. `model`: name and revision."""
+        method = make_method(cell)
+        chunked = method.evicts and config.prefill == "chunked"
+        shared = {
+            "task": self.task.name,
+            "task_version": self.task.version,
+            "method": cell.method.name,
+            "method_version": version(cell.method.name),
+            "options": method.options(),  # defaults included, so that a row says what really ran
+            "budget": cell.budget,
+            "budget_share": cell.budget if isinstance(cell.budget, float) else None,
+            "interval": config.interval if method.evicts else None,
+            "compress": config.compress if method.evicts else None,
+            "prefill": config.prefill if method.evicts else None,
+            "prefill_chunk": config.prefill_chunk if chunked else None,
+            "seed": config.seed,
+            "prompt_style": self.style,
+            "thinking": self.thinking,
+            "stop": list(config.stop) or None,
+            "dtype": dtype,
+            "attention": config.attn,
+            **model,
+        }
+        revision = {k: self.data[k] for k in ("revision", "sha256") if self.data.get(k)}
+        planned = []
+        for prompt in self.prompts:
+            if cell.budget is not None:
+                shared["budget"] = applied_budget(cell.budget, method, len(prompt.ids))
+            for sample in range(prompt.spec.n):
+                identity = shared | {
+                    "doc_id": prompt.doc.doc_id,
+                    "sample": sample,
+                    **{name: getattr(prompt.spec, name) for name in ("temperature", "top_p", "top_k", "min_p")},
+                    "max_new_tokens": prompt.max_new_tokens,
+                    "prompt_sha256": prompt.sha256,
+                    "prompt_tokens_cut": prompt.cut,
+                    "multi_turn_cache": prompt.talk.mode if prompt.talk else None,
+                }
+                named = {k: v for k, v in identity.items() if k not in YOUNGER or v not in (None, YOUNGER[k])}
+                named["options"] = method.identity()
+                planned.append(
+                    PlannedRow(key=row_key(named | revision), prompt=prompt, sample=sample, identity=identity)
+                )
+        return planned
+
+    def batches(self, rows: list[PlannedRow], seed: int) -> list[list[Request]]:
+        """Planned rows as requests to the engine, the samples of one document together; one list for each way of
+        drawing tokens.
+        """
+        samples: dict[str, list[int]] = {}
+        prompt: dict[str, Prompt] = {}
+        for row in rows:
+            samples.setdefault(row.prompt.doc.doc_id, []).append(row.sample)
+            prompt[row.prompt.doc.doc_id] = row.prompt
+        batches: dict[Sampling, list[Request]] = {}
+        for doc_id, wanted in samples.items():
+            request = self._request(prompt[doc_id], tuple(wanted), seed)
+            batches.setdefault(request.sampling, []).append(request)
+        return list(batches.values())
+
+    def _request(self, prompt: Prompt, samples: tuple[int, ...], seed: int) -> Request:
+        s = prompt.spec
+        return Request(
+            task=self.task.name,
+            doc_id=prompt.doc.doc_id,
+            prompt_ids=prompt.ids,
+            samples=samples,
+            max_new_tokens=prompt.max_new_tokens,
+            max_tokens=prompt.max_tokens,
+            sampling=Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p),
+            stop_strings=s.stop,
+            stop_ids=prompt.stop_ids,
+            min_new_tokens=s.min_new_tokens,
+            conversation=prompt.talk,
+            seed=seed,
+            compress_at=prompt.compress_at,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Maker:
+    """Makes documents into prompts."""
+
+    task: Task
+    reader: ModelReader
+    config: RunConfig
+    thinking: bool | None
+    # All prompts lie in memory. With one object for each token of the vocabulary a token takes 8 bytes, otherwise 36.
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    def prompt(self, doc: Doc) -> Prompt:
+        reader, config = self.reader, self.config
+        spec = _override(dataclasses.replace(self.task.gen(reader.model_type), **doc.gen), config)
+        doc, cut = self._cut(doc, spec)
+        text = reader.text(doc, thinking=spec.thinking)
+        at = None
+        if config.compress == "query-agnostic":
+            found, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
+        else:
+            found = reader.ids(text)
+        ids = tuple(self.tokens.setdefault(token, token) for token in found)
+        talk = None
+        if len(doc.turns) > 1:
+            talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
+            if config.compress == "query-agnostic" and talk.mode != "keep":
+                raise UserError(
+                    f"task {show(self.task.name)}: every later turn is a new prompt here (template or --multi-turn "
+                    "reset), so it cannot be compressed before its question. Use --compress query-aware."
+                )
+        room = spec.max_new_tokens
+        if talk:
+            room = room * len(doc.turns) + talk.tokens()
+        return Prompt(
+            doc=doc,
+            spec=spec,
+            thinking=self.thinking,
+            text=text,
+            ids=ids,
+            max_new_tokens=max(1, min(spec.max_new_tokens, reader.context - len(ids))),
+            max_tokens=len(ids) + max(1, min(room, reader.context - len(ids))),
+            sha256=hashlib.sha256(text.encode()).hexdigest(),
+            cut=cut,
+            talk=talk,
+            compress_at=at,
+            stop_ids=tuple(reader.last_id(t) for t in spec.stop_tokens),
+        )
+
+    def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
+        """The document with a first turn that fits, and how many tokens it lost."""
+        limit = self.config.max_prompt_tokens
+        if limit is None and spec.truncate == "middle":
+            limit = self.reader.context - spec.max_new_tokens - spec.reserve
+            limit = min(limit, spec.longest or limit)
+        if limit is None or spec.truncate == "none":
+            return doc, 0
+        turn, cut = self.reader.cut(doc.turns[0], max(2, limit))
+        return dataclasses.replace(doc, turns=(turn, *doc.turns[1:])), cut
+
+
+def _notes(task: Task, spec: GenSpec, config: RunConfig, made: list[Prompt], context: int) -> list[str]:
+    """What a user should know before the run. Raises UserError for --max-new-tokens that no prompt leaves room for."""
+    lengths = [len(p.ids) for p in made if len(p.ids) < context]
+    notes = []
+    if lengths and config.max_new_tokens and max(lengths) + config.max_new_tokens > context:
+        raise UserError(
+            f"prompt (up to {max(lengths)} tokens) + --max-new-tokens {config.max_new_tokens} is above the model's "
+            f"context of {context}."
+        )
+    if lengths and max(lengths) + spec.max_new_tokens > context:
+        notes.append(
+            f"task {show(task.name)} asks for {spec.max_new_tokens} new tokens; "
+            f"outputs end at the model's context of {context}."
+        )
+    if config.max_prompt_tokens and spec.truncate == "none":
+        notes.append(f"task {show(task.name)} does not cut its prompts; --max-prompt-tokens has no effect on it.")
+    if shortened := sum(p.cut > 0 for p in made):
+        notes.append(f"task {show(task.name)}: {shortened} of {len(made)} prompts are cut in the middle to fit.")
+    modes = {p.talk.mode for p in made if p.talk}
+    if "reset (template)" in modes:
+        notes.append(
+            f"task {show(task.name)}: the chat template changes earlier turns, so every turn is read as a new prompt "
+            "(column multi_turn_cache)."
+        )
+    return [*notes, *task.notes()]
+
+
+def _override(spec: GenSpec, config: RunConfig) -> GenSpec:
+    """The task's sampling with what the user set."""
+    given: dict[str, Any] = {
+        "n": config.samples,
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "min_p": config.min_p,
+        "thinking": config.thinking,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    return dataclasses.replace(spec, **given, stop=(*spec.stop, *config.stop))
+
+
+def applied_budget(budget: Budget, method: Method, prompt_tokens: int) -> int:
+    """Entries that a budget means for one prompt. A share never falls below what the method needs."""
+    size = entries(budget, prompt_tokens)
+    return max(size, method.min_budget()) if isinstance(budget, float) else size
+
+
+def version(name: str) -> str:
+    """The version of a method; of two methods theirs joined as their names are."""
+    parts: list[Any] = [registry.methods.get(part) for part in choose.canonical(name).split("+")]
+    return "+".join(str(part.version) for part in parts)
+
+
+def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
+    """Token ids of a prompt, and how many of them come before its question."""
+    turn = doc.turns[0]
+    if not turn.context.strip():
+        raise UserError(
+            f"task {show(task.name)} has questions without a context ({show(doc.doc_id)}): there is nothing to "
+            "compress before the question. Use --compress query-aware."
+        )
+    ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
+    if not 0 < leading < len(ids):
+        raise UserError(
+            f"task {show(task.name)}: no token boundary parts context and question of {show(doc.doc_id)}. "
+            "Use --compress query-aware."
+        )
+    return ids, leading

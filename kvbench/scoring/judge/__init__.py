@@ -1,0 +1,14 @@
+"""Answers judged by another model: MT-Bench's prompts put to an OpenAI-compatible endpoint or a model in a folder.
+
+    check(services)                              # before any work: UserError for settings that cannot work
+    rate(services, doc, answers)                 # Score: a rating from 1 to 10 for each turn
+    compare(services, doc, answers, baseline)    # Score: win, tie or loss for each turn, asked in both orders
+
+`KeyRefused` ends a run; every other failure of a judge is a score without a value and with a note.
+"""
+
+from kvbench.scoring.judge.api import Judge, JudgeError, KeyRefused, Reply
+from kvbench.scoring.judge.grading import compare, rate
+from kvbench.scoring.judge.settings import check, connect
+
+__all__ = ["Judge", "JudgeError", "KeyRefused", "Reply", "check", "compare", "connect", "rate"]

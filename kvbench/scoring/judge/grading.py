@@ -1,0 +1,116 @@
+"""From answers to scores: a rating for each turn, or a comparison with other answers in both orders.
+
+Ratings and outcomes are means over the turns that have one. A reply without a verdict is asked for once more; a turn
+that still has none is missing, and aux `invalid` counts such replies. Ratings outside 1 to 10 are none: FastChat takes
+them as they come, but the scale that the judge is given ends there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Literal
+
+from kvbench.scoring.boxed import after_thinking
+from kvbench.scoring.judge import parse, prompts
+from kvbench.scoring.judge.api import Judge, JudgeError
+from kvbench.scoring.judge.prompts import Answers
+from kvbench.scoring.judge.settings import connect
+from kvbench.task import Doc, Score, Services
+
+ASKED = 2  # times, for a reply with a verdict
+LOWEST, HIGHEST = 1.0, 10.0
+NOBODY = Score(value=None, status="unscored", note="no judge was asked; 'kvbench score RUN --judge URL' asks one")
+OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "loss"}
+
+
+def rate(services: Services, doc: Doc, answers: Answers) -> Score:
+    """The judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, `rating_2`, `invalid`.
+
+    Raises KeyRefused; SetupError when a judge of one's own cannot be loaded.
+    """
+    judge = connect(services)
+    if judge is None:
+        return NOBODY
+    try:
+        asked = [_ask(judge, prompts.single(doc, answers, turn), _rating) for turn in range(len(doc.turns))]
+    except JudgeError as error:
+        return _failed(str(error))
+    return _score(asked, "rating", scale=HIGHEST, label="{:g}".format, mode="single")
+
+
+def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -> Score:
+    """How answers fare against others to the same questions: a win is 1, a tie 0.5, a loss 0; aux `outcome_1`, ...
+
+    Every pair is shown in both orders, and only the same verdict in both is a win or a loss (FastChat's
+    pairwise-baseline). Equal texts are a tie without asking. Raises what `rate` raises.
+    """
+    judge = connect(services)
+    if judge is None:
+        return NOBODY
+    try:
+        asked = [_both_orders(judge, doc, answers, baseline, turn) for turn in range(len(doc.turns))]
+    except JudgeError as error:
+        return _failed(str(error))
+    return _score(asked, "outcome", scale=1.0, label=OUTCOMES.__getitem__, mode="pair")
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What came of one question. `value` None: the judge's replies hold no verdict. `judge` empty: nobody was asked."""
+
+    value: float | None
+    invalid: int
+    judge: str
+
+
+def _ask(judge: Judge, prompt: tuple[str, str], read: Callable[[str], float | None]) -> _Asked:
+    """`read` sees the reply behind the judge's own thinking block."""
+    invalid, value, model = 0, None, ""
+    while value is None and invalid < ASKED:
+        reply = judge.ask(*prompt)
+        value, model = read(after_thinking(reply.text, None)), reply.model
+        invalid += value is None
+    return _Asked(value, invalid, model)
+
+
+def _rating(text: str) -> float | None:
+    found = parse.rating(text)
+    return found if LOWEST <= found <= HIGHEST else None
+
+
+def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, turn: int) -> _Asked:
+    if list(answers[: turn + 1]) == list(baseline[: turn + 1]):
+        return _Asked(0.5, 0, "")
+    first = _ask(judge, prompts.pair(doc, answers, baseline, turn), _preferred("A"))
+    second = _ask(judge, prompts.pair(doc, baseline, answers, turn), _preferred("B"))
+    value = None
+    if first.value is not None and second.value is not None:
+        value = first.value if first.value == second.value else 0.5
+    return _Asked(value, first.invalid + second.invalid, second.judge)
+
+
+def _preferred(ours: Literal["A", "B"]) -> Callable[[str], float | None]:
+    """Reads a verdict as an outcome for the answers shown as `ours`."""
+    outcomes = {"A": float(ours == "A"), "B": float(ours == "B"), "tie": 0.5}
+    return lambda text: outcomes.get(parse.verdict(text))
+
+
+def _score(asked: list[_Asked], name: str, *, scale: float, label: Callable[[float], str], mode: str) -> Score:
+    values = [a.value for a in asked if a.value is not None]
+    judge = next((a.judge for a in reversed(asked) if a.judge), "nobody")
+    if not values:
+        return _failed("the judge's replies hold no verdict")
+    aux = {f"{name}_{turn}": a.value for turn, a in enumerate(asked, 1) if a.value is not None}
+    return Score(
+        value=sum(values) / len(values) / scale,
+        extracted=", ".join("-" if a.value is None else label(a.value) for a in asked),
+        aux={**aux, "invalid": float(sum(a.invalid for a in asked))},
+        facts={"judge": f"{judge}, {datetime.now(UTC):%Y-%m-%d}, {mode}"},
+        note="" if len(values) == len(asked) else "the judge's replies hold no verdict on some turns",
+    )
+
+
+def _failed(note: str) -> Score:
+    return Score(value=None, status="judge_error", facts={"judge": None}, note=note)

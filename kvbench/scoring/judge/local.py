@@ -1,0 +1,79 @@
+"""A judge of one's own: a chat model in a folder, loaded by transformers when the first question is put.
+
+It takes memory beside the model under test. Where that is short, generate with ``--judge none`` and judge afterwards
+with ``kvbench score RUN --judge local:FOLDER``. Only safetensors weights are read, and no code from the folder.
+"""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+from kvbench.console.faults import words
+from kvbench.errors import SetupError, show
+from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply
+
+
+class LocalJudge:
+    """A `Judge` (see `kvbench.scoring.judge.api`): greedy, one question at a time, without thinking."""
+
+    def __init__(self, folder: Path, max_tokens: int = MAX_TOKENS) -> None:
+        self.folder, self.max_tokens = folder, max_tokens
+        self._lock = threading.Lock()
+        self._loaded: tuple[Any, Any] | None = None  # tokenizer and model
+
+    def ask(self, system: str, user: str) -> Reply:
+        with self._lock:
+            return Reply(self._answer(system, user), f"local:{self.folder.resolve().name}")
+
+    def _answer(self, system: str, user: str) -> str:
+        import torch
+
+        self._loaded = self._loaded or self._load()
+        tokenizer, model = self._loaded
+        messages = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+        try:
+            prompt = tokenizer.apply_chat_template(
+                messages, add_generation_prompt=True, enable_thinking=False, return_dict=True, return_tensors="pt"
+            )
+        except Exception as error:  # a template is a program; some refuse a system message
+            raise SetupError(f"the chat template of the judge {show(self.folder)} fails: {show(error)}.") from None
+        read = prompt["input_ids"].shape[1]
+        room = getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 20) - read
+        if room < 1:
+            raise JudgeError(f"the question has {read} tokens, more than the judge's context")
+        end = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        try:
+            with torch.inference_mode():
+                ids = model.generate(
+                    **prompt.to(model.device),
+                    max_new_tokens=min(self.max_tokens, room),
+                    do_sample=False,
+                    pad_token_id=end,
+                )
+        except torch.OutOfMemoryError:
+            raise JudgeError(f"the judge ran out of memory on a question of {read} tokens") from None
+        return str(tokenizer.decode(ids[0, read:], skip_special_tokens=True))
+
+    def _load(self) -> tuple[Any, Any]:
+        import torch
+        import transformers
+
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+        try:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self.folder, trust_remote_code=False)
+            model: Any = transformers.AutoModelForCausalLM.from_pretrained(
+                self.folder, dtype="auto", trust_remote_code=False, use_safetensors=True
+            )
+            model.generation_config = transformers.GenerationConfig(eos_token_id=model.generation_config.eos_token_id)
+            return tokenizer, model.to("cuda" if torch.cuda.is_available() else "cpu").eval()
+        except torch.OutOfMemoryError:
+            raise SetupError(
+                f"the judge {show(self.folder)} does not fit beside the model under test: run with --judge none, then "
+                "'kvbench score RUN' with the judge."
+            ) from None
+        except (OSError, ValueError, ImportError, KeyError, RuntimeError) as error:
+            first = (words(error).splitlines() or [""])[0]
+            raise SetupError(f"the judge {show(self.folder)} cannot be loaded: {show(first)}.") from None

@@ -1,0 +1,71 @@
+"""MT-Bench's questions to a judge, as FastChat asks them (bundled/mt_bench/judge_prompts.jsonl, Apache-2.0).
+
+    system, user = single(doc, answers, turn=0)             # single-v1, single-math-v1 and their -multi-turn forms
+    system, user = pair(doc, answers_a, answers_b, turn=1)  # pair-v2, pair-math-v1 and their -multi-turn forms
+
+`turn` 0 shows the first question and answer; `turn` 1 the whole conversation. A document with reference answers gets
+the -math- forms, which show them. Answers are data: they are put in once and never read as a template.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Sequence
+
+from kvbench.sources.data import BUNDLED
+from kvbench.task import Doc
+
+FILE = BUNDLED / "mt_bench" / "judge_prompts.jsonl"
+_MARK = re.compile(r"\[\[(\d+\.?\d*|[ABC])\]\]")
+
+Answers = Sequence[str]  # one for each turn
+
+
+def single(doc: Doc, answers: Answers, turn: int) -> tuple[str, str]:
+    """System and user text that ask for a rating."""
+    first, second = _both(answers)
+    return _fill("single-v1", "single-math-v1", doc, turn, answer=first, answer_1=first, answer_2=second)
+
+
+def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[str, str]:
+    """System and user text that ask which of two is better."""
+    a, b = _both(answers_a), _both(answers_b)
+    return _fill(
+        "pair-v2",
+        "pair-math-v1",
+        doc,
+        turn,
+        answer_a=a[0],
+        answer_a_1=a[0],
+        answer_a_2=a[1],
+        answer_b=b[0],
+        answer_b_1=b[0],
+        answer_b_2=b[1],
+    )
+
+
+def disarm(answer: str) -> str:
+    """The answer with blanks in every ``[[10]]`` and ``[[A]]`` in it, so that a quotation is no verdict."""
+    return _MARK.sub(r"[[ \1 ]]", answer)
+
+
+def _both(answers: Answers) -> tuple[str, str]:
+    first, second = answers
+    return disarm(first), disarm(second)
+
+
+def _fill(plain: str, math: str, doc: Doc, turn: int, **answers: str) -> tuple[str, str]:
+    prompt = _prompts()[(math if doc.reference else plain) + ("-multi-turn" if turn else "")]
+    questions = [t.user for t in doc.turns]
+    shown = {"question": questions[0], "question_1": questions[0], "question_2": questions[1]}
+    if doc.reference:
+        shown |= {"ref_answer_1": doc.reference[0], "ref_answer_2": doc.reference[1]}
+    return prompt["system_prompt"], prompt["prompt_template"].format(**shown, **answers)
+
+
+@functools.cache
+def _prompts() -> dict[str, dict[str, str]]:
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    return {prompt["name"]: prompt for prompt in map(json.loads, lines)}

@@ -1,0 +1,151 @@
+"""Which judge the settings of a run mean, and whether they can work.
+
+    check(services, task="mt_bench")      # before any work; asks nobody
+    judge = connect(services)             # None for --judge none
+
+A key is read from the environment variable named by `Services.judge_key_env`, when a question is sent, and kept
+nowhere. An address must be https, except on this machine. Messages show an address without what may be a secret in it.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import os
+import re
+import threading
+from pathlib import Path
+from urllib.parse import SplitResult, urlsplit
+
+from kvbench.errors import SetupError, UserError, show
+from kvbench.scoring.judge.api import Judge
+from kvbench.task import Services
+
+LOCAL = "local:"
+NO_ARGV = (
+    "keys are not taken from the command line (they show in process lists). Put it in an environment variable and "
+    "pass --judge-key-env NAME."
+)
+_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
+_WORD = re.compile(r"[\x21-\x7e]+")  # printable ASCII without blanks
+
+_judges: dict[tuple[str, str | None, str], Judge] = {}
+_lock = threading.Lock()
+
+
+def check(services: Services, *, task: str = "mt_bench") -> None:
+    """Raises UserError for settings that cannot work, as far as that shows without asking anybody; SetupError when
+    httpx is not installed.
+    """
+    if services.judge is None:
+        raise UserError(
+            f"task {show(task)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
+            "(--judge-key-env), or --judge none to store answers only."
+        )
+    if _nobody(services.judge):
+        return
+    if services.judge.startswith(LOCAL):
+        _check_folder(services.judge.removeprefix(LOCAL))
+        return
+    address = _address(services.judge)
+    if not services.judge_model:
+        raise UserError(f"--judge {show(services.judge)} needs --judge-model NAME: which model is to judge there.")
+    _check_key(services.judge_key_env, _is_loopback(address))
+    if importlib.util.find_spec("httpx") is None:
+        raise SetupError("asking a judge needs httpx: pip install 'kvbench[judge]'.")
+
+
+def connect(services: Services) -> Judge | None:
+    """The judge, the same one for the same settings; None for "none" and where nothing was said. Raises UserError."""
+    if services.judge is None or _nobody(services.judge):
+        return None
+    with _lock:
+        settings = services.judge, services.judge_model, services.judge_key_env
+        if settings not in _judges:
+            check(services)
+            _judges[settings] = _make(services.judge, services)
+        return _judges[settings]
+
+
+def _make(judge: str, services: Services) -> Judge:
+    if judge.startswith(LOCAL):
+        from kvbench.scoring.judge.local import LocalJudge
+
+        return LocalJudge(_folder(judge.removeprefix(LOCAL)))
+    from kvbench.scoring.judge.endpoint import Endpoint  # brings asyncio: only for those who ask a judge
+
+    return Endpoint(
+        url=judge,
+        model=services.judge_model or "",
+        key_env=services.judge_key_env,
+        through_proxy=not _is_loopback(_address(judge)),
+    )
+
+
+def _nobody(judge: str) -> bool:
+    return judge.strip().lower() == "none"
+
+
+def _address(judge: str) -> SplitResult:
+    """The parts of a judge's URL. Raises UserError for what cannot be asked, or not safely."""
+    from kvbench.console.redact import redact_text
+
+    shown = show(redact_text(judge))
+    try:
+        parts = urlsplit(judge)
+        usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or not _WORD.fullmatch(judge):
+        raise UserError(
+            f"--judge {shown} is no address: give the base URL of an OpenAI-compatible endpoint such as "
+            "https://api.openai.com/v1, local:FOLDER, or none."
+        )
+    if "@" in parts.netloc:
+        raise UserError(NO_ARGV)
+    if "?" in judge or "#" in judge:
+        raise UserError("--judge takes a base URL without '?' and '#', where secrets often stand.")
+    if parts.scheme == "http" and not _is_loopback(parts):
+        raise UserError(
+            f"--judge {shown} sends key and answers in the clear; give an address that begins with https://."
+        )
+    return parts
+
+
+def _is_loopback(parts: SplitResult) -> bool:
+    host = parts.hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _check_key(name: str, loopback: bool) -> None:
+    """A server on this machine may do without a key, unless a variable was named for it."""
+    key = os.environ.get(name, "").strip()
+    if key:
+        if not _WORD.fullmatch(key):
+            raise UserError(f"the key in the environment variable {show(name)} has characters that no key has.")
+        return
+    from kvbench.console.redact import redact_text
+
+    if not _VARIABLE.fullmatch(name) or redact_text(name) != name:
+        raise UserError(NO_ARGV)  # a key in the place of a variable's name
+    if not loopback or name != Services().judge_key_env:
+        raise UserError(f"the environment variable {show(name)} is empty; it must hold the judge's key.")
+
+
+def _folder(name: str) -> Path:
+    return Path(name).expanduser()
+
+
+def _check_folder(name: str) -> None:
+    folder = _folder(name)
+    if not (folder / "config.json").is_file():
+        raise UserError(f"--judge {show(LOCAL + name)}: there is no model in that folder (no config.json).")
+    settings = folder / "tokenizer_config.json"
+    template = (folder / "chat_template.jinja").is_file() or (
+        settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8", errors="replace")
+    )
+    if not template:
+        raise UserError(f"--judge {show(LOCAL + name)}: its tokenizer has no chat template, so it cannot be asked.")

@@ -1,0 +1,213 @@
+"""A box and the programs in it, seen from the trusted side.
+
+    with Box(tier, Limits()) as box:
+        box.load(script, program)                        # a harness, see kvbench.scoring.sandbox.inside
+        outcome = box.run(b"1 2\\n", seconds=6)           # once, in a process of its own
+
+        box.load(other_harness, program, {"kind": "call"})
+        box.open(seconds=6, total=60)                    # or: one process that answers questions
+        box.ask(b"[1, 2]", seconds=6)
+        box.close_program()
+
+Frames to the driver: kind, wall ms, CPU seconds, output limit, length, and so many bytes; the kinds stand in
+`kvbench.scoring.sandbox.inside.driver`. Replies: a state, numbers, and three byte strings whose lengths are checked
+here before a byte of them is read. What a program prints is bytes until the caller decides otherwise; no expected
+output and no object ever travels.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import resource
+import select
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+from kvbench.scoring.sandbox import inside
+from kvbench.scoring.sandbox.cleanup import remove_tree
+from kvbench.scoring.sandbox.limits import Limits
+from kvbench.scoring.sandbox.plan import Plan
+from kvbench.scoring.sandbox.tiers import Tier
+
+Status = Literal["ok", "answered", "runtime_error", "time_limit", "memory_limit", "output_limit"]
+
+START_SECONDS = 60.0  # a cold start on a slow disk, or of a container
+GRACE_SECONDS = 15.0  # for the driver to report, beyond the program's own time
+_STATES: dict[bytes, Status] = {b"A": "answered", b"X": "ok", b"S": "runtime_error", b"T": "time_limit"}
+_STATES |= {b"O": "output_limit", b"C": "ok"}
+_MEMORY_CODE = 86  # exit code of a harness that ran out of memory
+_stack_lock = threading.Lock()
+
+
+class BoxError(Exception):
+    """The box, not the program, failed: it did not start, its lockdown failed, or its driver is gone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What one run of a program, or one answer, came to.
+
+    `code` is an exit code, or the number of a signal; `peak` bytes of memory, known when the process has ended.
+    """
+
+    status: Status
+    code: int = 0
+    seconds: float = 0.0
+    peak: int = 0
+    answer: bytes = field(default=b"", repr=False)
+    stdout: bytes = field(default=b"", repr=False)
+    stderr: bytes = field(default=b"", repr=False)
+
+
+class Box:
+    """A started box. Raises BoxError when it cannot be made."""
+
+    def __init__(self, tier: Tier, limits: Limits, *, packages: Sequence[str] = (), plan: Plan | None = None) -> None:
+        self.tier, self.limits = tier, limits
+        plan = plan or tier.plan(limits, packages)
+        self._folder = tier.folder()
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the box
+        try:
+            with _stack(limits.stack):
+                self._process = subprocess.Popen(
+                    tier.command(plan),
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=self._errors,
+                    env=tier.environment(),
+                    cwd="/",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            self._errors.close()
+            self._clean()
+            raise BoxError(f"{tier.name} cannot be started: {error.strerror or error}") from None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._in, False)
+        config = {"steps": plan.steps(), "packages": tier.packages(packages), "folder": self._folder or "/"}
+        try:
+            self._talk(b"C", json.dumps(config).encode(), START_SECONDS)
+        except BoxError:
+            self.close()
+            raise
+
+    def load(self, harness: str, program: str, options: Mapping[str, Any] | None = None) -> None:
+        """Set the harness and the program for the runs to come."""
+        code = inside.sent(harness, "harness.py", self.tier.same_python)
+        told = {"harness": code, "program": program, "options": dict(options or {})}
+        self._talk(b"L", json.dumps(told).encode(), START_SECONDS)
+
+    def run(self, stdin: bytes = b"", *, seconds: float, output: int | None = None) -> Outcome:
+        """Run the program once, to its end."""
+        return self._talk(b"N", stdin, seconds, cpu=math.ceil(seconds) + 1, output=output)
+
+    def open(self, *, seconds: float, total: float, output: int | None = None) -> Outcome:
+        """Start a process that answers questions; `total` seconds of processor time are all it gets."""
+        return self._talk(b"O", b"", seconds, cpu=math.ceil(total) + 1, output=output)
+
+    def ask(self, question: bytes, *, seconds: float, output: int | None = None) -> Outcome:
+        """Put a question to the open process. It has ended when the status is not "answered"."""
+        return self._talk(b"A", question, seconds, output=output)
+
+    def close_program(self) -> Outcome:
+        """End the open process, if there still is one; tells its peak memory."""
+        return self._talk(b"C", b"", 0.0)
+
+    def close(self) -> None:
+        """End the box and all in it."""
+        process = self._process
+        for stream in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                assert stream is not None
+                stream.close()
+        try:
+            process.wait(1.0)  # the driver ends when nobody can ask any more
+        except subprocess.TimeoutExpired:
+            self.tier.stop(process)
+            process.wait()
+        self._errors.close()
+        self._clean()
+
+    def __enter__(self) -> Box:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _talk(self, kind: bytes, data: bytes, seconds: float, *, cpu: int = 0, output: int | None = None) -> Outcome:
+        limit = max(self.limits.output, output or 0)
+        deadline = time.monotonic() + seconds + GRACE_SECONDS
+        head = inside.REQUEST.pack(kind, math.ceil(1000 * seconds), cpu, limit, len(data))
+        self._write(head + data, deadline)
+        state, code, spent, peak, *sizes = inside.REPLY.unpack(self._read(inside.REPLY.size, deadline))
+        if max(sizes) > limit + (1 << 17):
+            raise BoxError("the driver announces more than was allowed")
+        answer, out, err = (self._read(size, deadline) for size in sizes)
+        if state == b"F":
+            raise BoxError(err.decode(errors="replace") or "the driver does not know the request")
+        status = "ok" if state == b"R" else _STATES[state]
+        if state == b"X" and code != 0:
+            status = "memory_limit" if code == _MEMORY_CODE else "runtime_error"
+        return Outcome(
+            status=status, code=code, seconds=spent / 1000, peak=1024 * peak, answer=answer, stdout=out, stderr=err
+        )
+
+    def _clean(self) -> None:
+        if self._folder:
+            remove_tree(self._folder)
+
+    def _write(self, data: bytes, deadline: float) -> None:
+        view = memoryview(data)
+        while view:
+            if not select.select([], [self._in], [], max(0.0, deadline - time.monotonic()))[1]:
+                raise BoxError("the driver does not listen")
+            try:
+                view = view[os.write(self._in, view) :]
+            except OSError:
+                raise BoxError(self._why()) from None
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        parts = []
+        while size:
+            if not select.select([self._out], [], [], max(0.0, deadline - time.monotonic()))[0]:
+                raise BoxError("the driver does not answer")
+            chunk = os.read(self._out, min(size, 1 << 20))
+            if not chunk:
+                raise BoxError(self._why())
+            parts.append(chunk)
+            size -= len(chunk)
+        return b"".join(parts)
+
+    def _why(self) -> str:
+        """The last line that the box's command left on standard error."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(1.0)
+        self._errors.seek(0)
+        lines = self._errors.read(1 << 16).decode(errors="replace").strip().splitlines()
+        return lines[-1][:200] if lines else f"the driver ended (code {self._process.poll()})"
+
+
+@contextlib.contextmanager
+def _stack(size: int) -> Iterator[None]:
+    """Start a process with another stack limit: where a stack may grow to is settled when a program starts."""
+    with _stack_lock:
+        soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+        wanted = size if hard == resource.RLIM_INFINITY else min(size, hard)
+        resource.setrlimit(resource.RLIMIT_STACK, (wanted, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_STACK, (soft, hard))

@@ -1,0 +1,140 @@
+"""The system-call filter of a locked program, as bytes for ``prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)``.
+
+    made = build("x86_64")                    # Filter(program, pid_offsets)
+    build("x86_64", opened={"sockets"})       # with one family of calls let through, for tests of the self-test
+
+A list of what is allowed: everything else gives EPERM, calls newer than the table ENOSYS, and another machine's calls
+(i386, x32) end the process. `RULES` allow a call for some arguments only: a thread but no process, signals to oneself
+alone, no socket but a pair. The process id of the program is not known here; whoever installs the filter writes it to
+`pid_offsets`.
+
+Classic BPF, assembled by hand (``linux/filter.h``, ``linux/seccomp.h``): the libraries for it are C extensions, and
+this has to run with the standard library alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+
+from kvbench.scoring.sandbox.syscalls import ALLOWED, FAMILIES, NEWEST, NUMBERS
+
+AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+X32_BIT = 0x40000000
+_EPERM, _ENOSYS = 1, 38
+_LOAD, _JEQ, _JGT, _JGE, _JSET, _AND, _RETURN = (
+    0x20,
+    0x15,
+    0x25,
+    0x35,
+    0x45,
+    0x54,
+    0x06,
+)  # BPF_LD | BPF_W | BPF_ABS, ...
+_KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
+_NUMBER, _ARCH = 0, 4  # offsets into struct seccomp_data
+
+FOREIGN = "other machines"  # opens the door for calls in the convention of i386 and x32
+PID = -1  # in a rule: the program's own process id
+
+_CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
+_O_TRUNC_ONLY, _O_TRUNC_MASK = 0o1000, 0o1003  # truncates what is opened for reading: older Landlock misses it
+
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1034)  # dup, flags, locks, pipe size and seals read; no owner, no lease
+_IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, window size, FIONREAD, FIONBIO, FIO(N)CLEX
+_PRCTL = (2, 3, 15, 16, 21, 23, 39, 0x53564D41)  # read flags, thread names, names of memory areas
+_AF_UNIX = 1
+
+_Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, constant
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A filter of ``len(program) // 8`` instructions. At each of `pid_offsets` stands a 32-bit process id."""
+
+    program: bytes
+    pid_offsets: tuple[int, ...]
+
+
+def _low(argument: int) -> _Instruction:
+    return (_LOAD, 0, 0, 16 + 8 * argument)
+
+
+def _high(argument: int) -> _Instruction:
+    return (_LOAD, 0, 0, 20 + 8 * argument)
+
+
+def _end(action: int) -> _Instruction:
+    return (_RETURN, 0, 0, action)
+
+
+_REFUSE, _PASS = _end(_ERRNO | _EPERM), _end(_ALLOW)
+
+
+def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
+    """Allow where the low half of an argument is one of the values (the kernel reads it as 32 bits)."""
+    tests = [step for value in values for step in ((_JEQ, 0, 1, value), _PASS)]
+    return [_low(argument), *tests, _REFUSE]
+
+
+def _thread() -> list[_Instruction]:
+    return [_low(0), (_JSET, 1, 0, _CLONE_NEW), (_JSET, 1, 0, _CLONE_THREAD), _REFUSE, _PASS]
+
+
+def _no_address(argument: int) -> list[_Instruction]:
+    return [_low(argument), (_JEQ, 0, 3, 0), _high(argument), (_JEQ, 0, 1, 0), _PASS, _REFUSE]
+
+
+def _no_truncation(argument: int) -> list[_Instruction]:
+    return [_low(argument), (_AND, 0, 0, _O_TRUNC_MASK), (_JEQ, 0, 1, _O_TRUNC_ONLY), _REFUSE, _PASS]
+
+
+RULES: dict[str, Callable[[], list[_Instruction]]] = {
+    "clone": _thread,
+    "kill": lambda: _one_of(0, (PID,)),
+    "tkill": lambda: _one_of(0, (PID,)),
+    "tgkill": lambda: _one_of(0, (PID,)),
+    "rt_sigqueueinfo": lambda: _one_of(0, (PID,)),
+    "rt_tgsigqueueinfo": lambda: _one_of(0, (PID,)),
+    "prlimit64": lambda: _one_of(0, (0, PID)),
+    "prctl": lambda: _one_of(0, _PRCTL),
+    "fcntl": lambda: _one_of(1, _FCNTL),
+    "ioctl": lambda: _one_of(1, _IOCTL),
+    "socketpair": lambda: _one_of(0, (_AF_UNIX,)),
+    "sendto": lambda: _no_address(4),
+    "open": lambda: _no_truncation(1),
+    "openat": lambda: _no_truncation(2),
+}
+
+
+def build(machine: str, opened: Collection[str] = ()) -> Filter:
+    """The filter for a machine (a key of `AUDIT_ARCH`), with the families in `opened` let through."""
+    numbers = NUMBERS[machine]
+    free = {*ALLOWED, *(name for family in opened if family != FOREIGN for name in FAMILIES[family])}
+    code: list[_Instruction] = []
+    if FOREIGN not in opened:
+        code += [(_LOAD, 0, 0, _ARCH), (_JEQ, 1, 0, AUDIT_ARCH[machine]), _end(_KILL)]
+    code.append((_LOAD, 0, 0, _NUMBER))
+    if machine == "x86_64" and FOREIGN not in opened:
+        code += [(_JGE, 0, 1, X32_BIT), _end(_KILL)]
+    code += [(_JGT, 0, 1, NEWEST), _end(_ERRNO | _ENOSYS)]
+    for name in ("clone3", "openat2"):  # their arguments lie in memory that can change: let the older call be used
+        if not (name == "clone3" and "fork" in opened):
+            code += [(_JEQ, 0, 1, numbers[name]), _end(_ERRNO | _ENOSYS)]
+        else:
+            free.add(name)
+    for name, rule in RULES.items():
+        if name in numbers and name not in free:
+            body = rule()
+            code += [(_JEQ, 0, len(body), numbers[name]), *body]
+    for name in sorted(free & numbers.keys()):
+        code += [(_JEQ, 0, 1, numbers[name]), _PASS]
+    code.append(_REFUSE)
+    return _pack(code)
+
+
+def _pack(code: list[_Instruction]) -> Filter:
+    offsets = tuple(8 * place + 4 for place, step in enumerate(code) if step[0] == _JEQ and step[3] == PID)
+    program = b"".join(struct.pack("=HBBI", op, yes, no, constant & 0xFFFFFFFF) for op, yes, no, constant in code)
+    return Filter(program, offsets)

@@ -1,0 +1,176 @@
+"""Does a tier hold? Probes are run in it, and one that gets through is enough to refuse it.
+
+    report = selftest(Landlock(), Limits())
+    report.problems          # [] when the tier may be used
+    report.digest            # the row column `sandbox_selftest`
+
+Run before programs are, by every process that runs some: a tier is chosen by what it does here and now, never by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import secrets
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.scoring.sandbox import inside, probes
+from kvbench.scoring.sandbox.box import Box, BoxError, Outcome
+from kvbench.scoring.sandbox.cleanup import remove_tree
+from kvbench.scoring.sandbox.limits import Limits
+from kvbench.scoring.sandbox.plan import FIRST_USER, USERS, Plan, machine
+from kvbench.scoring.sandbox.tiers import Tier
+
+PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that reaching it takes no time
+_SEALS = 15  # seal, shrink, grow, write
+_READ_ALL = 4  # CAP_DAC_READ_SEARCH
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What the probes found: `problems`, one line each; `digest` of tier, machine and findings."""
+
+    tier: str
+    problems: tuple[str, ...]
+    digest: str
+
+
+def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> Report:
+    """Probe a tier. With a `plan` that is not the tier's own, the same is demanded of it."""
+    reason = tier.missing()
+    problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
+    facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(probe_names()), problems]
+    return Report(
+        tier=tier.name,
+        problems=tuple(problems),
+        digest=hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12],
+    )
+
+
+def probe_names() -> list[str]:
+    return [probe.name for probe in (*probes.INNER, probes.NAMESPACES)] + ["state"]
+
+
+def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
+    problems: list[str] = []
+    try:
+        with _scene(limits) as values, Box(tier, limits, plan=plan) as box:
+            for probe in probes.INNER:
+                if machine() in probe.machines:
+                    problems += _run(box, probe, values)
+            box.load(inside.text("script"), probes.STATE)
+            problems += _state(box.run(b"input", seconds=10), tier, limits)
+        if tier.namespaces:  # they must hold without what is done inside
+            alone = dataclasses.replace(plan, inner=())
+            with _scene(limits) as values, Box(tier, limits, plan=alone) as box:
+                problems += _run(box, probes.NAMESPACES, values)
+                if _left_segment(values["key"]):
+                    problems.append("the box alone: shares System V memory")
+    except BoxError as error:
+        problems.append(str(error))
+    except OSError as error:
+        problems.append(f"cannot be probed: {error}")
+    return problems
+
+
+def _run(box: Box, probe: probes.Probe, values: dict[str, Any]) -> list[str]:
+    box.load(inside.text("script"), probes.fill(probe.program, values))
+    problem = probe.check(box.run(b"input", seconds=probe.seconds))
+    return [f"{probe.name}: {problem}"] if problem else []
+
+
+@contextlib.contextmanager
+def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
+    """What a program could reach if it got out: files that everyone may change, and listening sockets."""
+    folder = Path(tempfile.mkdtemp(prefix="kvbench-probe-"))
+    abstract = f"kvbench-probe-{secrets.token_hex(8)}"
+    with socket.socket() as listener, socket.socket(socket.AF_UNIX) as local:
+        try:
+            canary = folder / "canary"
+            canary.write_text("canary", encoding="utf-8")
+            canary.chmod(0o666)
+            folder.chmod(0o777)
+            listener.bind(("127.0.0.1", 0))
+            local.bind(f"\0{abstract}")
+            listener.listen()
+            local.listen()
+            yield {
+                "canary": str(canary),
+                "folder": str(folder),
+                "pid": os.getpid(),
+                "port": listener.getsockname()[1],
+                "abstract": abstract,
+                "calls": probes.raw_calls(),
+                "key": secrets.randbelow(1 << 30) + (1 << 24),
+                "megabytes": limits.memory >> 20,
+                "threads": limits.threads,
+            }
+        finally:
+            remove_tree(folder)
+
+
+def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
+    """Compare what a program finds itself to be with what the tier promises."""
+    if outcome.status != "ok":
+        return [f"state: ended with {outcome.status}"]
+    found = json.loads(outcome.stdout)
+    bounds = {
+        "AS": limits.memory,
+        "STACK": limits.stack,
+        "FSIZE": limits.file_bytes,
+        "NOFILE": limits.files,
+        "CORE": 0,
+        "CPU": 12,
+    }
+    wanted = {
+        "environment": ["OMP_NUM_THREADS"],
+        "no new privileges": 1,
+        "filter": 2,
+        "dumpable": 0,
+        "ends with its parent": 9,
+        "own session": True,
+        "descriptors": [0, 1, 2],
+        "folder": "/",
+        "seals": _SEALS,
+        "modules": [],
+        "flags": [1, True, 1],
+    }
+    problems = [f"state: {name} is {found[name]}" for name, value in wanted.items() if found[name] != value]
+    problems += [
+        f"state: limit {name} is {found['limits'][name][1]}"
+        for name, bound in bounds.items()
+        if not 0 <= found["limits"][name][1] <= bound
+    ]
+    return problems + _rights(found, tier)
+
+
+def _rights(found: dict[str, Any], tier: Tier) -> list[str]:
+    """Nobody's user where this process is root, its own otherwise; no capability but perhaps to read."""
+    users, problems = set(found["users"]), []
+    if os.geteuid() == 0 and tier.name != "container":
+        if len(users) != 1 or not FIRST_USER <= min(users) < FIRST_USER + USERS:
+            problems.append(f"state: runs as {sorted(users)}")
+    elif 0 in users:
+        problems.append("state: runs as root")
+    if any(found["capabilities"][2:]) or any(mask & ~_READ_ALL for mask in found["capabilities"]):
+        problems.append(f"state: capabilities are {found['capabilities']}")
+    return problems
+
+
+def _left_segment(key: int) -> bool:
+    """Whether a System V segment of this key exists here; it is removed."""
+    libc = ctypes.CDLL(None)
+    segment = libc.shmget(key, 0, 0)
+    if segment >= 0:
+        libc.shmctl(segment, 0, None)  # IPC_RMID
+    return bool(segment >= 0)

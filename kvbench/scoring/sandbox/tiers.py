@@ -1,0 +1,266 @@
+"""The ways to lock a program in, the strongest first. `kvbench.scoring.sandbox.selftest` says which of them work here.
+
+- bwrap: namespaces made by bubblewrap (the interpreter's files only, no network, no other processes), then the
+  lockdown.
+- landlock: the lockdown alone, with Landlock for files. Needs no package, no root, and works inside most containers.
+- container: docker or podman with the landlock lockdown inside. One container serves many programs.
+- none: resource limits. No sandbox.
+
+In no box is there a place to write.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from kvbench.scoring.sandbox import inside, interpreter
+from kvbench.scoring.sandbox.limits import Limits
+from kvbench.scoring.sandbox.plan import NEEDED, Plan, drop_root, limits, lock, machine, own_tasks
+from kvbench.scoring.sandbox.seccomp import AUDIT_ARCH
+
+# Of the driver; a program finds almost none of it. A memory arena for each thread would fill its address space.
+_ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
+_PROBE_SECONDS = 10.0  # for a container service to say that it is there
+
+
+class Tier(ABC):
+    """One way to make a box.
+
+    Attributes:
+        name: the row column `sandbox_tier`.
+        shared: a box is slow to make and is used for many programs.
+        same_python: the box holds the Python that runs this.
+        namespaces: the box keeps things out by itself, before the lockdown.
+    """
+
+    name: ClassVar[str]
+    shared: ClassVar[bool] = False
+    same_python: ClassVar[bool] = True
+    namespaces: ClassVar[bool] = False
+
+    def missing(self) -> str:
+        """Why this tier cannot be tried here, or nothing."""
+        if not sys.platform.startswith("linux"):
+            return "needs Linux"
+        return "" if machine() in AUDIT_ARCH else f"no system-call table for {machine()}"
+
+    @abstractmethod
+    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
+        """All that locks a program in."""
+
+    @abstractmethod
+    def command(self, plan: Plan) -> list[str]:
+        """What starts a driver in a box."""
+
+    def environment(self) -> dict[str, str]:
+        search = [os.path.join(interpreter.prefix(), folder) for folder in interpreter.shared_library_path()]
+        return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
+
+    def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        """Names and folders, as the box sees them, of those allowed packages that are installed."""
+        return [(name, found[0]) for name in names if (found := interpreter.package(name))]
+
+    def folder(self) -> str:
+        """A fresh working directory, deleted after use; "" where there is none to write in."""
+        return ""
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        process.kill()
+
+
+class Bwrap(Tier):
+    """Bubblewrap clears the environment and sets NO_NEW_PRIVS by itself; it is started with an empty environment."""
+
+    name, namespaces = "bwrap", True
+
+    def __init__(self) -> None:
+        self.program = shutil.which("bwrap") or ""
+
+    def missing(self) -> str:
+        return super().missing() or ("" if self.program else "not installed")
+
+    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
+        root = os.geteuid() == 0
+        capabilities = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL") if root else ()
+        outer = [
+            ("--unshare-pid", ("--unshare-pid",)),
+            ("--unshare-net", ("--unshare-net",)),
+            ("--unshare-ipc", ("--unshare-ipc",)),
+            ("--unshare-uts", ("--unshare-uts", "--hostname", "box")),
+            (NEEDED, ("--die-with-parent", *(() if root else ("--unshare-user",)))),
+            (NEEDED, tuple(word for name in capabilities for word in ("--cap-add", name))),
+            *self._tree(packages),
+            (NEEDED, tuple(word for pair in self._variables().items() for word in ("--setenv", *pair))),
+            (NEEDED, ("--chdir", "/")),
+        ]
+        threads = given.threads
+        if not root:  # the driver and bubblewrap count too; before Linux 5.14, so does all else of this user
+            old = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (5, 14)
+            threads += 2 + (own_tasks() if old else 0)
+        files = [os.path.dirname(os.__file__), os.__file__]
+        shown = [] if all(os.stat(path).st_mode & 0o004 for path in files) else files  # the way there is ours
+        return Plan(outer=tuple(outer), inner=(*limits(given, threads), *drop_root(shown), *lock()))
+
+    def command(self, plan: Plan) -> list[str]:
+        program = f"/py/bin/{os.path.basename(interpreter.program())}"
+        return [self.program, *plan.arguments(), "--", *inside.command(program)]
+
+    def environment(self) -> dict[str, str]:
+        return {}
+
+    def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        return [(name, f"/packages/{name}") for name in names if interpreter.package(name)]
+
+    def _variables(self) -> dict[str, str]:
+        search = [f"/py/{folder}" for folder in interpreter.shared_library_path()]
+        return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
+
+    def _tree(self, packages: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
+        """The box's files: system libraries, the interpreter under /py, three devices; all of it read-only.
+
+        Folders on the way to them are made first, for those that come about by themselves are open to root alone.
+        """
+        hidden: list[str] = []
+        shown = [word for path in ("/usr", "/py", "/py/bin", "/dev", "/packages") for word in ("--dir", path)]
+        for folder in interpreter.system_libraries():
+            if os.path.islink(folder):
+                shown += ["--symlink", os.readlink(folder), folder]
+            else:
+                shown += ["--ro-bind", folder, folder]
+                hidden += interpreter.installed(folder)
+        shown += ["--ro-bind", interpreter.program(), f"/py/bin/{os.path.basename(interpreter.program())}"]
+        prefix = interpreter.prefix()
+        for name in interpreter.folders():
+            folder = os.path.join(prefix, name)
+            if os.path.isdir(folder):
+                shown += ["--ro-bind", folder, f"/py/{name}"]
+                hidden += [f"/py/{os.path.relpath(path, prefix)}" for path in interpreter.installed(folder)]
+        for name in packages:
+            for path in interpreter.package(name):
+                shown += ["--ro-bind", path, f"/packages/{os.path.basename(path)}"]
+        for name in ("null", "zero", "urandom"):
+            shown += ["--dev-bind", f"/dev/{name}", f"/dev/{name}"]
+        cover = [word for path in hidden for word in ("--tmpfs", path, "--remount-ro", path)]
+        return [(NEEDED, tuple(shown)), ("covers", tuple(cover)), ("--remount-ro", ("--remount-ro", "/"))]
+
+
+class Landlock(Tier):
+    name = "landlock"
+
+    def missing(self) -> str:
+        return super().missing() or ("" if _landlock_version() > 0 else "kernel has none")
+
+    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
+        folders = [path for name in packages for path in interpreter.package(name)]
+        user = drop_root([interpreter.program(), os.path.dirname(os.__file__), os.__file__, *folders])
+        threads = given.threads + (0 if user else own_tasks())
+        found = {os.path.realpath(folder) for folder in interpreter.system_libraries()}
+        stores = found & set(interpreter.STORES)
+        readable = {"libraries": sorted(found - stores), "whole": [*stores, *folders]}
+        return Plan(inner=(*limits(given, threads), *user, *lock(("privileges", None), ("landlock", readable))))
+
+    def command(self, plan: Plan) -> list[str]:
+        return [*inside.command(interpreter.program())]
+
+
+class Container(Tier):
+    """Python's own image of this version, which must be there already: nothing is downloaded to score an answer."""
+
+    name, shared, same_python, namespaces = "container", True, False, True
+    image: ClassVar[str] = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
+
+    def missing(self) -> str:
+        if machine() not in AUDIT_ARCH:
+            return f"no system-call table for {machine()}"
+        return self._found[1]
+
+    @functools.cached_property
+    def _found(self) -> tuple[str, str]:
+        """The first command that has the image, or why there is none."""
+        reasons = []
+        for name in ("docker", "podman"):
+            if engine := shutil.which(name):
+                if not _does(engine, "info"):
+                    reasons.append(f"{name} does not answer")
+                elif not _does(engine, "image", "inspect", self.image):
+                    reasons.append(f"{name} has no image {self.image}")
+                else:
+                    return engine, ""
+        return "docker", ", ".join(reasons) or "no docker or podman"
+
+    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
+        room = str(given.memory + (256 << 20))
+        outer = (
+            ("--network", ("--network", "none")),
+            ("--hostname", ("--hostname", "box")),
+            (NEEDED, ("--read-only", "--user", "65534:65534", "--cap-drop", "ALL")),
+            (NEEDED, ("--pids-limit", str(given.threads + 2), "--memory", room, "--memory-swap", room)),
+            (NEEDED, tuple(word for name, value in _ENVIRONMENT.items() for word in ("--env", f"{name}={value}"))),
+        )
+        readable = {"libraries": ["/lib", "/lib64", "/usr/lib", "/usr/lib64"], "whole": []}  # of the image
+        return Plan(outer=outer, inner=(*limits(given, None), *lock(("privileges", None), ("landlock", readable))))
+
+    def command(self, plan: Plan) -> list[str]:
+        name = f"kvbench-{os.getpid()}-{secrets.token_hex(4)}"
+        head = [self._found[0], "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--workdir", "/"]
+        return [*head, *plan.arguments(), self.image, *inside.command("python3", compiled=False)]
+
+    def environment(self) -> dict[str, str]:
+        kept = ("PATH", "HOME", "XDG_RUNTIME_DIR", "DOCKER_HOST", "DOCKER_CONTEXT", "DOCKER_CONFIG", "CONTAINER_HOST")
+        return {name: os.environ[name] for name in kept if name in os.environ}
+
+    def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
+        return []  # the image has none
+
+    def stop(self, process: subprocess.Popen[bytes]) -> None:
+        assert isinstance(process.args, list)
+        _does(self._found[0], "kill", str(process.args[process.args.index("--name") + 1]))
+        process.kill()
+
+
+class Unsafe(Tier):
+    """Resource limits and nothing else; only for those who asked for it."""
+
+    name = "none"
+
+    def missing(self) -> str:
+        return "" if os.name == "posix" else "needs Linux or macOS"
+
+    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
+        threads = given.threads + own_tasks()
+        steps = ("session", "environment", "descriptors")
+        return Plan(inner=(*limits(given, threads), *((name, None) for name in steps)))
+
+    def command(self, plan: Plan) -> list[str]:
+        return [*inside.command(interpreter.program())]
+
+    def folder(self) -> str:
+        return tempfile.mkdtemp(prefix="kvbench-program-")
+
+
+def _does(*words: str) -> bool:
+    """Whether a command ends well."""
+    try:
+        return subprocess.run(words, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _landlock_version() -> int:
+    import ctypes
+
+    return int(ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1))  # landlock_create_ruleset, VERSION
+
+
+TIERS: tuple[type[Tier], ...] = (Bwrap, Landlock, Container)

@@ -1,0 +1,113 @@
+"""What was downloaded stays: the folder for it, and downloads from plain web addresses.
+
+    download("https://host/dev-v2.0.json", sha256="80a5...")    # Path in the cache, once
+
+The folder is ``kvbench`` below ``XDG_CACHE_HOME`` (``~/.cache``). What the hub's library downloads stays in its own
+cache. Only https is spoken, but to this machine; a file that is too large or not the expected one is never kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO
+from urllib.parse import urlsplit
+
+from kvbench.console.faults import words
+from kvbench.errors import SetupError, show
+
+LIMIT = 2 * 1024**3  # bytes of a download; the largest of a native task has 21 MB
+SECONDS = 30.0  # without a byte
+CHUNK = 1 << 20
+HERE = ("localhost", "127.0.0.1", "::1")
+
+
+class Unreachable(SetupError):
+    """The host does not answer."""
+
+
+Bar = Callable[[str, int, int | None], None]  # told of a download: file name, bytes so far, bytes in all
+
+
+def folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "kvbench"
+
+
+@contextlib.contextmanager
+def keeping(file: Path) -> Iterator[IO[bytes]]:
+    """A new file, whole or absent, with its folder. Raises SetupError when it cannot be written."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", suffix=".part", delete=False) as stream:
+            try:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+                Path(stream.name).chmod(0o644)
+                os.replace(stream.name, file)
+            except BaseException:
+                Path(stream.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise SetupError(f"cannot write {show(file)}: {error.strerror or error}.") from None
+
+
+def place(url: str) -> Path:
+    """Where the cache keeps what stands at an address."""
+    name = Path(urlsplit(url).path).name or "file"
+    return folder() / "files" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
+
+
+def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None = None) -> Path:
+    """A file from the web, from the cache if it is there. Raises SetupError."""
+    target = place(url)
+    if target.is_file():
+        return target
+    if not _may(url):
+        raise SetupError(f"{show(url)} is not https; data are downloaded over https only.")
+    import httpx
+
+    digest, size = hashlib.sha256(), 0
+    try:
+        with (
+            httpx.Client(follow_redirects=True, timeout=SECONDS, event_hooks={"request": [_check_request]}) as client,
+            client.stream("GET", url) as answer,
+        ):
+            answer.raise_for_status()
+            total = int(answer.headers.get("Content-Length", 0)) or None
+            with keeping(target) as file:
+                for block in answer.iter_bytes(CHUNK):
+                    size += len(block)
+                    if size > limit:
+                        raise SetupError(f"{show(url)} is larger than {limit:,} bytes; it was not kept.")
+                    digest.update(block)
+                    file.write(block)
+                    if bar is not None:
+                        bar(target.name, size, total)
+                if sha256 and digest.hexdigest() != sha256:
+                    raise SetupError(
+                        f"{show(url)} is not the expected file (sha256 {digest.hexdigest()[:12]}, expected "
+                        f"{sha256[:12]}); it was not kept."
+                    )
+    except httpx.HTTPStatusError as error:
+        raise SetupError(f"{show(url)} cannot be downloaded: it answers {error.response.status_code}.") from None
+    except httpx.TransportError as error:
+        raise Unreachable(f"{show(url)} cannot be reached: {show(words(error))}.") from None
+    except httpx.HTTPError as error:
+        raise SetupError(f"{show(url)} cannot be downloaded: {type(error).__name__} {show(words(error))}.") from None
+    return target
+
+
+def _check_request(request: object) -> None:
+    url = str(getattr(request, "url", ""))
+    if not _may(url):
+        raise SetupError(f"a download was sent on to {show(url)}, which is not https.")
+
+
+def _may(url: str) -> bool:
+    parts = urlsplit(url)
+    return parts.scheme == "https" or (parts.scheme == "http" and parts.hostname in HERE)

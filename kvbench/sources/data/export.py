@@ -1,0 +1,65 @@
+"""Task data from the hub into a folder laid out like ``--data``, to be carried to a machine without a network.
+
+    fetch("gsm8k", manifest, Path("data"))     # data/gsm8k/gsm8k_test.jsonl
+
+Raw files are copied as they are: to the manifest's `path` where one file holds the rows in their offline form, else
+beside it under their own names. Tables, and rows that have to be renamed, become JSON lines. What lies there and is
+right stays, so that the same call again goes on where one was cut off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from pathlib import Path
+
+from kvbench.errors import KVBenchError, SetupError, show
+from kvbench.sources.data import hub_data
+from kvbench.sources.data.cache import Bar, keeping
+from kvbench.sources.data.location import Place, in_folder, raw_names
+from kvbench.sources.data.source import Data, DataUsed
+from kvbench.task import Manifest
+
+
+def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = None, bar: Bar | None = None) -> DataUsed:
+    """Put a task's data into `out` unless they are there, and read them once.
+
+    Args:
+        revision: of the hub, in place of the pinned one; the rows may then differ from the manifest.
+
+    Raises:
+        SetupError: they cannot be had or written, or are not the expected ones.
+    """
+    there = Data(out, allow_mismatch=True, env={})
+    if revision is None and in_folder(out, manifest, "--data") is not None:
+        with contextlib.suppress(KVBenchError):  # what is damaged is fetched anew
+            if (found := there.check(task, manifest)) and not found.mismatch:
+                return found
+    place = Data(revision=revision, env={}).find(task, manifest)
+    place = place or hub_data.fetch(task, manifest, revision or manifest.revision, bar)
+    for target, source in _copies(out, manifest, place).items():
+        with keeping(target) as file:
+            if source is not None:
+                with source.open("rb") as stream:
+                    shutil.copyfileobj(stream, file, 1 << 20)
+            else:
+                for row in place.rows(place.reading(), manifest):
+                    file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+    used = there.check(task, manifest)
+    if used is None or (used.mismatch and revision is None):
+        what = used.mismatch if used else "nothing was written"
+        where = used.location if used else place.location
+        raise SetupError(f"data of task {show(task)} in {show(where)} are not the expected ones: {what}.")
+    return used
+
+
+def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:
+    """Files to write, each with the file that it copies; None: the rows."""
+    path = out / manifest.path
+    changed = place.table or (place.raw and (manifest.rename or manifest.hub_id))
+    if changed:
+        return {path: None}
+    if place.raw and (place.member or len(place.files) > 1):
+        return {path.parent / name: file for name, file in zip(raw_names(manifest), place.files)}
+    return {path.with_suffix(".csv") if place.files[0].suffix == ".csv" else path: place.files[0]}

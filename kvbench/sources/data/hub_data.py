@@ -1,0 +1,235 @@
+"""Data from the hub or a web address at the state that a manifest pins, kept on this disk.
+
+    cached(manifest, revision)            # Place, or None: nothing is asked
+    fetch("aime24", manifest, revision)   # Place, downloaded where it was not there
+
+A table is read with the `datasets` library once, which knows the layout of repositories, and kept as JSON lines; raw
+files stay in the cache of the hub's library. Loading scripts of data sets are refused.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from kvbench.console.faults import words
+from kvbench.errors import SetupError, show
+from kvbench.sources import hub
+from kvbench.sources.data import cache
+from kvbench.sources.data.location import Place
+from kvbench.sources.data.missing import DataMissing
+from kvbench.task import Manifest
+
+TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
+
+
+def cached(manifest: Manifest, revision: str | None) -> Place | None:
+    """What was downloaded before."""
+    if manifest.url:
+        file = cache.place(manifest.url)
+        return _from_url(manifest, file) if file.is_file() else None
+    if manifest.files:
+        files = tuple(_kept(manifest.hub, name, revision) for name in manifest.files)
+        found = tuple(file for file in files if file is not None)
+        return _from_files(manifest, found) if len(found) == len(files) else None
+    if revision is not None and hub.is_commit(revision):
+        file = _table_file(manifest, revision)
+        return _from_table(manifest, file, revision) if file.is_file() else None
+    return None
+
+
+def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
+    """Download what is not here yet. Raises SetupError."""
+    if (found := cached(manifest, revision)) is not None:
+        return found
+    if not hub.may_ask(task):
+        why = f"only the run's folder asks for it (--task {show(task)[1:-1]} again lets kvbench download it)"
+        raise elsewhere(task, manifest, why)
+    if manifest.url:
+        try:
+            return _from_url(manifest, cache.download(manifest.url, sha256=manifest.url_sha256, bar=bar))
+        except cache.Unreachable:
+            raise elsewhere(task, manifest, f"{show(manifest.url)} is unreachable") from None
+    if not manifest.hub:
+        raise SetupError(f"data of task {show(task)} come with kvbench and are missing: {show(manifest.path)}.")
+    commit = _commit(task, manifest, revision)
+    with _told(task, manifest, revision):
+        if manifest.files:
+            return _from_files(manifest, _download(manifest, revision))
+        return _table(manifest, commit, revision)
+
+
+@contextmanager
+def _told(task: str, manifest: Manifest, revision: str | None) -> Iterator[None]:
+    try:
+        yield
+    except SetupError:
+        raise
+    except Exception as error:
+        raise hub_error(error, task, manifest, revision) from None
+
+
+def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | None = None) -> SetupError:
+    """The line for a failed download."""
+    name = f"data set {show(manifest.hub)}"
+    match error.why if isinstance(error, hub.HubError) else hub.why(error):
+        case "script" | "code":
+            found = re.search(r"found ([\w.-]+\.py)", str(error))
+            return _script(manifest, found[1] if found else "")
+        case "gated":
+            return SetupError(f"{name} is gated: accept the terms on its page and set HF_TOKEN.")
+        case "unreachable":
+            return elsewhere(task, manifest)
+        case "missing":
+            return SetupError(f"the hub has no {name} (or it is private and HF_TOKEN is not set).")
+        case "revision":
+            return SetupError(f"{name} has no revision {show(revision)} on the hub. Use --data-revision to choose.")
+        case "token":
+            return SetupError(f"the hub refuses the token of this machine for {name}. Set HF_TOKEN anew.")
+    kind = "" if isinstance(error, hub.HubError) else f"{type(error).__name__}: "
+    return SetupError(f"{name} cannot be loaded: {kind}{show((words(error).splitlines() or [''])[0])}.")
+
+
+def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
+    """The line for data that are not here, and for which nobody answers."""
+    name = show(task)[1:-1]
+    if name.startswith("lm_eval:"):  # lm-eval downloads its own data
+        how = f"run it once where there is a network, or give a folder with {manifest.path}"
+        how += " (--data or KVBENCH_DATA); HF_HUB_OFFLINE=1 uses what is cached"
+    else:
+        how = f"'kvbench data fetch {name}' on a connected machine makes a folder with {manifest.path}"
+        how += " for --data or KVBENCH_DATA"
+    text = f"task '{name}' is not on this machine and {why}. {how[0].upper()}{how[1:]}."
+    return DataMissing(text, task=task, manifest=manifest, where=why)
+
+
+def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
+    """The commit that will be read, or None in the libraries' offline mode, where they look into their caches."""
+    if hub.is_offline():
+        if not manifest.files and not _in_datasets_cache(manifest.hub):
+            raise elsewhere(task, manifest)
+        return revision
+    try:
+        answer = hub.ask("dataset", manifest.hub, revision)
+        if not manifest.files:
+            _check_table(manifest, answer)
+        return answer.commit
+    except hub.HubError as error:
+        if error.why == "revision" and revision == manifest.revision:
+            raise _moved(task, manifest) from None
+        raise hub_error(error, task, manifest, revision) from None
+
+
+def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
+    """What the `datasets` library would refuse, told before it is imported. Raises SetupError, HubError."""
+    script = f"{PurePosixPath(manifest.hub).name}.py"
+    if script in answer.files:
+        raise _script(manifest, script)
+    rows = [file for file in answer.files if PurePosixPath(file).suffix in TABLES]
+    if rows:
+        hub.may_read("dataset", manifest.hub, rows[0], answer.commit)
+
+
+def _script(manifest: Manifest, file: str) -> SetupError:
+    named = f" The script is {show(file)}." if file else ""
+    return SetupError(
+        f"data set {show(manifest.hub)} ships a loading script; kvbench reads only parquet/JSON/arrow files.{named}"
+    )
+
+
+def _in_datasets_cache(name: str) -> bool:
+    """Whether the `datasets` library may have a data set in its own cache, where it looks without a network."""
+    from huggingface_hub.constants import HF_HOME
+
+    root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()
+    owner = f"{name.partition('/')[0]}___".lower()
+    return root.is_dir() and any(folder.name.lower().startswith(owner) for folder in root.iterdir())
+
+
+def _moved(task: str, manifest: Manifest) -> SetupError:
+    """The pinned commit is not there any more."""
+    try:
+        now = hub.ask("dataset", manifest.hub, None).commit
+    except hub.HubError as error:
+        return hub_error(error, task, manifest)
+    return _differs(manifest, now)
+
+
+def _differs(manifest: Manifest, now: str) -> SetupError:
+    pinned = (manifest.revision or "main")[:7]
+    return SetupError(
+        f"{show(manifest.hub)} is at revision {now[:7]}, pinned is {pinned}. Use --data-revision to choose."
+    )
+
+
+# --- raw files --------------------------------------------------------------------------------------------------------
+
+
+def _kept(name: str, file: str, revision: str | None) -> Path | None:
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(name, file, repo_type="dataset", revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _download(manifest: Manifest, revision: str | None) -> tuple[Path, ...]:
+    import huggingface_hub
+
+    hub.hush()
+    return tuple(
+        Path(huggingface_hub.hf_hub_download(manifest.hub, file, repo_type="dataset", revision=revision))
+        for file in manifest.files
+    )
+
+
+def _from_files(manifest: Manifest, files: tuple[Path, ...]) -> Place:
+    commit = re.search(r"/snapshots/([0-9a-f]{40})/", files[0].as_posix())
+    return Place(
+        source="hub",
+        files=files,
+        member=manifest.member,
+        raw=True,
+        revision=commit[1] if commit else None,
+        name=f"{manifest.hub}: {', '.join(manifest.files)}",
+    )
+
+
+def _from_url(manifest: Manifest, file: Path) -> Place:
+    return Place(source="hub", files=(file,), member=manifest.member, raw=True, name=manifest.url)
+
+
+# --- tables -----------------------------------------------------------------------------------------------------------
+
+
+def _table_file(manifest: Manifest, commit: str) -> Path:
+    names = (manifest.hub.replace("/", "--"), manifest.config or "default", manifest.split, commit)
+    safe = "__".join(re.sub(r"[^\w.-]", "-", name) for name in names)
+    return cache.folder() / "tables" / f"{safe}.jsonl"
+
+
+def _from_table(manifest: Manifest, file: Path, commit: str) -> Place:
+    return Place(source="hub", files=(file,), raw=True, table=True, revision=commit, name=manifest.hub)
+
+
+def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Place:
+    """Read a table and keep it as JSON lines."""
+    import datasets
+
+    hub.hush()
+    datasets.disable_progress_bars()
+    table = datasets.load_dataset(manifest.hub, manifest.config, split=manifest.split, revision=commit)
+    sources = table.info.download_checksums or {}
+    read = next((m[1] for url in sources if (m := re.search(r"@([0-9a-f]{40})/", str(url)))), commit)
+    if revision == manifest.revision and hub.is_commit(revision) and read != revision:
+        raise _differs(manifest, str(read))  # the libraries' cache may hold another one
+    if read is None:
+        raise SetupError(f"data set {show(manifest.hub)} does not say at which revision it is.")
+    file = _table_file(manifest, read)
+    with cache.keeping(file) as stream:
+        for row in table:
+            stream.write(json.dumps(dict(row), ensure_ascii=False, default=str).encode() + b"\n")
+    return _from_table(manifest, file, read)

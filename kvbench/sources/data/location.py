@@ -1,0 +1,93 @@
+"""Where rows lie on this disk: the files, and in which form they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from kvbench.errors import SetupError
+from kvbench.sources.data.formats import Reading, Row
+from kvbench.task import Manifest
+
+Source = Literal["--data", "KVBENCH_DATA", "bundled", "hub"]
+FORMS = (".jsonl", ".json", ".csv")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Files to be read one after the other.
+
+    member: the rows' file in each of them, which are archives. `raw`: as on the hub, before columns are renamed and
+    rows are given ids. `table`: our own copy of a table on the hub, which its revision identifies, not its bytes.
+    `sample`: the manifest's path of a sample that stands in. `name`: how records and messages call the place, by
+    default its first file.
+    """
+
+    source: Source
+    files: tuple[Path, ...]
+    member: str = ""
+    raw: bool = False
+    table: bool = False
+    sample: str = ""
+    revision: str | None = None
+    name: str = ""
+
+    @property
+    def location(self) -> str:
+        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
+        return self.name or f"{self.files[0]}{more}"
+
+    def reading(self) -> Reading:
+        return Reading(self.files, self.member)
+
+    def rows(self, reading: Reading, manifest: Manifest) -> Iterator[Row]:
+        """The rows of a task in the offline form. Raises SetupError."""
+        for index, row in enumerate(reading):
+            taken = _offline(index, row, manifest) if self.raw else row
+            if _fits(taken, manifest.where):
+                yield taken
+
+
+def holds_rows(manifest: Manifest) -> bool:
+    """Whether data are rows; else they are a file that a task reads in its own way."""
+    return not manifest.url or bool(manifest.member) or manifest.rows is not None
+
+
+def raw_names(manifest: Manifest) -> tuple[str, ...]:
+    """The names of the raw files on the hub or at an address, as they lie beside `path` in a data folder."""
+    if manifest.files:
+        return tuple(PurePosixPath(file).name for file in manifest.files)
+    return (PurePosixPath(urlsplit(manifest.url).path).name,) if manifest.url else ()
+
+
+def in_folder(folder: Path, manifest: Manifest, source: Source) -> Place | None:
+    """A task's rows in a data folder: at `path` in any form, as the raw files beside it, or else a sample of them."""
+    path = folder / manifest.path
+    for file in (path, *(path.with_suffix(form) for form in FORMS)):
+        if file.is_file():
+            return Place(source=source, files=(file,))
+    raw = tuple(path.parent / name for name in raw_names(manifest))
+    if raw and all(file.is_file() for file in raw):
+        return Place(source=source, files=raw, member=manifest.member, raw=True)
+    for sample in manifest.samples:
+        place = Place(source=source, files=(folder / sample,), sample=sample)
+        if place.files[0].is_file() and any(place.rows(place.reading(), manifest)):
+            return place
+    return None
+
+
+def _offline(index: int, row: Row, manifest: Manifest) -> Row:
+    named = {manifest.rename.get(column, column): value for column, value in row.items()}
+    if manifest.hub_id is not None:
+        try:
+            named["id"] = manifest.hub_id(index, row)
+        except KeyError as error:
+            raise SetupError(f"the data for {manifest.path} have no column {error} to name their rows by.") from None
+    return named
+
+
+def _fits(row: Mapping[str, Any], where: Mapping[str, Any]) -> bool:
+    return all(row.get(column) == value for column, value in where.items())

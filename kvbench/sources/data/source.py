@@ -1,0 +1,218 @@
+"""The data source of a run: which place counts, and whether its rows are the expected ones."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import SetupError, show
+from kvbench.sources.data import hub_data
+from kvbench.sources.data.location import Place, Source, holds_rows, in_folder
+from kvbench.sources.data.missing import DataMissing
+from kvbench.task import Manifest
+
+SHOWN = 3  # samples that are named to the user; the record names all
+BUNDLED = Path(__file__).parents[2] / "bundled"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataUsed:
+    """What a task's rows were read from. `mismatch` says how they differ from the manifest, where that was allowed."""
+
+    task: str
+    source: Source
+    location: str  # files, or the hub's name of the data set
+    revision: str | None  # commit on the hub
+    sha256: str | None  # of the bytes that hold the rows
+    ids_sha256: str | None  # of the sorted ids, one per line
+    rows: int | None
+    mismatch: str = ""
+    sample: bool = False
+    also: tuple[DataUsed, ...] = ()  # further data of the same task
+
+
+class Data:
+    """The data source of a run.
+
+    Args:
+        path: ``--data``, a folder laid out like the manifests' paths, or the file of the only task.
+        revision: overrides the pinned hub revisions.
+        allow_mismatch: record a different row count or other ids instead of raising.
+    """
+
+    def __init__(
+        self,
+        path: str | Path | None = None,
+        *,
+        revision: str | None = None,
+        allow_mismatch: bool = False,
+        env: Mapping[str, str] = os.environ,
+    ) -> None:
+        self.path = Path(path).expanduser() if path is not None else None
+        self.revision, self.allow_mismatch = revision, allow_mismatch
+        self.env_path = Path(env["KVBENCH_DATA"]).expanduser() if env.get("KVBENCH_DATA") else None
+        self.used: dict[str, DataUsed] = {}
+
+    def rows(self, task: str, manifest: Manifest) -> list[dict[str, Any]]:
+        """The rows of a task in the source's order, with the offline file's column names. Raises SetupError."""
+        place = self._place(task, manifest)
+        rows: list[dict[str, Any]] = []
+        used = _examine(task, manifest, place, rows)
+        if used.mismatch and not (self.allow_mismatch or place.sample):
+            where = f"{show(place.location)} ({used.source}{f', revision {used.revision}' if used.revision else ''})"
+            raise SetupError(
+                f"data of task {show(task)} in {where} are not the expected ones: {used.mismatch}. "
+                "Point --data or KVBENCH_DATA to the right ones; --allow-data-mismatch takes these and records it."
+            )
+        self._record(used)
+        return rows
+
+    def file(self, task: str, manifest: Manifest) -> Path:
+        """A file that is not rows. Raises SetupError."""
+        place = self._place(task, manifest)
+        if len(place.files) > 1:
+            raise SetupError(f"data of task {show(task)} are {len(place.files)} files instead of one.")
+        used = _examine_file(task, manifest, place)
+        if used.mismatch and not self.allow_mismatch:
+            raise SetupError(
+                f"{show(place.location)} ({used.source}) is not the expected file of task {show(task)}: "
+                f"{used.mismatch}. --allow-data-mismatch takes it and records it."
+            )
+        self._record(used)
+        return place.files[0]
+
+    def find(self, task: str, manifest: Manifest) -> Place | None:
+        """Where a task's data lie; None for the hub's that are not on this machine yet.
+
+        Raises SetupError when a folder was given and has none: that is no reason to look further.
+        """
+        given: tuple[tuple[Source, Path | None], ...] = (("--data", self.path), ("KVBENCH_DATA", self.env_path))
+        for source, folder in given:
+            if folder is None:
+                continue
+            if not folder.exists():
+                raise SetupError(f"{source} {show(folder)} does not exist.")
+            if folder.is_file():
+                return Place(source=source, files=(folder,), member=_member(folder, manifest))
+            if (place := in_folder(folder, manifest, source)) is None:
+                where = f"{source} has no data"
+                text = f"{where} for task {show(task)}: looked for {show(folder / manifest.path)}."
+                raise DataMissing(text, task=task, manifest=manifest, where=where, folder=folder)
+            return place
+        bundled = BUNDLED / manifest.path
+        if bundled.is_file():
+            return Place(source="bundled", files=(bundled,))
+        return hub_data.cached(manifest, self.revision or manifest.revision)
+
+    def ensure(self, task: str, manifest: Manifest) -> None:
+        """Download a task's data unless they are here. Raises SetupError."""
+        self._place(task, manifest)
+
+    def missing(self, wanted: Mapping[str, Manifest]) -> list[DataMissing]:
+        """What of this is not here, by task. Nothing is downloaded: it is for when that has failed."""
+        found = []
+        for task, manifest in wanted.items():
+            try:
+                if self.find(task, manifest) is None:
+                    found.append(hub_data.elsewhere(task, manifest))
+            except DataMissing as error:
+                found.append(error)
+        return found
+
+    def check(self, task: str, manifest: Manifest) -> DataUsed | None:
+        """What is here for a task, read in full but not kept; None where nothing is. Raises SetupError."""
+        if (place := self.find(task, manifest)) is None:
+            return None
+        return _examine(task, manifest, place, None) if holds_rows(manifest) else _examine_file(task, manifest, place)
+
+    def notes(self) -> list[str]:
+        """What a user should know of the data that were read, one line each."""
+        found = [part for used in self.used.values() for part in (used, *used.also) if part.mismatch]
+        samples = [f"{show(used.task)}: {used.mismatch}" for used in found if used.sample]
+        others = [f"data of task {show(used.task)} differ: {used.mismatch}." for used in found if not used.sample]
+        more = f"; and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
+        return [f"not the real data of {'; '.join(samples[:SHOWN])}{more}.", *others] if samples else others
+
+    def _place(self, task: str, manifest: Manifest) -> Place:
+        found = self.find(task, manifest)
+        return found or hub_data.fetch(task, manifest, self.revision or manifest.revision)
+
+    def _record(self, used: DataUsed) -> None:
+        first = self.used.get(used.task)
+        if first is None or first.location == used.location:
+            self.used[used.task] = replace(used, also=first.also if first else ())
+        else:
+            others = tuple(other for other in first.also if other.location != used.location)
+            self.used[used.task] = replace(first, also=(*others, used))
+
+
+def _member(file: Path, manifest: Manifest) -> str:
+    return manifest.member if file.suffix == ".zip" else ""
+
+
+def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, Any]] | None) -> DataUsed:
+    """Read all rows, into `kept` if that is given, and compare them with the manifest."""
+    reading = place.reading()
+    ids: list[str] = []
+    count = 0
+    for row in place.rows(reading, manifest):
+        count += 1
+        if "id" in row:
+            ids.append(str(row["id"]))
+        if kept is not None:
+            kept.append(row)
+    ids_sha256 = _hash_ids(ids) if ids and len(ids) == count else None
+    if place.sample:
+        of = f" of {manifest.rows} rows" if manifest.rows else f" row{'s' * (count != 1)}"
+        mismatch = f"a sample: {count}{of} ({place.sample})"
+    else:
+        mismatch = _mismatch(manifest, count, ids, ids_sha256)
+    return DataUsed(
+        task=task,
+        source=place.source,
+        location=place.location,
+        revision=place.revision,
+        sha256=None if place.table else reading.sha256,
+        ids_sha256=ids_sha256,
+        rows=count,
+        mismatch=mismatch,
+        sample=bool(place.sample),
+    )
+
+
+def _examine_file(task: str, manifest: Manifest, place: Place) -> DataUsed:
+    file = place.files[0]
+    try:
+        with file.open("rb") as stream:
+            sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
+    except OSError as error:
+        raise SetupError(f"cannot read {show(file)}: {error.strerror}.") from None
+    wrong = manifest.url_sha256 and sha256 != manifest.url_sha256
+    return DataUsed(
+        task=task,
+        source=place.source,
+        location=place.location,
+        revision=place.revision,
+        sha256=sha256,
+        ids_sha256=None,
+        rows=None,
+        mismatch=f"sha256 {sha256[:12]} instead of {manifest.url_sha256[:12]}" if wrong else "",
+    )
+
+
+def _hash_ids(ids: Sequence[str]) -> str:
+    return hashlib.sha256("".join(f"{i}\n" for i in sorted(ids)).encode()).hexdigest()
+
+
+def _mismatch(manifest: Manifest, count: int, ids: Sequence[str], ids_sha256: str | None) -> str:
+    if manifest.rows is not None and count != manifest.rows:
+        return f"{count} rows instead of {manifest.rows}"
+    if len(set(ids)) < len(ids):
+        return "some ids occur twice"
+    if manifest.ids_sha256 and ids_sha256 is None:
+        return "rows without an id"
+    return "other ids" if manifest.ids_sha256 and ids_sha256 != manifest.ids_sha256 else ""

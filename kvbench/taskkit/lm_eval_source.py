@@ -1,0 +1,243 @@
+"""What lm-eval's own files say of a task: the YAML behind a name, how answers are drawn, which rows are asked.
+
+    found = definition("gsm8k")        # Definition(path=.../gsm8k.yaml, config=TaskConfig(...)); UserError if unknown
+    generation(found.config.generation_kwargs)            # as a GenSpec
+    local = LocalRows.find(found, data, "lm_eval:gsm8k")  # None: lm-eval loads its own data set
+
+Only the tasks inside the lm-eval package are found here: a YAML file may name Python functions, and those of others run
+only where the user points lm-eval to them himself (``kvbench lm-eval --include_path``).
+
+Rows of one's own lie in a data folder (``--data``, ``KVBENCH_DATA``) as ``lm_eval/<task>.jsonl``, with the columns of
+lm-eval's data set, and the rows to draw few-shot examples from as ``lm_eval/<task>.fewshot.jsonl``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import io
+import logging
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import SetupError, UserError, show
+from kvbench.registry import did_you_mean
+from kvbench.sources import hub
+from kvbench.sources.data import Data
+from kvbench.sources.data.location import in_folder
+from kvbench.task import DataSource, GenSpec, Manifest
+
+MAX_GEN_TOKS = 256  # lm-eval's default for a task that names none
+ASKED, EXAMPLES = "asked", "fewshot"  # splits of rows from a folder
+# Files of kvbench's own layout that hold a hub data set: hub name -> (file, its columns that the data set has).
+NATIVE = {"openai/gsm8k": ("gsm8k/gsm8k_test.jsonl", ("question", "answer"))}
+_BY_LM_EVAL = "'kvbench lm-eval --tasks {}' runs it."
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One task of lm-eval. `config` is lm-eval's TaskConfig with functions still as names: nothing of it has run."""
+
+    name: str
+    path: Path
+    config: Any
+
+    @property
+    def examples(self) -> int:
+        """Few-shot examples that are drawn from rows; examples written into the YAML are none of them."""
+        written = isinstance(self.config.fewshot_config.samples, (list, str))
+        return 0 if written else int(self.config.num_fewshot or 0)
+
+    def resolved(self) -> dict[str, Any]:
+        """The YAML with its functions imported, for lm-eval's task class."""
+        from lm_eval.tasks._yaml_loader import load_yaml
+
+        return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
+
+
+@functools.cache
+def definition(name: str) -> Definition:
+    """Find a task of lm-eval by name.
+
+    Raises:
+        UserError: there is none, it is a group, or kvbench cannot run it as a task of its own.
+        SetupError: lm-eval is not installed.
+    """
+    try:
+        import lm_eval.tasks
+        from lm_eval.config.task import TaskConfig
+        from lm_eval.tasks._yaml_loader import load_yaml
+    except ImportError as error:
+        raise SetupError(
+            f"tasks of lm-eval need the package lm-eval ({error}): pip install 'lm-eval>=0.4.13'."
+        ) from None
+    root = Path(lm_eval.tasks.__file__).parent
+    with quiet():
+        path = _by_text(root, name) or _by_index(name)
+        raw = load_yaml(path, resolve_func=False)
+        _refuse(name, raw)
+        known = {field.name for field in dataclasses.fields(TaskConfig)}
+        return Definition(name, path, TaskConfig(**{k: v for k, v in raw.items() if k in known}))
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """None of lm-eval's notes and progress bars."""
+    logger = logging.getLogger("lm_eval")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with contextlib.redirect_stderr(io.StringIO()):
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _by_text(root: Path, name: str) -> Path | None:
+    """The one file that says ``task: name``; lm-eval's index of all its 14,000 files takes 8 seconds, this 0.3."""
+    line = re.compile(rf"""^["']?task["']?:[ \t]*["']?{re.escape(name)}["']?[ \t]*(#.*)?\r?$""".encode(), re.MULTILINE)
+    files = [path for path in root.rglob("*.yaml") if line.search(path.read_bytes())]
+    return files[0] if len(files) == 1 else None
+
+
+def _by_index(name: str) -> Path:
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager()
+    entry = manager.task_index.get(name)
+    if entry is None:
+        hint = did_you_mean(name, manager.all_subtasks)
+        raise UserError(f"lm-eval has no task {show(name)}.{hint} 'kvbench lm-eval ls tasks' shows all.")
+    if name not in manager.all_subtasks or entry.yaml_path is None:
+        listed = (entry.cfg or {}).get("task")
+        members = [m for m in sorted(entry.tags) or (listed if isinstance(listed, list) else []) if isinstance(m, str)]
+        first = next((m for m in members if m in manager.all_subtasks), None)
+        such = f", such as {show('lm_eval:' + first)}" if first else ""
+        raise UserError(f"{show(name)} is a group of tasks in lm-eval; name one of them{such}.")
+    return Path(entry.yaml_path)
+
+
+def _refuse(name: str, raw: Mapping[str, Any]) -> None:
+    """Raises UserError for tasks that cannot be asked question by question, each answer scored on its own."""
+    task, kind = f"task {show(name)} of lm-eval", raw.get("output_type", "generate_until")
+    if kind == "loglikelihood_rolling":
+        raise UserError(f"{task} measures perplexity of whole texts, which evicts nothing between prompt and answer.")
+    if kind != "generate_until":
+        why = "compares the likelihoods of given answers and generates none"
+        raise UserError(f"{task} {why}. {_BY_LM_EVAL.format(name)}")
+    if "class" in raw:
+        raise UserError(f"{task} is a Python program of its own and not a YAML file. {_BY_LM_EVAL.format(name)}")
+    if raw.get("unsafe_code"):
+        raise UserError(f"{task} runs model-written programs without a sandbox. Use 'livecodebench' for code.")
+    if raw.get("doc_to_image") or raw.get("doc_to_audio"):
+        raise UserError(f"{task} asks about images or sound; kvbench reads text only.")
+
+
+def generation(asked: Mapping[str, Any]) -> GenSpec:
+    """lm-eval's `generation_kwargs` as a GenSpec; stop strings keep their order. Raises UserError for others."""
+    from lm_eval.models.utils import normalize_gen_kwargs
+
+    kwargs: dict[str, Any] = dict(normalize_gen_kwargs(dict(asked), MAX_GEN_TOKS))
+    until = tuple(str(text) for text in kwargs.pop("until") if text)
+    longest, sampled = int(kwargs.pop("max_gen_toks")), bool(kwargs.pop("do_sample"))
+    temperature = (
+        float(kwargs.pop("temperature", 1.0)) if sampled else 0.0
+    )  # 1: what transformers draws with by default
+    kwargs.pop("temperature", None)
+    filters = {key: type_(kwargs.pop(key)) for key, type_ in _FILTERS.items() if kwargs.get(key) is not None}
+    if strange := [key for key, value in kwargs.items() if value not in _OFF.get(key, (None,))]:
+        raise UserError(f"lm-eval asks to generate with {', '.join(map(show, strange))}, which kvbench does not have.")
+    if temperature == 0.0:
+        filters = {}
+    return GenSpec(max_new_tokens=longest, temperature=temperature, stop=until, **filters)
+
+
+_FILTERS = {"top_p": float, "top_k": int, "min_p": float}
+_OFF = {"num_beams": (1,), "repetition_penalty": (1, 1.0), "num_return_sequences": (1,)}  # values that change nothing
+
+
+def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Stop strings parted into texts and special tokens: those never show in decoded text and stop as tokens."""
+    special = set(getattr(tokenizer, "all_special_tokens", ()))
+    return tuple(s for s in until if s not in special), tuple(s for s in until if s in special)
+
+
+@dataclass(frozen=True, slots=True)
+class LocalRows:
+    """Rows from a folder in place of lm-eval's data set.
+
+    `examples` None: few-shot examples come from the asked rows, each question without itself. `official` False: the
+    task draws its examples from rows of their own, which the folder does not hold.
+    """
+
+    asked: list[dict[str, Any]]
+    examples: list[dict[str, Any]] | None
+    official: bool
+
+    @classmethod
+    def find(cls, found: Definition, source: DataSource, task: str) -> LocalRows | None:
+        """None when no folder was given. Raises SetupError when it was and holds no rows of the task."""
+        given = (source.path or source.env_path) if isinstance(source, Data) else None
+        if given is None:
+            return None
+        manifest, columns = Manifest(path=f"lm_eval/{found.name}.jsonl", rows=None), None
+        native, its = NATIVE.get(str(found.config.dataset_path), ("", ()))
+        other = Manifest(path=native, rows=None)
+        if native and not _holds(given, manifest) and _holds(given, other):
+            manifest, columns = other, its
+        asked = [dict(row) for row in source.rows(task, manifest)]
+        if not asked:
+            raise SetupError(f"data of task {show(task)} in {show(given)} have no rows.")
+        if columns is not None:
+            asked = [{column: row[column] for column in columns} for row in asked]
+        if not found.examples:
+            return cls(asked, None, True)
+        beside = Manifest(path=f"lm_eval/{found.name}.fewshot.jsonl", rows=None)
+        if given.is_dir() and _holds(given, beside):
+            return cls(asked, [dict(row) for row in source.rows(task, beside)], True)
+        config = found.config
+        own = config.fewshot_config.split or config.training_split or config.validation_split or config.test_split
+        return cls(asked, None, own == (config.test_split or config.validation_split))
+
+    def overrides(self, config: Mapping[str, Any], *, examples: int) -> dict[str, Any]:
+        """What changes in a task's configuration. config: with its functions; examples: few-shot examples wanted."""
+        import datasets
+
+        splits = {ASKED: datasets.Dataset.from_list(self.asked)}
+        if self.examples is not None:
+            splits[EXAMPLES] = datasets.Dataset.from_list(self.examples)
+        shots = None if not examples else ASKED if self.examples is None else EXAMPLES
+        return {
+            "custom_dataset": lambda **_: datasets.DatasetDict(splits),
+            "training_split": None,
+            "validation_split": None,
+            "test_split": ASKED,
+            "fewshot_split": shots,
+            "fewshot_config": {**(config.get("fewshot_config") or {}), "split": shots},
+        }
+
+
+def _holds(given: Path, manifest: Manifest) -> bool:
+    return given.is_file() or in_folder(given, manifest, "--data") is not None
+
+
+def commit(config: Any, source: DataSource) -> str | None:
+    """The commit of the hub data set that lm-eval will load; None where that cannot be known: offline, or no data set
+    of the hub. Raises HubError.
+    """
+    import huggingface_hub
+
+    path, asked = config.dataset_path, (config.dataset_kwargs or {}).get("revision")
+    if config.custom_dataset is not None or "/" not in str(path) or huggingface_hub.is_offline_mode():
+        return None
+    chosen = source.revision if isinstance(source, Data) else None
+    try:
+        return hub.ask("dataset", str(path), chosen or asked).commit
+    except hub.HubError as error:
+        if error.why == "unreachable":
+            return None  # what lm-eval loaded before may still lie in the cache of `datasets`
+        raise

@@ -1,0 +1,286 @@
+"""Tasks of lm-eval by name (``--task lm_eval:gsm8k``): its questions, prompts, filters and scores; kvbench's engine.
+
+Prompts are those that lm-eval builds for the task run alone: raw text with the task's few-shot examples, drawn with
+lm-eval's seeds (``--prompt-style plain``: through the chat template, examples within the user's message). Every answer
+is scored by the task's filters and `process_results`, in a scoring process that rebuilds the task without its data.
+The score is the task's first metric under its first filter; all others stand in `aux` as ``metric,filter``.
+
+Not covered: tasks that compare likelihoods (``kvbench lm-eval`` runs them), metrics of a whole corpus, votes over
+several answers (kvbench's reports have maj@n), tasks with programs, images or sound.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import math
+import pickle
+import random
+import shlex
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from kvbench.console.faults import words
+from kvbench.errors import SetupError, UserError, show
+from kvbench.sources import hub
+from kvbench.sources.data import hub_error
+from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.taskkit.lm_eval_source import Definition, LocalRows, commit, definition, generation, quiet, special_stops
+
+RAW, CHAT = "lm_eval", "plain"  # prompt styles
+SEED, OTHER_SEED = 0, 1234  # lm-eval's defaults for Python's random numbers, and for NumPy's and few-shot examples
+VOTES = ("take_first_k", "majority_vote")  # filters over several answers to one question
+NO_MATCH = "[invalid]"  # what lm-eval's filters leave of an answer in which they find nothing
+LONGEST = 500  # characters of an extracted answer that are kept
+
+
+class LMEvalTask(Task):
+    """One YAML task of the lm-eval package. Everything that takes lm-eval's import happens after construction."""
+
+    suite = "lm_eval"
+    summary = "a task of lm-eval, by its name there"
+    prompt_styles: ClassVar[tuple[str, ...]] = (RAW, CHAT)
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = f"lm_eval:{name}"
+        self.known_as = name
+        self._marks: tuple[str, ...] = ()  # ways in which the documents are not the official ones
+        self._first: Mapping[str, Any] = {}  # lm-eval reads the form of all documents off the first
+        self._about: dict[str, Any] = {}
+        self._notes: list[str] = []
+
+    @property
+    def version(self) -> str:  # type: ignore[override]
+        """The task's version in lm-eval, lm-eval's own, and what differs from the official documents."""
+        import importlib.metadata
+
+        own = (definition(self.known_as).config.metadata or {}).get("version", "?")
+        return "+".join((str(own), f"lm-eval-{importlib.metadata.version('lm_eval')}", *self._marks))
+
+    def gen(self, model_type: str) -> GenSpec:
+        """As the task's YAML says. Greedy answers are all equal, so one is drawn whatever its `repeats`."""
+        config = definition(self.known_as).config
+        spec = generation(config.generation_kwargs)
+        return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
+
+    def docs(self, source: DataSource, *, style: str = RAW, limit: int | None = None) -> list[Doc]:
+        found = definition(self.known_as)
+        rows = LocalRows.find(found, source, self.name)
+        if rows is None and not hub.may_ask(self.name):
+            raise SetupError(
+                f"task {show(self.name)} has lm-eval load its data from the hub, and only the run's folder asks for "
+                f"it. Give --task {shlex.quote(self.name)} again, or a folder with --data."
+            )
+        try:
+            revision = None if rows else commit(found.config, source)
+        except hub.HubError as error:
+            raise _no_data(error, self.name, found) from None
+        with _as_lm_eval():
+            task = _load(self.name, found, rows, revision)
+            self._first = dict(task.eval_docs[0])
+            _filters(task.config, self.name)
+            _metric(task, self.name)
+            task.set_config("num_fewshot", found.config.num_fewshot or 0)
+            task.set_fewshot_seed(OTHER_SEED)
+            chat: Any = _messages if style == CHAT else None
+            try:
+                task.build_all_requests(limit=limit, apply_chat_template=chat is not None, chat_template=chat)
+            except Exception as error:  # too few rows for the examples, a column that the prompt wants
+                raise _misfit(self.name, error) from None
+        self._describe(found, rows, task, revision)
+        spec = generation(found.config.generation_kwargs)
+        stop, stop_tokens = special_stops(spec.stop, getattr(self.reader, "tokenizer", None))
+        return [
+            Doc(
+                doc_id=str(instance.doc_id),
+                turns=(_turn(instance.args[0], chat=style == CHAT),),
+                reference=dict(instance.doc),
+                gen={"stop": stop, "stop_tokens": stop_tokens} if stop_tokens else {},
+            )
+            for instance in task.instances
+        ]
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        task = _scorer(self.known_as, pickle.dumps(dict(self._first)))
+        metric, filters = _metric(task, self.name), _filters(task.config, self.name)
+        instance = _instance(self.known_as, doc.reference, output.text)
+        results: dict[str, Any] = {}
+        for ensemble in filters:
+            ensemble.apply([instance])
+            found = task.process_results(doc.reference, [instance.filtered_resps[ensemble.name]])
+            results |= {f"{name},{ensemble.name}": value for name, value in found.items()}
+        headline, first = f"{metric},{filters[0].name}", instance.filtered_resps[filters[0].name]
+        numbers = {name: number for name, value in results.items() if (number := _number(value)) is not None}
+        value = numbers.pop(headline, None)
+        note = ""
+        if value is None or not 0 <= value <= 1:
+            note, value = f"lm-eval's {headline} is {results.get(headline)!r}, no number from 0 to 1", None
+        extracted = first[:LONGEST] if isinstance(first, str) else None
+        return Score(value=value, extracted=extracted, aux=numbers | {"no_answer": float(first == NO_MATCH)}, note=note)
+
+    def size(self) -> None:
+        """Known once lm-eval has loaded its data."""
+
+    def sources(self) -> dict[str, Any]:
+        return self._about
+
+    def notes(self) -> list[str]:
+        return self._notes
+
+    def _describe(self, found: Definition, rows: LocalRows | None, task: Any, revision: str | None) -> None:
+        """Note where the documents came from, for the record and the user."""
+        config, shots = found.config, found.config.num_fewshot or 0
+        self._about = {"num_fewshot": shots}
+        if rows is None:
+            texts = "\n".join(json.dumps(dict(d), sort_keys=True, default=str) for d in task.eval_docs)
+            self._about |= {
+                "task": self.name,
+                "source": "lm-eval",
+                "location": "/".join(str(p) for p in (config.dataset_path, config.dataset_name) if p),
+                "revision": revision or (config.dataset_kwargs or {}).get("revision"),
+                "sha256": hashlib.sha256(texts.encode()).hexdigest(),
+                "rows": len(task.eval_docs),
+            }
+        elif not rows.official:
+            self._marks = ("fewshot-from-asked-rows",)
+            self._notes.append(
+                f"task {show(self.name)}: the data folder has no lm_eval/{found.name}.fewshot.jsonl, so the {shots} "
+                "few-shot examples are other questions of the task itself. Scores are not the official ones."
+            )
+        if left_out := [f["name"] for f in config.filter_list or [] if _is_vote(f)]:
+            names = ", ".join(left_out)
+            self._notes.append(f"task {show(self.name)}: {names} need several answers at once and are left out.")
+
+
+def _load(name: str, found: Definition, rows: LocalRows | None, revision: str | None) -> Any:
+    """lm-eval's task with its data; revision: of a hub data set. Raises SetupError."""
+    from lm_eval.api.task import ConfigurableTask
+
+    try:
+        config = found.resolved()
+        if rows is not None:
+            config |= rows.overrides(config, examples=found.examples)
+        elif revision is not None:
+            config["dataset_kwargs"] = {**(config.get("dataset_kwargs") or {}), "revision": revision}
+        return ConfigurableTask(config=config)
+    except ImportError as error:
+        raise SetupError(f"task {show(name)} needs a package that is not installed ({error}).") from None
+    except Exception as error:  # of the hub, of data that do not fit, of the task's own functions
+        raise (_misfit(name, error) if rows else _no_data(error, name, found)) from None
+
+
+def _misfit(name: str, error: Exception) -> SetupError:
+    what = f"{type(error).__name__}: {show(words(error))}"
+    return SetupError(f"the rows of task {show(name)} do not fit lm-eval's definition of it ({what}).")
+
+
+def _no_data(error: Exception, name: str, found: Definition) -> SetupError:
+    if (error.why if isinstance(error, hub.HubError) else hub.why(error)) == "unreachable":
+        return SetupError(
+            f"task {show(name)} is not on this machine and the hub is unreachable. Run it once on a connected machine "
+            f"(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder that holds lm_eval/{found.name}.jsonl with "
+            "--data or KVBENCH_DATA."
+        )
+    return hub_error(error, name, Manifest(path="", rows=None, hub=str(found.config.dataset_path)))
+
+
+@functools.cache
+def _scorer(name: str, first: bytes) -> Any:
+    """The task as lm-eval made it, but with the first document (pickled) as all its data: enough to score others."""
+    found = definition(name)
+    rows = LocalRows([pickle.loads(first)], None, True)
+    with _as_lm_eval():
+        from lm_eval.api.task import ConfigurableTask
+
+        config = found.resolved()
+        changes = rows.overrides(config, examples=0) | {"process_docs": None, "num_fewshot": 0, "fewshot_config": None}
+        return ConfigurableTask(config=config | changes)
+
+
+def _instance(name: str, doc: Any, text: str) -> Any:
+    """One answer as lm-eval holds it."""
+    from lm_eval.api.instance import Instance
+
+    return Instance(
+        request_type="generate_until", doc=doc, arguments=("", {}), idx=0, metadata=(name, 0, 1), resps=[text]
+    )
+
+
+def _metric(task: Any, name: str) -> str:
+    """The first metric that is a number for each answer and averaged over them. Raises UserError."""
+    from lm_eval.api.registry import get_aggregation
+
+    better = task.higher_is_better()
+    for metric, aggregation in task.aggregation().items():
+        if aggregation is get_aggregation("mean") and better.get(metric, True):
+            return str(metric)
+    listed = ", ".join(map(str, task.aggregation()))
+    raise UserError(
+        f"task {show(name)} has no score for a single answer (its metrics: {listed}); "
+        f"'kvbench lm-eval --tasks {name.partition(':')[2]}' runs it."
+    )
+
+
+def _filters(config: Any, name: str) -> list[Any]:
+    """The task's filters as lm-eval builds them, without votes. Raises UserError when none is left."""
+    from lm_eval.filters import build_filter_ensemble
+
+    listed = config.filter_list or [{"name": "none", "filter": [{"function": "take_first"}]}]
+    made = [
+        build_filter_ensemble(
+            f["name"], [(step["function"], {k: v for k, v in step.items() if k != "function"}) for step in f["filter"]]
+        )
+        for f in listed
+        if not _is_vote(f)
+    ]
+    if not made:
+        raise UserError(f"task {show(name)} scores several answers to a question together, which kvbench does not.")
+    return made
+
+
+def _is_vote(listed: Mapping[str, Any]) -> bool:
+    return any(step["function"] in VOTES for step in listed["filter"])
+
+
+def _number(value: Any) -> float | None:
+    """A finite number of Python or NumPy, or None: metrics of a whole corpus hand over pairs."""
+    try:
+        number = math.nan if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _messages(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    """Stands for a chat template while lm-eval builds prompts: kvbench renders the messages itself, later."""
+    return json.dumps(messages)
+
+
+def _turn(context: str, *, chat: bool) -> Turn:
+    """A prompt of lm-eval: raw text, or the messages of `_messages`."""
+    if not chat:
+        return Turn(question=context)
+    texts = {message["role"]: str(message["content"]) for message in json.loads(context)}
+    return Turn(system=texts.get("system"), question=texts["user"], answer_prefix=texts.get("assistant", ""))
+
+
+@contextlib.contextmanager
+def _as_lm_eval() -> Iterator[None]:
+    """lm-eval's seeds while its code makes documents, and none of its progress bars and notes."""
+    import datasets
+    import numpy as np
+
+    states = random.getstate(), np.random.get_state()
+    random.seed(SEED)
+    np.random.seed(OTHER_SEED)
+    datasets.disable_progress_bars()
+    try:
+        with quiet():
+            yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])

@@ -1,0 +1,63 @@
+"""Base of the mathematics tasks: prompt styles, sampling, and scoring of a final answer in a box.
+
+A task file names its data and sets the class attributes that differ; see ``tasks/aime24.py``. The answer is compared
+by `kvbench.scoring.math`; `score` is math-verify on the whole output, `score_strict` the last box after the thinking
+block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from kvbench.errors import SetupError, show
+from kvbench.scoring.math import score_math
+from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
+from kvbench.taskkit.prompts import STYLES
+
+
+class MathTask(Task):
+    """Mathematics problems with one final answer.
+
+    Class attributes:
+        samples, max_new_tokens: defaults of --samples and --max-new-tokens.
+        integer: every reference is an integer, so the cross-check `int_match` makes sense.
+        column: where the data keep the problem.
+    """
+
+    suite = "math"
+    prompt_styles = tuple(name for name in STYLES if name != "plain")
+    samples: ClassVar[int] = 32
+    max_new_tokens: ClassVar[int] = 32768
+    integer: ClassVar[bool] = False
+    column: ClassVar[str] = "problem"
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        assert self.manifest is not None
+        rows = source.rows(self.name, self.manifest)[:limit]
+        try:
+            return [self._doc(row, style) for row in rows]
+        except KeyError as error:
+            raise SetupError(f"data of task {show(self.name)} have no column {show(error.args[0])}.") from None
+
+    def gen(self, model_type: str) -> GenSpec:
+        """Temperature 0.6 and top-p 0.95 as in the papers; top-k 20 is Qwen3's own advice, off for others."""
+        top_k = 20 if model_type.startswith("qwen3") else 0
+        return GenSpec(
+            n=self.samples, max_new_tokens=self.max_new_tokens, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True
+        )
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        return score_math(output.text, doc.reference, thinking=output.thinking, integer=self.integer)
+
+    def reference(self, row: Mapping[str, Any]) -> str:
+        """The answer as LaTeX or a number. Hub copies hold some as numbers."""
+        return str(row["answer"])
+
+    def meta(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """`category` and whatever else a report may group by."""
+        return {}
+
+    def _doc(self, row: Mapping[str, Any], style: str) -> Doc:
+        turn = STYLES[style].turn(str(row[self.column]))
+        return Doc(doc_id=str(row["id"]), turns=(turn,), reference=self.reference(row), meta=self.meta(row))

@@ -1,0 +1,139 @@
+"""Names of tasks: ``base[/variant][@length]``, and patterns and groups of them.
+
+    get_task("ruler/vt@8k")          # one task
+    expand("longbench")              # every set of a group: ["longbench/narrativeqa", ...]
+    expand("ruler/niah_*@4k")        # by pattern
+
+Case and surrounding blanks do not matter. A length is a number of tokens; ``k`` stands for 1024.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from kvbench.errors import UserError, show
+from kvbench.registry import did_you_mean, tasks
+from kvbench.task import Task
+
+LM_EVAL = "lm_eval:"  # tasks of lm-eval, by their names there
+_NAME = re.compile(r"[^\W.][\w.-]{0,63}")
+_LENGTH = re.compile(r"([1-9][0-9]{0,8})(k?)")
+_ALLOWED = "letters, digits, '-', '_', '.', up to 64"
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    base: str  # registered name
+    variant: str
+    length: str
+
+
+def get_task(name: str) -> Task:
+    """The one task behind a name. Raises UserError."""
+    if name.strip().lower().startswith(LM_EVAL):
+        from kvbench.taskkit.lm_eval_task import LMEvalTask
+
+        return LMEvalTask(name.strip()[len(LM_EVAL) :])
+    parts = _split(name)
+    cls = tasks.get(parts.base)
+    known: tuple[str, ...] = getattr(cls, "variants", ())
+    if parts.variant and parts.variant not in known:
+        hint = did_you_mean(parts.variant, known)
+        raise UserError(f"task {show(parts.base)} has no variant {show(parts.variant)}.{hint} {_listed(known)}")
+    lengths: tuple[int, ...] = getattr(cls, "lengths", ())
+    length = _tokens(parts, name) if parts.length else 0
+    task: Task = cls(parts.variant, length) if lengths else cls(parts.variant) if known else cls()
+    shown = parts.base
+    if parts.variant and (parts.variant != known[0] or getattr(cls, "group", False)):
+        shown += f"/{parts.variant}"
+    task.name = f"{shown}@{task.length}" if lengths else shown
+    return task
+
+
+def expand(name: str) -> list[str]:
+    """The names that one entry of --task stands for: itself, the members of a group, or those that fit a pattern."""
+    if name.strip().lower().startswith(LM_EVAL):
+        return [LM_EVAL + name.strip()[len(LM_EVAL) :]]
+    parts = _split(name)
+    cls = tasks.get(parts.base)
+    known: tuple[str, ...] = getattr(cls, "variants", ())
+    lengths: tuple[int, ...] = getattr(cls, "lengths", ())
+    group = not parts.variant and getattr(cls, "group", False)
+    variants = [parts.variant]
+    if group or "*" in parts.variant:
+        variants = [v for v in known if fnmatch.fnmatchcase(v, parts.variant or "*")]
+        if not variants:
+            raise UserError(f"task {show(parts.base)} has no variant like {show(parts.variant)}. {_listed(known)}")
+    sizes = [f"@{length}" for length in lengths] if parts.length == "*" else [f"@{parts.length}"]
+    return [
+        get_task(f"{parts.base}{variant and '/' + variant}{size if parts.length else ''}").name
+        for size in sizes
+        for variant in variants
+    ]
+
+
+def collapsed(names: Sequence[str]) -> list[str]:
+    """Fewer names that stand for the same tasks: a group's own where all its members are among them."""
+    found = []
+    for name in names:
+        base, at, length = base_name(name), *name.partition("@")[1:]
+        group = f"{base}{at}{length}"
+        members = set() if name.startswith(LM_EVAL) else set(expand(group))
+        whole = name in members and members <= set(names)
+        found.append(group if whole else name)
+    return list(dict.fromkeys(found))
+
+
+def task_names() -> list[str]:
+    """Every task and its variants, as `kvbench list tasks` shows them."""
+    names: list[str] = []
+    for base, cls in tasks.items():
+        group = getattr(cls, "group", False)
+        names += [base, *(f"{base}/{variant}" for variant in getattr(cls, "variants", ())[0 if group else 1 :])]
+    return names
+
+
+def base_name(name: str) -> str:
+    """``ruler`` of ``ruler/vt@8192``: what the task's class is registered under."""
+    return name if name.startswith(LM_EVAL) else re.split("[/@]", name, maxsplit=1)[0]
+
+
+def _split(name: str) -> _Parts:
+    """The parts of a name, its base as registered. Raises UserError for what is no name."""
+    path, at, length = (part.strip() for part in name.strip().lower().partition("@"))
+    base, slash, variant = (part.strip() for part in path.partition("/"))
+    if "*" in base and _NAME.fullmatch(base.replace("*", "x")):
+        raise UserError(
+            f"{show(name)}: '*' stands behind '/' for any text, or alone behind '@' for every length, as in "
+            "ruler/niah_*@*, and nowhere else. 'kvbench list tasks' shows the names."
+        )
+    if not _NAME.fullmatch(base) or (slash and not _NAME.fullmatch(variant.replace("*", "x"))):
+        raise UserError(f"{show(name)} is not a task name ({_ALLOWED}). A task from a file is given with --task-file.")
+    parts = _Parts(tasks.canonical(base) if base.isascii() else tasks.canonical(name), variant, length)
+    if at:
+        _check_length(parts, name)
+    return parts
+
+
+def _check_length(parts: _Parts, name: str) -> None:
+    if not getattr(tasks.get(parts.base), "lengths", ()):
+        raise UserError(f"task {show(parts.base)} takes no length; write it without {show('@' + parts.length)}.")
+    if parts.length != "*" and not _LENGTH.fullmatch(parts.length):
+        raise UserError(
+            f"{show(name)}: {show(parts.length)} is no length. It is a number of tokens, k for 1,024, or * for all "
+            f"that the task lists: {parts.base}@4096, {parts.base}@4k, {parts.base}@*."
+        )
+
+
+def _listed(variants: tuple[str, ...]) -> str:
+    return f"It has {', '.join(variants)}." if variants else "It has none."
+
+
+def _tokens(parts: _Parts, name: str) -> int:
+    found = _LENGTH.fullmatch(parts.length)
+    if found is None:
+        raise UserError(f"{show(name)} names several lengths; give one, such as {parts.base}@4096.")
+    return int(found[1]) * (1024 if found[2] else 1)

@@ -1,0 +1,252 @@
+"""From a document to the model's prompt text and tokens: prompt styles, chat template, thinking switch.
+
+    turn = STYLES["default"].turn(problem)                  # a task builds its documents' turns
+    check_template(tokenizer, task="aime24", chat=True)     # before any work: UserError without a usable template
+    text = render(doc, tokenizer, chat=True, thinking=True)
+    ids = encode(tokenizer, text, chat=True)
+
+The template's text already holds the special tokens, so it is tokenised without adding any (adding them gives Llama and
+DeepSeek tokenizers a second start token). Raw text gets the tokenizer's own special tokens. Templates run only in
+transformers' sandboxed Jinja.
+
+Not covered: few-shot examples, images.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.console.faults import words
+from kvbench.errors import UserError, show
+from kvbench.task import Doc, Turn
+
+INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
+
+_LIGHTEVAL = (
+    "Solve the following math problem efficiently and clearly.  The last line of your response should be of the "
+    "following format: 'Therefore, the final answer is: $\\boxed{ANSWER}$. I hope it is correct' (without quotes) "
+    "where ANSWER is just the final number or expression that solves the problem. Think step by step before answering."
+)
+_SIMPLE_EVALS = (
+    "Solve the following math problem step by step. The last line of your response should be of the form "
+    "Answer: $ANSWER (without quotes) where $ANSWER is the answer to the problem.",
+    'Remember to put your answer on its own line after "Answer:", and you do not need to use a \\boxed command.',
+)
+_FORESIGHTKV = "Please solve the following problem step by step and put the final answer within \\boxed{}."
+_RKV = (
+    "You are given a math problem.\n\nProblem: ",
+    "\n\n You need to solve the problem step by step. First, you need to provide the chain-of-thought, "
+    "then provide the final answer."
+    "\n\n Provide the final answer in the format: Final answer:  \\boxed{}",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a problem is put to the model. `chat` False: raw text, whatever the task's default."""
+
+    name: str
+    turn: Callable[[str], Turn]
+    chat: bool
+    note: str
+
+
+STYLES = {
+    style.name: style
+    for style in (
+        Style(
+            "default",
+            lambda p: Turn(question=f"{p}\n\n{INSTRUCTION}"),
+            True,
+            "problem, blank line, instruction; no system message",
+        ),
+        Style(
+            "gkv", lambda p: Turn(question=p, system=INSTRUCTION), True, "the same instruction as system message (G-KV)"
+        ),
+        Style(
+            "foresightkv",
+            lambda p: Turn(question=f"{_FORESIGHTKV}\n{p}"),
+            True,
+            "instruction before the problem (ForesightKV)",
+        ),
+        Style(
+            "rkv", lambda p: Turn(question=f"{_RKV[0]}{p}{_RKV[1]}"), False, "raw text without a chat template (R-KV)"
+        ),
+        Style(
+            "lighteval",
+            lambda p: Turn(question=f"{_LIGHTEVAL}\n\n{p}"),
+            True,
+            "'Therefore, the final answer is: ...' (lighteval)",
+        ),
+        Style(
+            "simple_evals",
+            lambda p: Turn(question=f"{_SIMPLE_EVALS[0]}\n\n{p}\n\n{_SIMPLE_EVALS[1]}"),
+            True,
+            "'Answer: ...' on the last line (simple-evals)",
+        ),
+        Style(
+            "lm_eval",
+            lambda p: Turn(question=f"Question: {p}\nAnswer:"),
+            False,
+            "'Question: ... Answer:' as raw text (lm-eval)",
+        ),
+        Style("plain", lambda p: Turn(question=p), True, "the problem alone"),
+    )
+}
+
+
+def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool:
+    """Whether prompts go through the chat template, from the task's default, the style and --no-chat-template."""
+    raw = style in STYLES and not STYLES[style].chat  # other styles are a task's own
+    return chat and not raw and not no_chat_template
+
+
+def load_template(path: str | Path) -> str:
+    """The text of a --chat-template file. Raises UserError when it cannot be read, or is no Jinja."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"chat template {show(path)} is not UTF-8 (offset {error.start}).") from None
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"cannot read chat template {show(path)}: {getattr(error, 'strerror', None) or error}."
+        ) from None
+    _check_syntax(text, str(path))
+    return text
+
+
+def _check_syntax(text: str, origin: str) -> None:
+    import jinja2
+
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
+    except jinja2.TemplateSyntaxError as error:
+        if "unknown tag" not in str(error.message):  # transformers has tags of its own
+            raise UserError(f"chat template {show(origin)[1:-1]}, line {error.lineno}: {error.message}.") from None
+
+
+def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:
+    """The template in force, or None; a run's record holds its hash."""
+    if chat_template is not None:
+        return chat_template
+    try:
+        text = tokenizer.get_chat_template()
+    except (ValueError, AttributeError):  # no template, or several of which none is the default
+        return None
+    return str(text) if text else None
+
+
+def check_template(
+    tokenizer: Any, *, task: str, chat: bool, chat_template: str | None = None, origin: str | None = None
+) -> None:
+    """Raises UserError when a chat prompt could not be rendered. `origin` names the template's file."""
+    if not chat:
+        return
+    if template_text(tokenizer, chat_template) is None:
+        model = getattr(tokenizer, "name_or_path", "") or "this model"
+        raise UserError(
+            f"the tokenizer of {show(model)} has no chat template and task {show(task)} needs one. "
+            "Pass --chat-template FILE or --no-chat-template."
+        )
+    _apply(tokenizer, [{"role": "user", "content": "1 + 1 = ?"}], None, chat_template, origin)
+
+
+def render(
+    doc: Doc,
+    tokenizer: Any,
+    *,
+    chat: bool,
+    thinking: bool | None = None,
+    chat_template: str | None = None,
+    origin: str | None = None,
+    answers: tuple[str, ...] = (),
+) -> str:
+    """The text of the prompt of the turn after `answers`: turn by turn, with the answers so far between them.
+
+    The answer prefix follows the assistant header, so that the model continues it.
+    """
+    turns = doc.turns[: len(answers) + 1]
+    if not chat:
+        system = f"{turns[0].system}\n\n" if turns[0].system else ""
+        parts = [turn.user + turn.answer_prefix + answer for turn, answer in zip(turns, [*answers, ""])]
+        return system + "\n\n".join(parts)
+    messages = [{"role": "system", "content": turns[0].system}] if turns[0].system else []
+    for turn, answer in zip(turns, answers):
+        messages.append({"role": "user", "content": turn.user})
+        messages.append({"role": "assistant", "content": turn.answer_prefix + answer})
+    messages.append({"role": "user", "content": turns[-1].user})
+    return _apply(tokenizer, messages, thinking, chat_template, origin) + turns[-1].answer_prefix
+
+
+def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
+    """Token ids of a rendered prompt."""
+    ids = tokenizer(text, add_special_tokens=not chat, return_attention_mask=False)["input_ids"]
+    return [int(i) for i in ids]
+
+
+def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tuple[list[int], int]:
+    """Token ids as of `encode`, and how many of them end within the turn's context or before it.
+
+    Raises UserError when the text does not hold the turn as it is (a template may change it), or when the tokenizer
+    does not say where its tokens lie.
+    """
+    end = _context_end(text, turn)
+    if not getattr(tokenizer, "is_fast", False):
+        raise UserError(
+            "the tokenizer does not say which text a token covers, so the end of the context is unknown; "
+            "use --compress query-aware."
+        )
+    found = tokenizer(text, add_special_tokens=not chat, return_attention_mask=False, return_offsets_mapping=True)
+    ids, offsets = [int(i) for i in found["input_ids"]], found["offset_mapping"]
+    leading = next((i for i, (_, stop) in enumerate(offsets) if stop > end), len(ids))
+    return ids, leading
+
+
+def _context_end(text: str, turn: Turn) -> int:
+    """Where the context ends in a rendered prompt. Templates often strip blanks from both ends of a turn."""
+    user, lead = turn.user.strip(), len(turn.user) - len(turn.user.lstrip())
+    place = text.rfind(user)
+    if place < 0:
+        raise UserError(
+            "the chat template changes the prompt's text, so the end of the context cannot be found; "
+            "use --compress query-aware or another --chat-template."
+        )
+    return place + len(turn.context) - lead
+
+
+def effective_thinking(
+    tokenizer: Any, thinking: bool | None, *, chat: bool, chat_template: str | None = None
+) -> bool | None:
+    """Whether outputs will hold a thinking block, for scoring: None when the template knows of none.
+
+    A prompt that ends inside an open block thinks whatever was asked for (R1 distills have no switch).
+    """
+    text = template_text(tokenizer, chat_template) if chat else None
+    if text is None or "think" not in text:
+        return None
+    prompt = _apply(tokenizer, [{"role": "user", "content": "1 + 1 = ?"}], thinking, chat_template, None)
+    opened, closed = prompt.rfind("<think>"), prompt.rfind("</think>")
+    if opened > closed:
+        return True
+    return thinking if closed < 0 else False  # a closed block in the prompt: the empty one of "thinking off"
+
+
+def _apply(
+    tokenizer: Any, messages: list[dict[str, str]], thinking: bool | None, chat_template: str | None, origin: str | None
+) -> str:
+    import jinja2
+
+    switch = {} if thinking is None else {"enable_thinking": thinking}
+    name = origin or ("of the tokenizer" if chat_template is None else "from --chat-template")
+    try:
+        text = tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True, chat_template=chat_template, **switch
+        )
+    except jinja2.TemplateSyntaxError as error:
+        raise UserError(f"chat template {name}, line {error.lineno}: {error.message}.") from None
+    except Exception as error:  # raise_exception(...), an undefined name, a sandbox refusal: a template is a program
+        raise UserError(f"chat template {name} fails: {show(words(error) or type(error).__name__)}.") from None
+    return str(text)

@@ -1,0 +1,129 @@
+"""The model as tasks and prompts know it: a tokenizer, a template and a length, no weights.
+
+reader = ModelReader(tokenizer=tokenizer, model_type="qwen3", context=32768, chat=True)
+reader.count("some text")
+reader.cut(turn, 7500)             # the first and last 3750 tokens of a turn's text
+talk = Talk(doc, reader, thinking=False, keep=True)
+talk.follow(("first answer",))     # what the model reads after its first answer
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvbench.records import FollowUp
+from kvbench.scoring.boxed import after_thinking
+from kvbench.task import Doc, Turn
+from kvbench.taskkit import prompts
+
+ANSWER = "An answer."  # stands for one where only the template's own text matters
+THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelReader:
+    """See `kvbench.task.Reader`. `chat`: prompts go through the template; `origin` names the template's file."""
+
+    tokenizer: Any
+    model_type: str
+    context: int
+    chat: bool
+    template: str | None = None
+    origin: str | None = None
+
+    def count(self, text: str) -> int:
+        found = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return len(found["input_ids"])
+
+    def last_id(self, text: str) -> int:
+        """The last token of a text without special tokens."""
+        return int(self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"][-1])
+
+    def wrapping(self, *, thinking: bool | None = None) -> int:
+        """Tokens around a user's text, those at its seams included."""
+        word = "word"
+        doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
+        return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
+
+    def text(self, doc: Doc, *, thinking: bool | None, answers: tuple[str, ...] = ()) -> str:
+        """The prompt of the turn after these answers."""
+        return prompts.render(
+            doc,
+            self.tokenizer,
+            chat=self.chat,
+            thinking=thinking,
+            chat_template=self.template,
+            origin=self.origin,
+            answers=answers,
+        )
+
+    def ids(self, text: str) -> list[int]:
+        return prompts.encode(self.tokenizer, text, chat=self.chat)
+
+    def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
+        """A turn of at most `limit` tokens, its first and last half, and how many tokens are gone.
+
+        As LongBench's pred.py does it: on the text before any chat template, with the tokenizer's special tokens
+        counted. The question stays whole where the last half holds it.
+        """
+        ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
+        if len(ids) <= limit:
+            return turn, 0
+        half = limit // 2
+        kept = "".join(self.tokenizer.decode(part, skip_special_tokens=True) for part in (ids[:half], ids[-half:]))
+        context = kept.removesuffix(turn.question)
+        question = turn.question if len(context) < len(kept) else kept
+        return replace(turn, context=context if question is not kept else "", question=question), len(ids) - 2 * half
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """The later turns of a document, for `kvbench.records.Request`.
+
+    With `keep` the model goes on from its cache where the template only appends to what was read; otherwise, and where
+    a template changes earlier turns (many drop the thinking block), each turn is a new prompt.
+    """
+
+    doc: Doc
+    reader: ModelReader
+    thinking: bool | None  # the template's switch
+    keep: bool
+    thinks: bool | None = None  # whether answers hold a thinking block; None: unknown
+
+    @property
+    def mode(self) -> str:
+        """The row column `multi_turn_cache`."""
+        if not self.keep:
+            return "reset"
+        return "keep" if all(self._appended(n) for n in range(1, len(self.doc.turns))) else "reset (template)"
+
+    def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
+        if len(answers) >= len(self.doc.turns):
+            return None
+        if self.mode == "keep":
+            appended = self._appended(len(answers)) or ""
+            return FollowUp(ids=tuple(prompts.encode(self.reader.tokenizer, appended, chat=True)), fresh=False)
+        said = tuple(after_thinking(answer, self.thinks) for answer in answers)
+        text = self.reader.text(self.doc, thinking=self.thinking, answers=said)
+        return FollowUp(ids=tuple(self.reader.ids(text)), fresh=True)
+
+    def tokens(self) -> int:
+        """Tokens of the later turns, answers apart."""
+        empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in self._turns()]
+        return self.reader.count(empty[-1]) - self.reader.count(empty[0])
+
+    def _turns(self) -> range:
+        return range(len(self.doc.turns))
+
+    def _appended(self, turn: int) -> str | None:
+        """The template's text between the answer before this turn and the next one; None when it is not appended."""
+        appended = None
+        for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):
+            said = (answer,) * turn
+            before = self.reader.text(self.doc, thinking=self.thinking, answers=said[1:]) + answer
+            whole = self.reader.text(self.doc, thinking=self.thinking, answers=said)
+            if not whole.startswith(before):
+                return None
+            appended = whole.removeprefix(before)
+        return appended

@@ -1,0 +1,71 @@
+"""Common words extraction: a numbered list in which ten words appear more often than the others, after one example."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cached_property
+
+from kvbench.taskkit.ruler.fit_length import Room, largest, shuffled
+from kvbench.taskkit.ruler.material import Material
+from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
+
+COMMON = 10
+STEP = 10
+SAMPLE = 4096  # words of the draw that tells how many tokens a word takes
+
+
+@dataclass(kw_only=True)
+class CommonWords:
+    room: Room
+    material: Material
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(SEED)
+        long = self.room.asked >= 4096
+        self.repeats = (30, 3) if long else (6, 1)  # of common and of other words
+        self.example = (40, (10, 3)) if long else (20, (3, 1))  # words, and their repeats
+
+    def rows(self, n: int) -> list[Row]:
+        room = self.room
+        per_word = room.count(self.draw(SAMPLE).text) / SAMPLE
+        high = max(int(room.length // per_word) * 2, 2 * STEP)
+        size = largest(lambda s: room.tokens(self.draw(s)) <= room.length, STEP, high) or STEP
+        rows = []
+        for _ in range(n):
+            prompt, tokens = room.fit(self.draw, size, STEP)
+            rows.append(Row(prompt=prompt, tokens=tokens + room.wrapping))
+        return rows
+
+    def draw(self, size: int) -> Prompt:
+        """A prompt with `size` different words."""
+        family = FAMILIES["cwe"]
+        words, repeats = self.example
+        example = family.fill(*self._list(words, repeats))
+        prompt = family.fill(*self._list(size, self.repeats))
+        return Prompt(
+            context=f"{example.text} {_numbered(example.outputs)}\n{prompt.context}",
+            question=prompt.question,
+            answer_prefix=prompt.answer_prefix,
+            outputs=prompt.outputs,
+        )
+
+    def _list(self, size: int, repeats: tuple[int, int]) -> tuple[str, list[str]]:
+        """A numbered list and its common words."""
+        pool = self._words if size <= len(self._words) else self._more_words
+        drawn = self.random.sample(pool, size)
+        common, others = drawn[:COMMON], drawn[COMMON:]
+        return _numbered(shuffled(common * repeats[0] + others * repeats[1])), common
+
+    @cached_property
+    def _words(self) -> list[str]:
+        lists = (self.material.words(name) for name in ("nounlist", "adjectivelist", "verblist"))
+        return shuffled(sorted({word for words in lists for word in words}))
+
+    @cached_property
+    def _more_words(self) -> list[str]:
+        return self.material.english_words()
+
+
+def _numbered(words: list[str] | tuple[str, ...]) -> str:
+    return " ".join([f"{number}. {word}" for number, word in enumerate(words, start=1)])

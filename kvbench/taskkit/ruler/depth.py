@@ -1,0 +1,107 @@
+"""A needle at a given depth of a haystack: the grid of lengths and depths known as "needle in a haystack".
+
+The haystack is a run of sentences from some point of a text that begins anew where it ends. The needle goes to the
+sentence boundary nearest to the depth, measured in characters.
+"""
+
+from __future__ import annotations
+
+import random
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import accumulate
+
+from kvbench.taskkit.ruler.fit_length import Room, haystack_size
+from kvbench.taskkit.ruler.material import Material
+from kvbench.taskkit.ruler.niah import NOISE
+from kvbench.taskkit.ruler.recipes import Prompt, Row
+
+DEPTHS = tuple(range(0, 101, 10))  # per cent
+STEP = 10  # sentences
+NEEDLE = "The special magic number is: {key}."
+KEY_PROMPT = (
+    "A special magic number is hidden within the following text. Make sure to memorize it. I will quiz you about the "
+    "number afterwards.\n",
+    "What is the special magic number mentioned in the provided text?",
+    " The special magic number mentioned in the provided text is",
+)
+# Of LLMTest_NeedleInAHaystack (Greg Kamradt, MIT licence).
+SANDWICH = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
+SANDWICH_WORDS = ("eat a sandwich", "Dolores Park", "sunny day")
+SANDWICH_PROMPT = (
+    "",
+    "What is the best thing to do in San Francisco? Don't give information outside the document or repeat your "
+    "findings.",
+    "",
+)
+
+
+@dataclass(kw_only=True)
+class Grid:
+    """Prompts of one length. `essays`: the haystack is essays, otherwise RULER's noise sentences. `sandwich`: the
+    needle is the sentence about San Francisco, otherwise a random number of seven digits.
+    """
+
+    room: Room
+    material: Material
+    essays: bool
+    sandwich: bool
+
+    def __post_init__(self) -> None:
+        self._sizes = cache(self._size)
+
+    def row(self, depth: int, number: int) -> Row:
+        """The prompt of needle `number` at a depth in per cent."""
+        prompt, tokens = self.room.fit(lambda size: self._prompt(depth, number, size), self._sizes(number), 1)
+        before = self.room.count(prompt.user[: prompt.user.find(prompt.outputs[0])])
+        return Row(prompt=prompt, tokens=tokens + self.room.wrapping, needle_at=before)
+
+    def _size(self, number: int) -> int:
+        room = self.room
+        return haystack_size(
+            lambda size: room.count(self._prompt(0, number, size).text),
+            length=room.length,
+            extra=room.new_tokens,
+            step=STEP,
+        )
+
+    def _prompt(self, depth: int, number: int, size: int) -> Prompt:
+        hay = self._hay(number, size)
+        place = boundary(hay, depth)
+        key = str(random.Random(f"niah-{self.room.asked}-{depth}-{number}").randint(10**6, 10**7 - 1))
+        needle = SANDWICH if self.sandwich else NEEDLE.format(key=key)
+        before, question, prefix = SANDWICH_PROMPT if self.sandwich else KEY_PROMPT
+        return Prompt(
+            context=before + " ".join([*hay[:place], needle, *hay[place:]]) + ("\n\n" if self.sandwich else "\n"),
+            question=question,
+            answer_prefix=prefix,
+            outputs=SANDWICH_WORDS if self.sandwich else (key,),
+            cluster=f"hay-{self._start(number)}",
+        )
+
+    def _hay(self, number: int, size: int) -> list[str]:
+        start, text = self._start(number), self._sentences
+        turns = -(-(start + size) // len(text))
+        return (text * turns)[start : start + size]
+
+    def _start(self, number: int) -> int:
+        """Where haystack `number` begins."""
+        if self.essays:
+            return random.Random(f"niah-{number}").randrange(len(self._sentences))
+        return number % len(self._sentences)
+
+    @cached_property
+    def _sentences(self) -> list[str]:
+        if not self.essays:
+            return [f"{sentence}." for sentence in NOISE.removesuffix(".").split(". ")]
+        return self.material.sentences(" ".join(self.material.essays().split()))
+
+
+def boundary(sentences: Sequence[str], depth: float) -> int:
+    """How many sentences come before the boundary nearest to `depth` per cent of the text; the earlier of two."""
+    ends = [0, *accumulate(len(sentence) + 1 for sentence in sentences)]
+    wanted = ends[-1] * depth / 100
+    after = bisect_left(ends, wanted)
+    return after if after == 0 or ends[after] - wanted < wanted - ends[after - 1] else after - 1

@@ -1,0 +1,38 @@
+"""Rows of any subtask."""
+
+from __future__ import annotations
+
+from kvbench.errors import UserError, show
+from kvbench.taskkit.ruler.cwe import CommonWords
+from kvbench.taskkit.ruler.fit_length import Room
+from kvbench.taskkit.ruler.fwe import FrequentWords
+from kvbench.taskkit.ruler.material import Material
+from kvbench.taskkit.ruler.niah import Needles
+from kvbench.taskkit.ruler.qa import QuestionAnswering
+from kvbench.taskkit.ruler.recipes import SUBTASKS, Row
+from kvbench.taskkit.ruler.vt import VariableTracking
+
+
+def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]:
+    """The first `n` rows of a subtask.
+
+    Raises:
+        UserError: the length is too small, or there are fewer than `n` questions.
+        SetupError: words, essays or documents cannot be had.
+    """
+    if room.length <= room.new_tokens:
+        raise room.too_short()
+    if not room.count("word"):  # such a tokenizer is an empty one, and nothing would ever be long enough
+        raise UserError(f"task {show(room.name)}: the tokenizer makes no tokens of a word.")
+    recipe = SUBTASKS[subtask]
+    match recipe.family:
+        case "niah":
+            return Needles(room=room, material=material, **recipe.settings).rows(n)
+        case "vt":
+            return VariableTracking(room=room).rows(n)
+        case "cwe":
+            return CommonWords(room=room, material=material).rows(n)
+        case "fwe":
+            return FrequentWords(room=room).rows(n)
+        case _:
+            return QuestionAnswering(room=room, material=material, **recipe.settings).rows(n)

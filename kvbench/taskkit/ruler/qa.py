@@ -1,0 +1,116 @@
+"""Question answering: the documents that answer a question among others of the same set."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+from kvbench.errors import SetupError, UserError, show
+from kvbench.taskkit.ruler.fit_length import Room, haystack_size, shuffled
+from kvbench.taskkit.ruler.material import Material
+from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
+
+STEP = 10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """`own` documents answer it; `near` are of the same article and come before all others."""
+
+    query: str
+    outputs: list[str]
+    own: list[int]
+    near: list[int] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class QuestionAnswering:
+    room: Room
+    material: Material
+    documents: str
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(SEED)
+
+    def rows(self, n: int) -> list[Row]:
+        room = self.room
+        known = len(self._set[0])
+        if n > known:
+            raise UserError(f"task {show(room.name)} has {known} questions; --limit {n} is too many.")
+        size = haystack_size(
+            lambda s: room.count(self.draw(0, s).text), length=room.length, extra=room.new_tokens, step=STEP
+        )
+        rows = []
+        for index in range(n):
+            prompt, tokens = room.fit(partial(self.draw, index), size, STEP)
+            rows.append(Row(prompt=prompt, tokens=tokens + room.wrapping))
+        return rows
+
+    def draw(self, index: int, size: int) -> Prompt:
+        """A question among `size` documents. Raises ValueError when its own are more."""
+        questions, documents = self._set
+        question = questions[index]
+        if size >= len(documents):
+            chosen = (documents * -(-size // len(documents)))[:size]
+        else:
+            chosen = [documents[i] for i in self._choose(question, size, len(documents))]
+        listed = [f"Document {number}:\n{text}" for number, text in enumerate(shuffled(chosen), start=1)]
+        return FAMILIES["qa"].fill(
+            "\n\n".join(listed),
+            question.outputs,
+            cluster=f"{self.documents}-{question.own[0]}" if len(question.own) == 1 else "",
+            query=question.query,
+        )
+
+    def _choose(self, question: Question, size: int, known: int) -> list[int]:
+        more = size - len(question.own)
+        if more <= len(question.near):
+            return question.own + self.random.sample(question.near, more)
+        taken = {*question.own, *question.near}
+        others = [i for i in range(known) if i not in taken]
+        return question.own + question.near + self.random.sample(others, max(0, more - len(question.near)))
+
+    @cached_property
+    def _set(self) -> tuple[list[Question], list[str]]:
+        try:
+            return squad(self.material.squad()) if self.documents == "squad" else hotpotqa(self.material.hotpotqa())
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise SetupError(
+                f"data of task {show(self.room.name)} have not the form of {self.documents} "
+                f"({type(error).__name__}: {show(error)})."
+            ) from None
+
+
+def squad(data: dict[str, Any]) -> tuple[list[Question], list[str]]:
+    """Answerable questions and all paragraphs of a SQuAD 2.0 file."""
+    documents = sorted({paragraph["context"] for article in data["data"] for paragraph in article["paragraphs"]})
+    number = {text: i for i, text in enumerate(documents)}
+    questions = []
+    for article in data["data"]:
+        article_numbers = [number[paragraph["context"]] for paragraph in article["paragraphs"]]
+        for own, paragraph in zip(article_numbers, article["paragraphs"]):
+            questions += [
+                Question(
+                    query=asked["question"],
+                    outputs=[answer["text"] for answer in asked["answers"]],
+                    own=[own],
+                    near=[i for i in article_numbers if i != own],
+                )
+                for asked in paragraph["qas"]
+                if not asked["is_impossible"]
+            ]
+    return questions, documents
+
+
+def hotpotqa(data: list[dict[str, Any]]) -> tuple[list[Question], list[str]]:
+    """Questions and all paragraphs of a HotpotQA distractor file."""
+    paragraphs = [[f"{title}\n{''.join(sentences)}" for title, sentences in row["context"]] for row in data]
+    documents = sorted({text for row in paragraphs for text in row})
+    number = {text: i for i, text in enumerate(documents)}
+    questions = [
+        Question(query=row["question"], outputs=[row["answer"]], own=[number[text] for text in own])
+        for row, own in zip(data, paragraphs)
+    ]
+    return questions, documents

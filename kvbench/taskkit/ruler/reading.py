@@ -1,0 +1,46 @@
+"""Between a task and the generators: the room that the model gives, and documents of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvbench.errors import UserError, show
+from kvbench.task import Doc, Task, Turn
+from kvbench.taskkit.ruler.counts import TokenCounts, cache_file
+from kvbench.taskkit.ruler.fit_length import Room
+from kvbench.taskkit.ruler.recipes import Row
+
+
+@contextmanager
+def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
+    """Room for prompts of `task.length` tokens without thinking. Raises UserError when the model cannot hold them."""
+    reader = task.reader
+    if reader is None:
+        raise UserError(f"task {show(task.name)} makes its prompts with a model's tokenizer and was given none.")
+    if task.length > reader.context:
+        raise UserError(
+            f"task {show(task.name)} makes prompts of {task.length} tokens; the model's context is {reader.context}. "
+            f"Take a shorter length, such as @{2 ** (reader.context.bit_length() - 1)}."
+        )
+    with TokenCounts(reader.count, cache_file(reader.tokenizer, task.variant, task.length)) as count:
+        yield Room(
+            name=task.name,
+            asked=task.length,
+            wrapping=reader.wrapping(thinking=False),
+            new_tokens=new_tokens,
+            count=count,
+        )
+
+
+def document(doc_id: str, row: Row, category: str) -> Doc:
+    """A document of one turn."""
+    prompt = row.prompt
+    turn = Turn(context=prompt.context, question=prompt.question, answer_prefix=prompt.answer_prefix)
+    meta = {"category": category} | ({} if row.needle_at is None else {"needle_at": row.needle_at})
+    return Doc(doc_id=doc_id, turns=(turn,), reference=prompt.outputs, meta=meta, cluster_id=prompt.cluster)
+
+
+def place_of_needle(doc: Doc) -> dict[str, float]:
+    """Tokens before the first answer (NVIDIA's `token_position_answer`), where the answer is one needle's."""
+    return {"needle_at": float(doc.meta["needle_at"])} if "needle_at" in doc.meta else {}

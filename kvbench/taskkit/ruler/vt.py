@@ -1,0 +1,88 @@
+"""Variable tracking: one chain of assignments among noise, after an example with a short chain of its own.
+
+The example is drawn once, with names of three letters, and renamed for every row.
+"""
+
+from __future__ import annotations
+
+import random
+import string
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from kvbench.errors import UserError, show
+from kvbench.taskkit.ruler.fit_length import Room, haystack_size
+from kvbench.taskkit.ruler.niah import NOISE
+from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
+
+HOPS = 4
+EXAMPLE_LENGTH = 500  # tokens
+EXAMPLE_VALUE = "12345"
+
+
+@dataclass(kw_only=True)
+class VariableTracking:
+    room: Room
+
+    def __post_init__(self) -> None:
+        import numpy as np
+
+        self.random = random.Random(SEED)
+        self.numbers = np.random.RandomState(SEED)  # values of variables; the rest is drawn from `random`
+
+    def rows(self, n: int) -> list[Row]:
+        room = self.room
+        example = self._example()
+        step = 10 if room.asked >= 4096 else 5
+        size = haystack_size(
+            lambda s: room.count(self.draw(s).text),
+            length=room.length,
+            extra=room.new_tokens + room.count(example),
+            step=step,
+        )
+        rows = []
+        for _ in range(n):
+            prompt, tokens = room.fit(lambda s: self._after(example, self.draw(s)), size, step)
+            rows.append(Row(prompt=prompt, tokens=tokens + room.wrapping))
+        return rows
+
+    def draw(self, size: int, *, example: bool = False) -> Prompt:
+        """A prompt with `size` noise sentences. Raises ValueError when they are fewer than the chain's links."""
+        names: list[str] = []
+        while len(names) <= HOPS:
+            name = self._name(3 if example else 5)
+            if name not in names:  # the official generator breaks off at a doublet, which is rare
+                names.append(name)
+        value = EXAMPLE_VALUE if example else self._value()
+        chain = [f"VAR {names[0]} = {value}"]
+        chain += [f"VAR {later} = VAR {earlier} " for earlier, later in pairwise(names)]
+        lines = [NOISE] * size
+        for i, place in enumerate(sorted(self.random.sample(range(size), len(chain)))):
+            lines.insert(place + i, chain[i])
+        context = "\n".join(lines).replace(". \n", ".\n")
+        return FAMILIES["vt"].fill(context, names, query=value, count=HOPS + 1)
+
+    def _example(self) -> str:
+        room = replace(self.room, asked=EXAMPLE_LENGTH, new_tokens=0)
+        size = haystack_size(lambda s: room.count(self.draw(s, example=True).text), length=room.length, extra=0, step=5)
+        try:
+            prompt, _ = room.fit(lambda s: self.draw(s, example=True), size, 5)
+        except UserError:
+            raise UserError(
+                f"task {show(room.name)} needs an example of at most {EXAMPLE_LENGTH} tokens; "
+                "with this tokenizer the shortest is longer."
+            ) from None
+        return f"{prompt.text} {' '.join(prompt.outputs)}\n"
+
+    def _after(self, example: str, prompt: Prompt) -> Prompt:
+        """The prompt behind the example with new names and a new value."""
+        for name in example.split()[-HOPS - 1 :]:
+            example = example.replace(name, self._name(len(name)))
+        example = example.replace(EXAMPLE_VALUE, self._value())
+        return replace(prompt, context=f"{example}\n{prompt.context}")
+
+    def _name(self, letters: int) -> str:
+        return "".join(self.random.choices(string.ascii_uppercase, k=letters))
+
+    def _value(self) -> str:
+        return str(self.numbers.randint(10000, 99999))

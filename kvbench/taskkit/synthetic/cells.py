@@ -1,0 +1,96 @@
+"""The named settings of the synthetic tasks, and the score that needs no skill.
+
+    cell = CELLS["orbit-300"]
+    problem = cell.generate(HELD_OUT + i)
+    score = cell.score(problem, output_text)
+    floor(cell.knobs, budget=64, interval=32)
+
+Budgets are the ones at which methods were seen to differ; they are a suggestion, nothing enforces them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from kvbench.taskkit.synthetic import chain, lookup, walk
+from kvbench.taskkit.synthetic.problem import HELD_OUT, Problem, Score
+
+Knobs = walk.Knobs | chain.Knobs | lookup.Knobs
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One task setting with a name."""
+
+    name: str
+    task: str  # walk, chain or lookup
+    knobs: Knobs
+    budgets: tuple[int, ...]
+    note: str
+
+    def generate(self, seed: int) -> Problem:
+        return generate(seed, self.knobs)
+
+    def score(self, problem: Problem, output: str) -> Score:
+        return _SCORERS[self.task](problem, output)
+
+
+_SCORERS = {"walk": walk.score, "chain": chain.score, "lookup": lookup.score}
+
+
+def generate(seed: int, knobs: Knobs) -> Problem:
+    """The problem of whichever task these knobs belong to."""
+    if isinstance(knobs, chain.Knobs):
+        return chain.generate(seed, knobs)
+    return lookup.generate(seed, knobs) if isinstance(knobs, lookup.Knobs) else walk.generate(seed, knobs)
+
+
+def _cells() -> Iterator[Cell]:
+    digits, lines = walk.Digits, walk.Lines
+    yield Cell("orbit-300", "walk", digits(n_steps=300), (48, 64, 96), "ten facts, read again and again")
+    yield Cell("orbit-300f", "walk", digits(n_steps=300, n_filler=8), (48, 64, 96, 128), "with filler in the prompt")
+    yield Cell("orbit-100", "walk", digits(n_steps=100), (64,), "short, for smoke tests")
+    yield Cell("lines-30", "walk", lines(n_lines=30), (64, 96, 192), "hard: a fact is read about every 150 tokens")
+    eight = lookup.Knobs(n_facts=16, n_ask=8, n_filler=12)
+    yield Cell("lookup-8", "lookup", eight, (64, 96), "eight keys at once")
+    yield Cell("lookup-1", "lookup", replace(eight, n_ask=1), (48, 64), "one key: for methods that act on the prompt")
+    four = chain.Knobs(n_facts=4, n_steps=4, n_distract=6, n_filler=8)
+    yield Cell("chain-4", "chain", four, (96, 128), "a plan that is read once")
+    yield Cell("chain-8", "chain", replace(four, n_facts=6, n_steps=8, n_filler=10), (192, 256), "a longer plan")
+
+
+CELLS = {cell.name: cell for cell in _cells()}
+
+
+def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
+    """Tokens generated from an uncut cache.
+
+    A prompt over the budget is cut right after its prefill, any other cache at the first whole interval of generated
+    tokens at which it holds more than the budget. The token whose forward pass brings the cut still comes from the
+    whole cache, hence the 1.
+    """
+    if n_prompt > budget:
+        return 1
+    intervals = (budget - n_prompt) // interval + 1
+    return intervals * interval + 1
+
+
+def floor(knobs: Knobs, budget: int, interval: int) -> float:
+    """Partial score below which no method can fall for lack of facts: the share of steps written before any eviction.
+
+    Print it beside a table, or report (partial - floor) / (1 - floor).
+    """
+    problem = generate(HELD_OUT, knobs)
+    free = first_eviction(len(problem.prompt_pieces), budget, interval)
+    per_step = (len(problem.trace_pieces) - _tail_pieces(problem)) // len(problem.steps)
+    return min(1.0, free // per_step / len(problem.steps))
+
+
+def _tail_pieces(problem: Problem) -> int:
+    """How many of the last trace pieces spell the tail."""
+    count = length = 0
+    while length < len(problem.tail):
+        count += 1
+        length += len(problem.trace_pieces[-count])
+    return count

@@ -1,0 +1,97 @@
+"""`chain`: a plan of additions in the prompt, worked off line by line; every plan line is read exactly once, later.
+
+    problem = chain.generate(seed, chain.Knobs(n_facts=6, n_steps=8, n_distract=6, n_filler=10))
+    chain.score(problem, output)
+
+A test of foresight: past attention says nothing about which plan line comes next, or points at lines already used up.
+Right for methods that predict the future, unfair as the only task for methods that look back.
+
+Sums are digit by digit without carry, unless the knob `carry` is set (mod 100; the shipped model never saw that).
+The last plan line is the word "Answer", so that the stop is looked up and not counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvbench.taskkit.synthetic.draft import Draft, number, spread
+from kvbench.taskkit.synthetic.draw import Draw
+from kvbench.taskkit.synthetic.problem import ANSWER, FACT, FORM, PLAN, RESULT, Problem, Score, boxed, right_steps, said
+from kvbench.taskkit.synthetic.vocabulary import LABELS, NAMES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    n_facts: int = 4
+    n_steps: int = 4
+    n_distract: int = 6  # facts that no step uses
+    n_filler: int = 8
+    p_prev: float = 0.6  # the first operand is the result before
+    p_old: float = 0.5  # the second operand is an older result
+    s0: int = 1  # label of the first step
+    carry: bool = False
+
+    def __post_init__(self) -> None:
+        if self.n_facts < 2 or self.n_steps < 1 or min(self.n_distract, self.n_filler) < 0:
+            raise ValueError(f"chain needs n_facts >= 2, n_steps >= 1 and no negative counts, not {self}")
+        if self.n_facts + self.n_distract + self.n_steps > len(NAMES):
+            raise ValueError(f"n_facts + n_distract + n_steps must be at most {len(NAMES)}, the number of names")
+        if not 1 <= self.s0 <= len(LABELS) - self.n_steps:
+            raise ValueError(f"s0 must be 1 to {len(LABELS) - self.n_steps} with n_steps={self.n_steps}, not {self.s0}")
+
+
+def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
+    draw = Draw("chain", seed)
+    n_known = knobs.n_facts + knobs.n_distract
+    names = draw.sample(NAMES, n_known + knobs.n_steps)
+    facts, results = names[: knobs.n_facts], names[n_known:]
+    value = {name: draw.below(100) for name in names[:n_known]}
+    labels = LABELS[knobs.s0 - 1 :]
+
+    plan: list[tuple[str, str, str]] = []
+    for done, result in enumerate(results):
+        first = results[done - 1] if done and draw.chance(knobs.p_prev) else draw.pick(facts)
+        old = [name for name in results[:done] if name != first]
+        given = [name for name in facts if name != first]
+        second = draw.pick(old if old and draw.chance(knobs.p_old) else given)
+        plan.append((first, second, result))
+        value[result] = _plus(value[first], value[second], knobs.carry)
+
+    draft = Draft()
+    rows = [(f" {name}", *number(value[name]), ",") for name in draw.shuffled(names[:n_known])]
+    draft.ask(" Facts", ":", *spread(rows, knobs.n_filler, draw), "\n", "Plan", ":")
+    for label, (first, second, result) in zip(labels, plan, strict=False):
+        draft.ask(label, f" {first}", " +", f" {second}", " =", f" {result}", ".")
+    stop = labels[knobs.n_steps]
+    draft.ask(stop, " Answer", ".", "\n", "Think", ":")
+
+    for label, (first, second, result) in zip(labels, plan, strict=False):
+        draft.write(FORM, label)
+        draft.write(PLAN, f" {first}")
+        draft.write(FORM, " +")
+        draft.write(PLAN, f" {second}")
+        draft.write(FORM, " =")
+        draft.write(PLAN, f" {result}")
+        draft.write(FORM, ";", f" {first}")
+        draft.write(FACT, *number(value[first]))
+        draft.write(FORM, " +", f" {second}")
+        draft.write(FACT, *number(value[second]))
+        draft.write(FORM, " =", f" {result}")
+        draft.write(RESULT, *number(value[result]))
+        draft.write(FORM, ".")
+        draft.end_step()
+    draft.write(FORM, stop)
+    draft.write(ANSWER, " Answer")
+    draft.box(*number(value[results[-1]]))
+    return draft.finish(f"{value[results[-1]]:02d}")
+
+
+def _plus(a: int, b: int, carry: bool) -> int:
+    return (a + b) % 100 if carry else (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
+
+
+def score(problem: Problem, output: str) -> Score:
+    """exact: the boxed answer is right. partial: share of steps that stand word for word before the first wrong one."""
+    text = said(output)
+    answer = boxed(text)
+    return Score(float(answer == problem.answer), right_steps(problem, text) / len(problem.steps), answer)

@@ -1,0 +1,83 @@
+"""Building a problem piece by piece.
+
+    draft = Draft()
+    draft.ask(" Facts", ":", ...)                # the prompt
+    draft.write(FACT, " 4", "2"); draft.end_step()   # the trace
+    draft.finish(answer="42")
+
+Every piece must be one token of the vocabulary; `vocabulary.ids` and a test insist on it, this file does not check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvbench.taskkit.synthetic.draw import Draw
+from kvbench.taskkit.synthetic.problem import ANSWER, FORM, Problem
+from kvbench.taskkit.synthetic.vocabulary import OPENING, PLACES
+
+FIRST = "#"  # every prompt begins with the same token: models park idle attention on the first one
+
+
+@dataclass(slots=True)
+class Draft:
+    """A problem under construction."""
+
+    prompt: list[str] = field(default_factory=lambda: [FIRST])
+    trace: list[str] = field(default_factory=list)
+    kinds: list[str] = field(default_factory=list)
+    ends: list[int] = field(default_factory=list)  # trace positions behind the last piece of each step
+
+    def ask(self, *pieces: str) -> None:
+        self.prompt += pieces
+
+    def write(self, kind: str, *pieces: str) -> None:
+        self.trace += pieces
+        self.kinds += [kind] * len(pieces)
+
+    def end_step(self) -> None:
+        self.ends.append(len(self.trace))
+
+    def box(self, *pieces: str) -> None:
+        self.write(FORM, " \\", "boxed", "{")
+        self.write(ANSWER, *pieces)
+        self.write(FORM, "}")
+
+    def finish(self, answer: str) -> Problem:
+        starts = [0, *self.ends[:-1]]
+        return Problem(
+            prompt="".join(self.prompt),
+            trace="".join(self.trace),
+            answer=answer,
+            steps=tuple("".join(self.trace[start:end]) for start, end in zip(starts, self.ends, strict=True)),
+            tail="".join(self.trace[self.ends[-1] :]),
+            prompt_pieces=tuple(self.prompt),
+            trace_pieces=tuple(self.trace),
+            trace_kinds=tuple(self.kinds),
+        )
+
+
+def number(value: int) -> tuple[str, str]:
+    """A two-digit number as its tens piece and its units piece."""
+    return f" {value // 10}", str(value % 10)
+
+
+def filler(draw: Draw) -> tuple[str, ...]:
+    """A seven-token sentence that means nothing to any task."""
+    words = [*(draw.pick(choices) for choices in OPENING), "the", draw.pick(PLACES)]
+    return *(f" {word}" for word in words), "."
+
+
+def spread(facts: Iterable[tuple[str, ...]], n_filler: int, draw: Draw) -> list[str]:
+    """Facts in their order, with filler sentences at random gaps before, between and behind them."""
+    rows = list(facts)
+    gaps = [0] * (len(rows) + 1)
+    for _ in range(n_filler):
+        gaps[draw.below(len(gaps))] += 1
+    pieces: list[str] = []
+    for gap, row in zip(gaps, [*rows, ()], strict=True):
+        for _ in range(gap):
+            pieces += filler(draw)
+        pieces += row
+    return pieces

@@ -1,0 +1,62 @@
+"""`lookup`: many facts, then a question that names some of them; the trace lists their values.
+
+    problem = lookup.generate(seed, lookup.Knobs(n_facts=16, n_ask=8, n_filler=12))
+    lookup.score(problem, output)
+
+Plain retrieval from the prompt: the question's own attention shows what is needed. With `n_ask` above a handful the
+budget must hold many facts at once. It says nothing about long generation; that is `walk`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from kvbench.taskkit.synthetic.draft import Draft, number, spread
+from kvbench.taskkit.synthetic.draw import Draw
+from kvbench.taskkit.synthetic.problem import FACT, FORM, PLAN, Problem, Score, said
+from kvbench.taskkit.synthetic.vocabulary import NAMES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    n_facts: int = 16
+    n_ask: int = 8
+    n_filler: int = 12
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_ask <= self.n_facts <= len(NAMES):
+            raise ValueError(f"lookup needs 1 <= n_ask <= n_facts <= {len(NAMES)}, not {self.n_ask} and {self.n_facts}")
+        if self.n_filler < 0:
+            raise ValueError(f"n_filler must not be negative, not {self.n_filler}")
+
+
+def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
+    draw = Draw("lookup", seed)
+    facts = {name: draw.below(100) for name in draw.sample(NAMES, knobs.n_facts)}
+    asked = draw.sample(list(facts), knobs.n_ask)
+    draft = Draft()
+    rows = [(f" {name}", *number(value), ",") for name, value in facts.items()]
+    draft.ask(" Facts", ":", *spread(rows, knobs.n_filler, draw), "\n")
+    draft.ask("Ask", ":", *(f" {name}" for name in asked), "?", "\n", "Think", ":")
+    for name in asked:
+        draft.write(PLAN, f" {name}")
+        draft.write(FACT, *number(facts[name]))
+        draft.write(FORM, ",")
+        draft.end_step()
+    return draft.finish(_listed([(name, f"{facts[name]:02d}") for name in asked]))
+
+
+def score(problem: Problem, output: str) -> Score:
+    """exact: the trace, word for word. partial: share of asked keys whose first given value is right, in any order."""
+    text = said(output)
+    given: dict[str, str] = {}
+    for name, value in re.findall(r" ([a-z]+) ([0-9]{2}),", text):
+        given.setdefault(name, value)
+    right = sum(given.get(step[1:-4]) == step[-3:-1] for step in problem.steps)
+    answer = _listed(list(given.items())) if given else None
+    return Score(float(text == problem.trace), right / len(problem.steps), answer)
+
+
+def _listed(pairs: list[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in pairs)

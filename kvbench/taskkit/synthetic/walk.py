@@ -1,0 +1,161 @@
+"""`walk`: a short prompt with ten facts, a long trace in which every step needs one of them again.
+
+    problem = walk.generate(seed, walk.Digits(n_steps=300))        # or walk.Lines(n_lines=30)
+    walk.score(problem, output)                                    # Score(exact, partial, answer)
+
+`Digits`: x[n+1] = (x[n-2] + v[x[n]]) mod 10 until the last three digits are 0 0 0. Values never stand in the trace, so
+the prompt is their only source, and each is read about every tenth token: attention tells what to keep.
+`Lines`: a register grows by the fact that its last digit names. Each line restates the fact it uses, so recency is a
+good policy there, and no attention-based method gets far above random.
+
+The answer is the number of steps or lines. The model is never told it and stops where the rule says; the scorer counts.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from itertools import pairwise
+
+from kvbench.taskkit.synthetic.draft import Draft, number, spread
+from kvbench.taskkit.synthetic.draw import Draw
+from kvbench.taskkit.synthetic.problem import ANSWER, FACT, FORM, PLAN, RESULT, STEP, Problem, Score, right_steps, said
+from kvbench.taskkit.synthetic.vocabulary import NAMES, REGISTER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digits:
+    """One digit a step. The shipped model was trained on 8 to 500 steps and 0 to 8 filler sentences."""
+
+    n_steps: int = 300
+    n_filler: int = 0
+    shuffle: bool = True  # facts in random order instead of sorted by key
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_steps <= 900:  # of 1,000 states; longer cycles are too rare to wait for
+            raise ValueError(f"n_steps must be 1 to 900, not {self.n_steps}")
+        if self.n_filler < 0:
+            raise ValueError(f"n_filler must not be negative, not {self.n_filler}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """One addition a line. The shipped model was trained on 2 to 64 lines, up to 4 fillers and 4 distractors."""
+
+    n_lines: int = 30
+    n_filler: int = 0
+    n_distract: int = 0  # facts without an index, never used
+    shuffle: bool = True
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.n_lines <= 90:  # 100 states
+            raise ValueError(f"n_lines must be 1 to 90, not {self.n_lines}")
+        if self.n_filler < 0 or not 0 <= self.n_distract <= len(NAMES) - 10:
+            raise ValueError(f"n_filler must not be negative and n_distract must be 0 to {len(NAMES) - 10}, not {self}")
+
+
+Knobs = Digits | Lines
+
+
+def generate(seed: int, knobs: Knobs = Digits()) -> Problem:
+    return _digits(seed, knobs) if isinstance(knobs, Digits) else _lines(seed, knobs)
+
+
+def _digits(seed: int, knobs: Digits) -> Problem:
+    draw = Draw("walk-digits", seed)
+    values, walk = _cycle_through_000(knobs.n_steps, draw)
+    keys = draw.shuffled(range(10)) if knobs.shuffle else list(range(10))
+    facts = [(f" {key}", str(values[key]), ",") for key in keys]
+    draft = Draft()
+    draft.ask(" Facts", ":", *spread(facts, knobs.n_filler, draw), "\n")
+    draft.ask("Ask", ":", " 0", " 0", " 0", "?", "\n", "Think", ":", *(f" {digit}" for digit in walk[:3]))
+    for digit in walk[3:]:
+        draft.write(STEP, f" {digit}")
+        draft.end_step()
+    draft.write(ANSWER, " Answer")
+    draft.box(*number(0))
+    return draft.finish(str(knobs.n_steps))
+
+
+def _cycle_through_000(n_steps: int, draw: Draw) -> tuple[list[int], list[int]]:
+    """Values v, and the digits (three to start, then `n_steps`) of a walk to 0 0 0 that does not meet it before.
+
+    (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n], x[n+1]) is a permutation of 1,000 states whatever v is, so the walk back
+    from 000 is unique, and on a cycle longer than the walk no state comes twice: nothing to copy from a period before.
+    """
+    while True:
+        values = [draw.below(10) for _ in range(10)]
+        back = [0, 0, 0]  # newest first
+        for n in range(n_steps + 3):
+            # x[n-2] = x[n+1] - v[x[n]]: `back` ends in ..., x[n+1], x[n], x[n-1]
+            back.append((back[-3] - values[back[-2]]) % 10)
+            if n < n_steps + 2 and back[-1] == back[-2] == back[-3] == 0:
+                break
+        else:
+            return values, back[n_steps + 2 :: -1]
+
+
+def _lines(seed: int, knobs: Lines) -> Problem:
+    draw = Draw("walk-lines", seed)
+    values, walk = _cycle_through_00(knobs.n_lines, draw)
+    names = draw.sample(NAMES, 10 + knobs.n_distract)
+    facts: list[tuple[str, ...]] = [(f" {i}", f" {names[i]}", *number(value), ",") for i, value in enumerate(values)]
+    facts += [(f" {name}", *number(draw.below(100)), ",") for name in names[10:]]
+    if knobs.shuffle:
+        facts = draw.shuffled(facts)
+    register = f" {REGISTER}"
+    draft = Draft()
+    draft.ask(" Facts", ":", *spread(facts, knobs.n_filler, draw), "\n")
+    draft.ask("Ask", ":", register, *number(0), "?", "\n", "Think", ":", register, *number(walk[0]), "\n")
+    for state, after in pairwise(walk):
+        index = state % 10
+        draft.write(PLAN, f" {index}")
+        draft.write(FACT, f" {names[index]}")
+        draft.write(FORM, ";", register)
+        draft.write(PLAN, *number(_swapped(state)))
+        draft.write(FORM, " +")
+        draft.write(PLAN, f" {names[index]}")
+        draft.write(FACT, *number(values[index]))
+        draft.write(FORM, " =", register)
+        draft.write(RESULT, *number(after))
+        draft.write(FORM, "\n")
+        draft.end_step()
+    draft.write(ANSWER, " Answer")
+    draft.box(*number(0))
+    return draft.finish(str(knobs.n_lines))
+
+
+def _swapped(value: int) -> int:
+    return value % 10 * 10 + value // 10
+
+
+def _plus(a: int, b: int) -> int:
+    """Digit by digit, without carry."""
+    return (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
+
+
+def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
+    """Values and the `n_lines + 1` register states of a walk that ends in 00 and meets it nowhere before.
+
+    The register's digits are swapped before a fact is added: without it the last digit alone would run through a cycle
+    of about three facts. With it, and with u + tens(v[u]) a permutation of the digits, a step permutes all 100 states.
+    """
+    while True:
+        values = [(target - u) % 10 * 10 + draw.below(10) for u, target in enumerate(draw.shuffled(range(10)))]
+        cycle = [0]
+        while (after := _plus(_swapped(cycle[-1]), values[cycle[-1] % 10])) != 0:
+            cycle.append(after)
+        if len(cycle) > n_lines:
+            return values, [*cycle[len(cycle) - n_lines :], 0]
+
+
+def score(problem: Problem, output: str) -> Score:
+    """exact: stopped after the right number of steps with the true tail. partial: share of steps before an error.
+
+    A wrong walk may stop at the right step, so `exact` has a chance level of 0.01 to 0.05; `partial` tells them apart.
+    """
+    text = said(output)
+    head, stopped, rest = text.partition(" Answer")
+    count = head.count("\n") if "\n" in problem.steps[0] else len(re.findall(r" [0-9]", head))
+    exact = stopped and stopped + rest == problem.tail and count == len(problem.steps)
+    return Score(float(bool(exact)), right_steps(problem, text) / len(problem.steps), str(count) if stopped else None)

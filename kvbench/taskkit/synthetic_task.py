@@ -1,0 +1,54 @@
+"""Base of the three tasks for the built-in model: problems from a generator, raw text, greedy, scored without a worker.
+
+A cell (``orbit-300``) is a setting of the generator and a variant of its task. Problem i has the seed 10^9 + i, which
+training never draws. Budgets and what each cell shows: `kvbench.taskkit.synthetic.cells`.
+"""
+
+from __future__ import annotations
+
+from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task, Turn
+from kvbench.taskkit.synthetic import cells
+from kvbench.taskkit.synthetic.problem import HELD_OUT
+
+PROBLEMS = 128  # without --limit; more are generated on demand
+SLACK = 16  # tokens beyond the true trace (in the built-in model's tokens), so that a missed stop shows
+
+
+def cell_names(task: str) -> tuple[str, ...]:
+    """The cells of a task, its default first."""
+    return tuple(cell.name for cell in cells.CELLS.values() if cell.task == task)
+
+
+class SyntheticTask(Task):
+    """Problems of one cell. `score` is the exact match, `score_partial` the share of steps or keys that are right."""
+
+    suite = "synthetic"
+    headline = "score_partial"
+    cheap_score = True
+
+    @property
+    def cell(self) -> cells.Cell:
+        return cells.CELLS[self.variant]
+
+    def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
+        return [self._doc(HELD_OUT + i) for i in range(PROBLEMS if limit is None else limit)]
+
+    def gen(self, model_type: str) -> GenSpec:
+        return GenSpec(max_new_tokens=len(self.cell.generate(HELD_OUT).trace_pieces) + SLACK, chat=False)
+
+    def score(self, doc: Doc, output: Output) -> Score:
+        exact, partial, answer = self.cell.score(self.cell.generate(doc.meta["seed"]), output.text)
+        return Score(value=exact, partial=partial, extracted=answer, aux={"no_answer": float(answer is None)})
+
+    def size(self) -> None:
+        """As many as --limit asks for, `PROBLEMS` without it."""
+
+    def floor(self, budget: int, interval: int) -> float:
+        return cells.floor(self.cell.knobs, budget, interval)
+
+    def _doc(self, seed: int) -> Doc:
+        problem = self.cell.generate(seed)
+        facts, line_end, rest = problem.prompt.partition("\n")  # the facts, then what is asked of them
+        turn = Turn(context=facts + line_end, question=rest)
+        meta = {"category": self.variant, "seed": seed}
+        return Doc(doc_id=f"{self.variant}-{seed}", turns=(turn,), reference=problem.answer, meta=meta)

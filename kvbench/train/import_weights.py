@@ -1,0 +1,230 @@
+"""Published gates and scorers, read without running anything in them, and written as weights of kvbench.
+
+Read are safetensors, and pickles by `torch.load(weights_only=True)`, which makes tensors and nothing else. Only the
+tensors of gates or scorers are taken; of a checkpoint that holds the whole model the rest stays on disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from kvbench.engine.model.weights import Base, model_fields, save_weights
+from kvbench.errors import SetupError, UserError, show
+from kvbench.eviction.learned import Sizes, misfit
+from kvbench.eviction.terms import published_checkpoints
+from kvbench.eviction.terms.foresight import COUNT, Features, scorer_shapes
+from kvbench.eviction.terms.gates import Gate, form_of
+from kvbench.eviction.terms.published_checkpoints import Layers
+
+PICKLES = (".pth", ".pt", ".bin")
+KINDS = ("trimkv", "retention", "foresightkv")
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """What was written: the file, its card, and the options with which the method takes it."""
+
+    path: Path
+    card: dict[str, Any]
+    options: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The tensors of a checkpoint's gates or scorers, the files that they come from, and its configuration if any."""
+
+    layers: Layers
+    files: list[Path]
+    config: dict[str, Any]
+
+
+def import_weights(
+    source: Path, kind: str, config: Mapping[str, Any], base_model: str, folder: Path, gate: Gate | None = None
+) -> Imported:
+    """Convert a published checkpoint for a model.
+
+    Args:
+        source: a file, or a folder with files and perhaps a ``config.json``.
+        kind: one of KINDS.
+        config: of the model that the weights are for, as in its ``config.json``; `base_model`: its name.
+        folder: where the weights and their card go.
+        gate: which gate it is, where neither names nor sizes nor the checkpoint's configuration tell.
+
+    Raises:
+        SetupError: the source cannot be read, or holds no weights for this model.
+        UserError: it does not say which gate it is.
+    """
+    module = published_checkpoints.SCORER if kind == "foresightkv" else published_checkpoints.GATE
+    found, model = read(source, module), model_fields(config)
+    if kind == "foresightkv":
+        tensors, options = _scorer(found, model)
+        about: dict[str, Any] = dict(options)
+    else:
+        tensors, options, about = _gates(found, model, gate)
+    made = {
+        "how": "imported",
+        "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in found.files},
+        **about,
+    }
+    path = folder / f"{kind}.safetensors"
+    return Imported(path, save_weights(path, kind, tensors, Base(name=base_model, config=config), made=made), options)
+
+
+def read(source: Path, module: str) -> Checkpoint:
+    """The tensors of every layer that belong to a gate or a scorer (`GATE` and `SCORER` of `published_checkpoints`).
+
+    Raises SetupError.
+    """
+    if not source.exists():
+        raise SetupError(f"{show(source)} does not exist.")
+    folder = source if source.is_dir() else source.parent
+    candidates = [source] if source.is_file() else _candidates(folder)
+    tensors: dict[tuple[int, str], torch.Tensor] = {}
+    used = []
+    for file in candidates:
+        part = _safetensors(file, module) if file.suffix == ".safetensors" else _pickle(file, module)
+        if part:
+            used.append(file)
+            tensors |= part
+    if not tensors:
+        raise SetupError(f"{show(source)} holds no tensors named '...layers.N.self_attn.{module}...'.")
+    layers = _layers(source, module, tensors)
+    for i, layer in enumerate(layers):
+        if {n: t.shape for n, t in layer.items()} != {n: t.shape for n, t in layers[0].items()}:
+            raise SetupError(f"{show(source)}: the tensors of layer {i} are not those of layer 0.")
+    return Checkpoint(layers, used, _config(folder / "config.json"))
+
+
+def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.Tensor]) -> Layers:
+    """The tensors of each layer, in float32. Raises SetupError for a layer that is missing, or a tensor of no use."""
+    layers: dict[int, dict[str, torch.Tensor]] = {}
+    for (at, name), tensor in tensors.items():
+        if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
+            raise SetupError(
+                f"{show(source)}: tensor {show(name)} of layer {at} is {list(tensor.shape)}, which no {module} has."
+            )
+        layers.setdefault(at, {})[name] = tensor.float()
+    lacking = [i for i in range(len(layers)) if i not in layers]
+    if lacking:
+        raise SetupError(f"{show(source)}: layer {max(layers)} has tensors, but layer {lacking[0]} has none.")
+    return [layers[i] for i in range(len(layers))]
+
+
+def _candidates(folder: Path) -> list[Path]:
+    """Safetensors if there are any, else pickles."""
+    files = sorted(folder.glob("*.safetensors")) or sorted(f for f in folder.iterdir() if f.suffix in PICKLES)
+    if not files:
+        raise SetupError(f"{show(folder)} holds no safetensors and no {', '.join(PICKLES)} files.")
+    return files
+
+
+def _safetensors(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
+    try:
+        with safe_open(file, framework="pt") as opened:
+            names = published_checkpoints.wanted(opened.keys(), module)
+            return {place: opened.get_tensor(name) for name, place in names.items()}
+    except (OSError, SafetensorError) as error:
+        raise SetupError(f"{show(file)} cannot be read: {error}") from None
+
+
+def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
+    try:
+        loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
+    except Exception as error:  # a pickle is a program, and raises whatever its steps lead to
+        raise SetupError(f"{show(file)} {_refused(error)}; nothing of it was run.") from None
+    if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
+        loaded = loaded["state_dict"]
+    if not isinstance(loaded, Mapping):
+        raise SetupError(f"{show(file)} holds no table of tensors.")
+    tensors = {name: x for name, x in loaded.items() if isinstance(name, str) and isinstance(x, torch.Tensor)}
+    return {place: tensors[name].clone() for name, place in published_checkpoints.wanted(tensors, module).items()}
+
+
+def _refused(error: Exception) -> str:
+    """Why torch would not read a pickle, in our words: its own advise to run what is in it."""
+    if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return f"holds more than tensors (it asks for {show(found[1])})"
+    if isinstance(error, OSError):
+        return f"cannot be read ({error.strerror or error})"
+    return f"holds more than tensors, or is damaged ({type(error).__name__})"
+
+
+def _config(file: Path) -> dict[str, Any]:
+    """A checkpoint's configuration, the fields of its text part on top; empty where there is none."""
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    if not isinstance(config, dict):
+        return {}
+    text = config.get("text_config")
+    return config | text if isinstance(text, dict) else config
+
+
+def _gates(
+    found: Checkpoint, model: Sizes, gate: Gate | None
+) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, Any]]:
+    layer, config = found.layers[0], found.config
+    kinds = published_checkpoints.gate_kinds(layer)
+    if not kinds:
+        raise SetupError(f"no known gate has the tensors {', '.join(sorted(layer))}.")
+    activation = config.get("hidden_act", "silu")
+    if activation != "silu":
+        raise SetupError(f"the gate's activation is {show(activation)}; only silu gates are served.")
+    _same_heads("gate", len(found.layers), len(layer["bias"]), model)
+    if len(kinds) > 1:
+        kinds = [kind for kind in kinds if kind in (gate, config.get("retention_gate"))] or _by_size(layer, model)
+    if len(kinds) != 1:
+        raise UserError("the gate reads hidden states (rg) or keys and values (rg2), of one size here: give --gate.")
+    tensors = published_checkpoints.gates(found.layers, kinds[0])
+    form = form_of(tensors)
+    assert form is not None
+    if why := form.misfit(tensors, model):
+        raise SetupError(f"gate weights do not fit the model: {why}.")
+    about = {"gate": form.gate, "tie": form.tie, "width": form.width}
+    about |= {name: config[name] for name in ("base_model", "memory_size", "global_capacity") if name in config}
+    return tensors, {}, about
+
+
+def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
+    """rg reads the hidden state, rg2 keys and values of all heads."""
+    inputs = layer["linear1.weight"].shape[1]
+    sizes: dict[Gate, int] = {
+        "rg": model["hidden_size"],
+        "rg2": 2 * model["num_key_value_heads"] * model["head_dim"],
+    }
+    return [gate for gate, size in sizes.items() if size == inputs]
+
+
+def _scorer(found: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    layers = [{n: t for n, t in layer.items() if n not in published_checkpoints.UNUSED} for layer in found.layers]
+    if layers[0].keys() != published_checkpoints.SCORERS.keys():
+        raise SetupError(f"no known scorer has the tensors {', '.join(sorted(layers[0]))}.")
+    _same_heads("scorer", len(layers), len(layers[0]["fc1.weight"]), model)
+    tensors = published_checkpoints.scorer(layers)
+    inputs, hidden = tensors["w1"].shape[2:]
+    fits: dict[int, Features] = {scorer_shapes(f, model)["w1"][2]: f for f in COUNT}
+    if inputs not in fits:
+        wanted = " or ".join(f"{size} ({features})" for size, features in fits.items())
+        raise SetupError(f"scorer weights read {inputs} numbers an entry; for this model it must be {wanted}.")
+    if why := misfit(tensors, scorer_shapes(fits[inputs], model, hidden)):
+        raise SetupError(f"scorer weights do not fit the model: {why}.")
+    return tensors, {"features": fits[inputs]}
+
+
+def _same_heads(what: str, layers: int, heads: int, model: Sizes) -> None:
+    wanted = model["num_hidden_layers"], model["num_key_value_heads"]
+    if (layers, heads) != wanted:
+        raise SetupError(
+            f"{what} weights are for {layers} layers x {heads} heads; the model has {wanted[0]} x {wanted[1]}."
+        )

@@ -1,0 +1,182 @@
+"""Training of `duo`: which heads need their whole cache, by gradient descent on what the model loses without it.
+
+A number alpha for each KV head mixes, in the query heads of its group,
+
+    out = alpha full + (1 - alpha) streaming       streaming: the first `sinks` and the newest `recent` keys
+    loss = mean over answer rows of (h - h')^2 + reg mean |alpha|
+
+where h and h' are the last layer's hidden states with full attention everywhere and with the mixture, on texts whose
+answer stands far back (DuoAttention, arXiv 2410.10819, section 2.3). Alpha begins at 1 and is held in [0, 1]; the
+penalty pulls every head down, the texts hold up those that are needed. Nothing else is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import checkpoint
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from kvbench.config.parsers import BadValue
+from kvbench.engine.attention.geometry import check_evicts, for_lengths
+from kvbench.engine.attention.interface import AttentionCall, causal_bias, grouped_attention, route
+from kvbench.engine.model.load import LoadedModel
+from kvbench.errors import SetupError, UserError
+from kvbench.train.head_data import Example
+from kvbench.train.recipe import Recipe, Settings, drawing
+from kvbench.train.sparse_pass import recomputed
+
+LARGE = 100_000_000  # parameters of a model from which on its layers are run again for the gradient
+ROWS = 1024  # queries that attend at once
+
+
+class DuoRecipe(Recipe):
+    """Alpha from examples; `settings.more`: sinks, recent, reg.
+
+    Held out: `loss`; `deviation`, its first part; `alpha`, the mean; and `half`, the deviation when the half of the
+    heads with the smallest alpha streams and the others do not, which is how the method uses the numbers.
+    """
+
+    name, kind, figure = "duo", "duo", "loss"
+
+    def __init__(
+        self, loaded: LoadedModel, settings: Settings, examples: Sequence[Example], held_out: Sequence[Example]
+    ) -> None:
+        super().__init__(settings)
+        heads = {g.kv_heads for g in loaded.geometry}
+        if len(heads) > 1:
+            raise SetupError("layers of this model differ in KV heads; one table cannot hold them.")
+        self.loaded, self.examples, self.test = loaded, examples, held_out
+        self.sinks, self.recent = int(settings.more["sinks"]), int(settings.more["recent"])
+        for option, value, least in (("sinks", self.sinks, 0), ("recent", self.recent, 1)):
+            if value < least:
+                raise UserError(BadValue(f"at least {least}", str(value)).sentence(f"--opt {option}"))
+        self.reg = float(settings.more["reg"])
+        loaded.model.requires_grad_(False)
+        longest = max(len(example.ids) for example in (*examples, *held_out))
+        geometry = for_lengths(loaded.geometry, longest)
+        check_evicts(geometry, longest)
+        # Layers with a sliding window stay as they are. Should shorter sequences make them evict, they keep all.
+        self.layers = [g.index for g in geometry if g.evicts]
+        size = sum(p.numel() for p in loaded.model.parameters())
+        self.again = size >= LARGE and any(isinstance(m, GradientCheckpointingLayer) for m in loaded.model.modules())
+        self.alpha = torch.ones(len(self.layers), heads.pop(), device=loaded.device, requires_grad=True)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return {"alpha": self.alpha}
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        table = torch.ones(len(self.loaded.geometry), self.alpha.shape[1])
+        table[self.layers] = self.alpha.detach().cpu()
+        return {"alpha": table}
+
+    @torch.no_grad()
+    def after_step(self) -> None:
+        self.alpha.clamp_(0, 1)
+
+    def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
+        generator = drawing(self.settings.seed, step)
+        order = torch.randint(0, len(self.examples), (self.settings.batch,), generator=generator).tolist()[share]
+        deviation = torch.stack([self._deviation(self.examples[i], self.alpha) for i in order]).mean()
+        size = self.alpha.abs().mean()
+        return deviation + self.reg * size, {"deviation": float(deviation.detach()), "alpha": float(size.detach())}
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        rank = self.alpha.flatten().argsort(stable=True).argsort(stable=True).view_as(self.alpha)
+        half = (rank >= self.alpha.numel() // 2).to(self.alpha.dtype)
+        soft, hard = (
+            float(torch.stack([self._deviation(example, alpha) for example in self.test]).mean())
+            for alpha in (self.alpha, half)
+        )
+        size = float(self.alpha.mean())
+        return {"loss": soft + self.reg * size, "deviation": soft, "alpha": size, "half": hard}
+
+    def card(self) -> dict[str, Any]:
+        return {
+            "examples": len(self.examples),
+            "held_out": len(self.test),
+            "tokens": sum(len(example.ids) for example in self.examples),
+        }
+
+    def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:
+        """Mean square of what the mixture changes in the last hidden states of the rows that write the answer.
+
+        Its gradient has been taken when it comes back, and of all it was computed from nothing is left in memory.
+        """
+        with torch.no_grad(), self._mixing({}):
+            full = self._hidden(example)
+        with self._mixing(dict(zip(self.layers, alpha))), recomputed(self.loaded.model, self.again):
+            deviation = (self._hidden(example) - full).square().mean()
+            if not deviation.requires_grad:
+                return deviation
+            (slope,) = torch.autograd.grad(deviation, [alpha])  # runs layers again, so inside the block
+        return deviation.detach() + ((alpha - alpha.detach()) * slope).sum()
+
+    def _mixing(self, alpha: dict[int, torch.Tensor]) -> AbstractContextManager[None]:
+        """alpha: [Hk] of the layers that mix."""
+        return route(self.loaded.model, _Mixture(alpha, self.sinks, self.recent))
+
+    def _hidden(self, example: Example) -> torch.Tensor:
+        """[rows, D] after the last layer and its norm, float32."""
+        device = self.loaded.device
+        out = self.loaded.model.get_decoder()(
+            input_ids=torch.tensor([example.ids], device=device),
+            position_ids=torch.arange(len(example.ids), device=device)[None],
+            attention_mask=None,
+            past_key_values=None,
+            use_cache=False,
+        )
+        hidden: torch.Tensor = out.last_hidden_state[0, list(example.rows)]
+        return hidden.float()
+
+
+class _Mixture:
+    """An attention handler: full attention, and streaming attention for the rest that alpha leaves to it.
+
+    Of more than `ROWS` queries only one block's masks and probabilities are held: a gradient computes them again.
+    """
+
+    def __init__(self, alpha: dict[int, torch.Tensor], sinks: int, recent: int) -> None:
+        self.alpha, self.sinks, self.recent = alpha, sinks, recent
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        n = call.key.shape[2]
+        again = n > ROWS and torch.is_grad_enabled()
+        parts = []
+        for first in range(0, n, ROWS):
+            last = min(first + ROWS, n)
+            tensors = call.query[:, :, first:last], call.key[:, :, :last], call.value[:, :, :last]
+            rows = partial(self._rows, call, first)
+            parts.append(checkpoint(rows, *tensors, use_reentrant=False) if again else rows(*tensors))
+        return torch.cat(parts, dim=1)
+
+    def _rows(
+        self, call: AttentionCall, first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        """[1, t, Hq, Dv] of t queries from position `first` on."""
+        last = key.shape[2]
+        rows, keys = (torch.arange(start, last, device=key.device) for start in (first, 0))
+        full = _attend(call, query, key, value, causal_bias(rows, keys, call.window, query.dtype))
+        if call.layer not in self.alpha:
+            return full
+        seen = (keys < self.sinks) | (keys > first - self.recent)  # by any of the rows
+        keys = keys[seen]
+        old = (rows[:, None] - keys >= self.recent) & (keys >= self.sinks)
+        bias = causal_bias(rows, keys, call.window, query.dtype).masked_fill(old, float("-inf"))
+        streaming = _attend(call, query, key[:, :, seen], value[:, :, seen], bias)
+        alpha = self.alpha[call.layer]
+        share = alpha.repeat_interleave(query.shape[1] // len(alpha)).to(full.dtype)[:, None]  # [Hq, 1]
+        return share * full + (1 - share) * streaming
+
+
+def _attend(
+    call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    return grouped_attention(
+        query, key, value, bias[None, None], scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
+    )

@@ -1,0 +1,194 @@
+"""Second stage of `foresightkv`: group relative policy optimisation over evictions (arXiv 2602.03203).
+
+An answer is read G times; every reading's evictions are the method's own draw with the scorer as it is. A reading is
+rewarded by how little worse the model predicts the answer than with the full cache. With d the loss that eviction adds
+to a token, over tokens of the answer that come after the first eviction (low: the 80% at which the full cache has the
+least entropy; high: the others), `reward` is
+
+    squared    - mean over low of d^2 [d > 1.5]      the paper's own
+    large      - mean over low of d [d > 1.5]
+    low        - mean over low of d
+    high       - mean over high of d
+    all        - mean over all of d
+
+    A_g   = (R_g - mean of R) / (standard deviation of R + 1e-8)
+    loss  = policy loss of A_g and log softmax(phi) at the entries that went, over layers, heads, evictions and entries
+            (`kvbench.eviction.terms.objectives`), with the divergence from the scorer that training began with
+
+The softmax is over all entries that compete: not the exact probability of a draw without replacement among the worst,
+but what the released code takes for it. Every draw is learned from once, so that the ratio of the policy loss is 1 and
+its clip never binds. The model is not trained.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.weights import card_path, find, load_weights
+from kvbench.errors import UserError, show
+from kvbench.eviction.terms.foresight import drop_scores
+from kvbench.eviction.terms.objectives import advantages, chosen_log_probs, policy_loss
+from kvbench.registry import methods
+from kvbench.train.foresight_scorer import TrainedScorer
+from kvbench.train.foresight_states import Reading, batch, check_settings, evictions_of, usable
+from kvbench.train.recipe import Recipe, Settings
+from kvbench.train.traces import Trace
+
+REWARDS = ("squared", "large", "low", "high", "all")
+LARGE = 1.5  # nats that a token's loss must grow by to be looked at
+LOW_SHARE = 0.8  # of the tokens, those of lowest entropy
+MEASURED = 32  # traces that say how large inputs are
+AUTO = "auto"
+
+
+class PolicyRecipe(Recipe):
+    """A scorer from draws of its own; `settings.more`: init, budget, interval, features, group, reward, clip, kl.
+
+    Held out: `reward`, of `group` readings of every trace; `loss_increase`, nats a token after the first eviction; and
+    `loss_ratio`, the loss of these tokens over that of the full cache.
+    """
+
+    name, kind, figure, higher = "foresightkv-grpo", "foresightkv", "reward", True
+
+    def __init__(
+        self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
+    ) -> None:
+        super().__init__(settings)
+        more = settings.more
+        self.check(loaded, more)
+        self.before, self.origin = _initial(loaded, more["init"], more["features"])
+        # The scorer is known by its hash; where it lay is of no interest elsewhere.
+        where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
+        self.settings = replace(settings, more={**more, **where})
+        self.evictions = evictions_of(loaded, settings, [*traces, *held_out])
+        self.traces, self.test = usable(self.evictions, traces), usable(self.evictions, held_out)
+        measured = [self.evictions.golden(trace).choices for trace in self.traces[:MEASURED]]
+        self.trained = TrainedScorer.of(self.before, measured)
+        self._full: dict[str, Reading] = {}
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
+        check_settings(more)
+        if more["reward"] not in REWARDS:
+            raise UserError(f"--opt reward must be one of {', '.join(REWARDS)}; got {show(more['reward'])}.")
+        if more["group"] < 2:
+            raise UserError(f"--opt group must be 2 or more, to compare draws; got {more['group']}.")
+        _initial(loaded, more["init"], more["features"])
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return self.trained.parameters
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: t.detach() for name, t in self.trained.scorer().items()}
+
+    def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
+        first = 1 + self.settings.batch * step
+        drawn = list(enumerate(batch(self.traces, self.settings, step), start=first))[share]
+        losses, rewards, divergences = [], [], []
+        for number, trace in drawn:
+            reading = self._drawn(trace, number)
+            reward = self._rewards(trace, reading)
+            loss, divergence = self._policy(reading, advantages(reward))
+            losses.append(self.trained.settled(loss))
+            rewards.append(float(reward.mean()))
+            divergences.append(float(divergence.detach()))
+        figures = {"reward": sum(rewards) / len(drawn), "kl": sum(divergences) / len(drawn)}
+        return torch.stack(losses).mean(), figures
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        rewards, more, base = [], 0.0, 0.0
+        tokens = 0
+        for trace in self.test:
+            reading = self._drawn(trace, 0)
+            rewards.append(float(self._rewards(trace, reading).mean()))
+            first = _first(trace, reading)
+            full = self._full_reading(trace).losses[0, first:]
+            base += float(full.sum())
+            more += float((reading.losses[:, first:] - full).mean(dim=0).sum())
+            tokens += len(full)
+        return {
+            "reward": sum(rewards) / len(rewards),
+            "loss_increase": more / tokens,
+            "loss_ratio": 1 + more / base,
+        }
+
+    def card(self) -> dict[str, Any]:
+        counts = {"traces": len(self.traces), "held_out": len(self.test), "recent": self.evictions.recent}
+        return counts | {"began_with": dict(self.origin)}
+
+    def _drawn(self, trace: Trace, number: int) -> Reading:
+        """A group of readings; `number` says which draws."""
+        group = self.settings.more["group"]
+        seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
+        return self.evictions.drawn(trace, seeds, self.trained.scorer())
+
+    def _full_reading(self, trace: Trace) -> Reading:
+        if trace.name not in self._full:
+            self._full[trace.name] = self.evictions.full(trace)
+        return self._full[trace.name]
+
+    def _rewards(self, trace: Trace, reading: Reading) -> torch.Tensor:
+        """[G]"""
+        full, first = self._full_reading(trace), _first(trace, reading)
+        added = reading.losses[:, first:] - full.losses[:, first:]
+        return rewards(added, full.entropy[0, first:], self.settings.more["reward"])
+
+    def _policy(self, reading: Reading, worth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Loss of a group of readings with advantages [G], and the divergence in it."""
+        scorer = self.trained.scorer()
+        now, reference, gains = [], [], []
+        for choice in reading.choices:
+            now.append(chosen_log_probs(drop_scores(scorer, choice.layer, choice.x), choice.dropped))
+            before = drop_scores(self.before, choice.layer, choice.x)
+            reference.append(chosen_log_probs(before, choice.dropped))
+            gains.append(worth.to(before).repeat_interleave(len(now[-1]) // len(worth)))
+        log_probs = torch.cat(now)
+        return policy_loss(
+            log_probs,
+            log_probs.detach(),
+            torch.cat(reference),
+            torch.cat(gains),
+            clip=self.settings.more["clip"],
+            kl_weight=self.settings.more["kl"],
+        )
+
+
+def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tensor:
+    """Rewards [G] of readings. added: [G, m] loss that eviction adds; entropy: [m] under the full cache."""
+    order = entropy.argsort(stable=True)
+    low = max(1, int(LOW_SHARE * len(order)))
+    picked = {"all": order, "high": order[low:]}.get(kind, order[:low])
+    if not len(picked):
+        return added.new_zeros(len(added))
+    d = added[:, picked]
+    if kind in ("squared", "large"):
+        d = torch.where(d > LARGE, d * d if kind == "squared" else d, 0.0)
+    return -d.mean(dim=1)
+
+
+def _first(trace: Trace, reading: Reading) -> int:
+    """The first token of the answer that is predicted after an eviction."""
+    return min(choice.seen for choice in reading.choices) - len(trace.prompt) + 1
+
+
+def _initial(loaded: LoadedModel, place: str, features: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The scorer that training begins with, and what its card says of it. Raises UserError when there is none."""
+    method = methods.get("foresightkv")(features=features, scorer=place)
+    weights = method.weights()
+    beside = loaded.folder / f"{weights.kind}.safetensors" if loaded.folder else None
+    if place == AUTO and not (beside and beside.is_file()):
+        raise UserError(
+            "foresightkv-grpo goes on from a trained scorer, and none is beside the model; "
+            "'kvbench train foresightkv' makes one: --opt init=PATH."
+        )
+    tensors = load_weights(weights, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
+    card = json.loads(card_path(find(weights, loaded.folder)).read_text(encoding="utf-8"))
+    return tensors, {"sha256": card["sha256"], "command": card["made"].get("command", "")}

@@ -1,0 +1,170 @@
+"""Training of `lookaheadkv`: learned rows behind a prompt come to attend as the true answer will.
+
+For a prompt X and the model's own answer Y, per layer and query head,
+
+    target_j = mean over Y of softmax(q . k)_j   over the keys of X and Y, as the model attends
+    guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, the learned rows under the adapter
+    loss     = mean over layers and heads of KL( target / |target|_1  ||  guess / |guess|_1 )   over j in X
+
+(arXiv 2603.10899). Only P and the adapter are trained. The prompt is read once without a gradient: its keys and values
+do not depend on what is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from kvbench.engine.adapter import adapted, projections
+from kvbench.engine.attention.interface import AttentionCall, causal_bias, grouped_attention
+from kvbench.engine.model.load import LoadedModel
+from kvbench.errors import UserError
+from kvbench.train.forward import forward, plain
+from kvbench.train.recipe import Recipe, Settings, drawing
+from kvbench.train.traces import Trace
+
+EPSILON = 1e-9  # against the logarithm of a key that nothing attends to
+
+
+class LookaheadRecipe(Recipe):
+    """Embeddings and adapter from traces; `settings.more`: rows, rank, alpha, budget of the held-out figure.
+
+    Held out: `loss`, and `hit`, the share of the target's best `budget` entries that the guess would keep.
+    """
+
+    name, kind, figure = "lookaheadkv", "lookaheadkv", "loss"
+    at_once = 1
+
+    def __init__(
+        self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
+    ) -> None:
+        super().__init__(settings)
+        self.check(loaded, settings.more)
+        self.loaded, self.traces, self.test = loaded, traces, held_out
+        self.rows, self.rank = int(settings.more["rows"]), int(settings.more["rank"])
+        loaded.model.requires_grad_(False)
+        generator = torch.Generator().manual_seed(settings.seed)
+        table = loaded.model.get_input_embeddings().weight
+        # Rows begin as embeddings of random tokens, which the model can read; the adapter begins as nothing.
+        tokens = torch.randint(0, table.shape[0], (self.rows,), generator=generator)
+        self.trained = {"embeddings": table[tokens.to(table.device)].detach().float().clone()}
+        for place, linear in projections(loaded.model).items():
+            a = torch.randn(self.rank, linear.in_features, generator=generator) / linear.in_features**0.5
+            self.trained[f"A.{place}"] = a.to(table.device)
+            self.trained[f"B.{place}"] = torch.zeros(linear.out_features, self.rank, device=table.device)
+        for tensor in self.trained.values():
+            tensor.requires_grad_(True)
+        self.scaling = torch.tensor([float(settings.more["alpha"]) / self.rank], device=table.device)
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
+        for option in ("rows", "rank", "budget"):
+            if (value := int(more[option])) < 1:
+                raise UserError(f"--opt {option} must be 1 or more; got {value}.")
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return self.trained
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: t.detach() for name, t in self.trained.items()} | {"scaling": self.scaling}
+
+    def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
+        generator = drawing(self.settings.seed, step)
+        order = torch.randint(0, len(self.traces), (self.settings.batch,), generator=generator).tolist()[share]
+        losses = [self._divergence(*self._shares(self.traces[i])) for i in order]
+        return torch.stack(losses).mean(), {}
+
+    @torch.no_grad()
+    def held_out(self) -> dict[str, float]:
+        losses, hits = [], []
+        budget = int(self.settings.more["budget"])
+        for trace in self.test:
+            target, guess = self._shares(trace)
+            losses.append(float(self._divergence(target, guess)))
+            hits.append(_hit(target, guess, self._groups(), min(budget, len(trace.prompt))))
+        return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
+
+    def card(self) -> dict[str, Any]:
+        return {"traces": len(self.traces), "held_out": len(self.test)}
+
+    def _groups(self) -> int:
+        return max(g.kv_heads for g in self.loaded.geometry)
+
+    def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
+        """Target and guess over the prompt, [L, Hq, T] each: mean attention of the answer's rows and of the learned."""
+        model, prompt = self.loaded.model, len(trace.prompt)
+        past = _Past(prompt)
+        with torch.no_grad():
+            forward(model, past, input_ids=torch.tensor([trace.ids], device=self.loaded.device))
+        look = _Look(past)
+        rows = self.trained["embeddings"].to(model.get_input_embeddings().weight.dtype)
+        with adapted(model, {**self.trained, "scaling": self.scaling}):
+            forward(model, look, start=prompt, inputs_embeds=rows[None])
+        return torch.stack(past.shares), torch.stack(look.shares)
+
+    @staticmethod
+    def _divergence(target: torch.Tensor, guess: torch.Tensor) -> torch.Tensor:
+        wanted = target / target.sum(-1, keepdim=True).clamp_min(EPSILON)
+        said = guess / guess.sum(-1, keepdim=True).clamp_min(EPSILON)
+        ratio = (wanted + EPSILON).log() - (said + EPSILON).log()
+        return (wanted * ratio).sum(-1).mean()
+
+
+class _Past:
+    """Reads prompt and answer; keeps the prompt's keys and values, and what the answer's rows pay to the prompt."""
+
+    def __init__(self, prompt: int) -> None:
+        self.prompt = prompt
+        self.keys: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.shares: list[torch.Tensor] = []
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        self.keys[call.layer] = call.key[:, :, : self.prompt], call.value[:, :, : self.prompt]
+        if call.window is None:
+            rows = torch.arange(self.prompt, call.key.shape[2], device=call.key.device)
+            self.shares.append(
+                _paid(call, call.query[:, :, self.prompt :], call.key, rows)[:, :, : self.prompt].mean(1)
+            )
+        return plain(call)
+
+
+class _Look:
+    """Reads the learned rows behind a prompt that was read."""
+
+    def __init__(self, past: _Past) -> None:
+        self.past = past
+        self.shares: list[torch.Tensor] = []
+
+    def __call__(self, call: AttentionCall) -> torch.Tensor:
+        prompt = self.past.prompt
+        before, values = self.past.keys[call.layer]
+        keys, values = torch.cat([before, call.key], dim=2), torch.cat([values, call.value], dim=2)
+        rows = torch.arange(prompt, keys.shape[2], device=keys.device)
+        if call.window is None:
+            self.shares.append(_paid(call, call.query, keys, rows)[:, :, :prompt].mean(1))
+        bias = causal_bias(rows, torch.arange(keys.shape[2], device=keys.device), call.window, call.query.dtype)
+        return grouped_attention(
+            call.query, keys, values, bias[None, None], scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
+        )
+
+
+def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    """Softmax [Hq, rows, n] of queries at positions `rows` over the keys before them and their own."""
+    _, heads, count, d = queries.shape
+    group = queries.reshape(keys.shape[1], heads // keys.shape[1] * count, d)
+    logits = (group @ keys[0].transpose(-1, -2)).float().view(heads, count, -1) * call.scaling
+    if call.softcap is not None:
+        logits = call.softcap * torch.tanh(logits / call.softcap)
+    hidden = torch.arange(keys.shape[2], device=keys.device)[None, :] > rows[:, None]
+    return logits.masked_fill(hidden, float("-inf")).softmax(dim=-1)
+
+
+def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
+    """Share of the entries that the answer attends to most which the guess keeps, over layers and KV heads."""
+    kept = []
+    for shares in (target, guess):
+        merged = shares.unflatten(1, (kv_heads, -1)).mean(dim=2)
+        kept.append(torch.zeros_like(merged).scatter_(-1, merged.topk(budget, dim=-1).indices, 1.0))
+    return float((kept[0] * kept[1]).sum(-1).mean() / budget)

@@ -1,0 +1,97 @@
+"""Train the built-in model from its seed: retrieval and chains, then lines, then all tasks together.
+
+    OMP_WAIT_POLICY=PASSIVE python -m kvbench.train.tiny --out runs/tiny [--seed 0] [--threads 2] [--steps-scale 1.0]
+
+Runs by steps, not by time. After a kill the same command goes on from the last checkpoint and comes to the same losses.
+When done, `--out` holds `model/`, a folder for AutoModelForCausalLM and AutoTokenizer, with `card.json`: recipe, steps,
+tokens, versions, accuracy on held-out problems. `log.jsonl` has one row a step, `--steps-scale` stretches every stage.
+
+It does not measure eviction (that is `kvbench run --model tiny`). Losses repeat exactly only on the same machine with
+the same thread count and torch version.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from kvbench.errors import KVBenchError
+from kvbench.taskkit.synthetic.problem import FORM, KINDS
+from kvbench.train.tiny.card import export
+from kvbench.train.tiny.trainer import Trainer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m kvbench.train.tiny", description="Train the built-in model")
+    parser.add_argument("--out", type=Path, required=True, help="folder for checkpoint, log and the finished model")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps-scale", type=float, default=1.0)
+    parser.add_argument("--batch-tokens", type=int, default=4096)
+    parser.add_argument("--save-every", type=int, default=200, metavar="STEPS")
+    parser.add_argument("--print-every", type=int, default=50, metavar="STEPS")
+    parser.add_argument("--problems", type=int, default=128, help="held-out problems a cell for the card")
+    args = parser.parse_args()
+
+    torch.set_num_threads(args.threads)
+    args.out.mkdir(parents=True, exist_ok=True)
+    trainer = Trainer(args.seed, args.steps_scale, args.batch_tokens)
+    try:
+        train(trainer, args.out, args.save_every, args.print_every)
+    except KVBenchError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from None
+    print(json.dumps(export(trainer, args.out / "model", args.problems)["accuracy"]))
+
+
+def train(trainer: Trainer, out: Path, save_every: int, print_every: int) -> None:
+    checkpoint, log_path = out / "checkpoint.pt", out / "log.jsonl"
+    if checkpoint.exists():
+        trainer.restore(checkpoint)
+        _forget_after(trainer.step, log_path)
+    window: list[dict] = []
+    with log_path.open("a") as log:
+        while trainer.step < trainer.total:
+            started = time.perf_counter()
+            row = trainer.train_step()
+            row["seconds"] = time.perf_counter() - started
+            trainer.seconds += row["seconds"]
+            window.append(row)
+            log.write(json.dumps(row) + "\n")
+            last = trainer.step == trainer.total
+            if last or trainer.step % print_every == 0:
+                print(progress(trainer, window), file=sys.stderr, flush=True)
+                window = []
+            if last or trainer.step % save_every == 0:
+                log.flush()
+                trainer.save(checkpoint)
+
+
+def _forget_after(step: int, log_path: Path) -> None:
+    """Drop the rows of steps that a kill undid; they will be run again."""
+    kept = [line for line in log_path.read_text().splitlines(keepends=True) if line.endswith("\n")]
+    log_path.write_text("".join(line for line in kept if json.loads(line)["step"] <= step))
+
+
+def progress(trainer: Trainer, window: list[dict]) -> str:
+    """One line: how far, how fast, and for each task its level, mean loss and token accuracy by kind."""
+    speed = sum(row["tokens"] for row in window) / sum(row["seconds"] for row in window)
+    done = f"{trainer.step}/{trainer.total} {window[-1]['stage']} {trainer.tokens / 1e6:.2f} M tokens"
+    parts = [f"{done} {trainer.seconds:.0f} s {speed:.0f} tokens/s"]
+    for task, level in trainer.ladder.level.items():
+        rows = [row for row in window if row["task"] == task]
+        if rows:
+            kinds = [kind for kind in KINDS if kind in rows[0]["right"] and kind != FORM]
+            shares = " ".join(f"{kind} {np.mean([row['right'][kind] for row in rows]):.3f}" for kind in kinds)
+            parts.append(f"{task} level {level} loss {np.mean([row['loss'] for row in rows]):.3f} {shares}")
+    return " | ".join(parts)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""What the tiny model is trained on: stages, a mixture of tasks in each, a ladder of difficulty for each task.
+
+    batch = draw_batch(seed, step, stage, ladder)     # a pure function of its arguments: nothing to shuffle or seek
+    climbed = ladder.learn(batch, right)              # may move the task one level up
+
+A task climbs when its token accuracy, for each kind of token that matters, is above a gate. A batch has one task and
+one setting of the knobs, so all its rows are of one length and there is no padding. Batches are drawn in the training
+process: 4,096 tokens take a few milliseconds. Nothing here knows the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvbench.taskkit.synthetic import chain, lookup, walk
+from kvbench.taskkit.synthetic.cells import Knobs, generate
+from kvbench.taskkit.synthetic.draw import Draw
+from kvbench.taskkit.synthetic.problem import ANSWER, FACT, FORM, KINDS, PLAN, RESULT, STEP, Problem
+from kvbench.taskkit.synthetic.vocabulary import END_ID, ids
+
+WEIGHTS = {FORM: 0.5, PLAN: 1.0, FACT: 2.0, RESULT: 3.0, STEP: 1.0, ANSWER: 4.0}
+_CODE = {kind: i for i, kind in enumerate(KINDS)}
+BATCH_TOKENS = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """`mixture` gives the share of batches of each task; `muon_lr` the peak rate of the matrices."""
+
+    name: str
+    steps: int
+    mixture: dict[str, float]
+    muon_lr: float
+    review: float = 0.3  # share of batches from lower levels
+
+
+SETTLE = {"digits": 0.25, "lines": 0.15, "chain": 0.45, "lookup": 0.15}
+STAGES = (
+    Stage(name="base", steps=2600, mixture={"chain": 0.75, "lookup": 0.25}, muon_lr=0.015),
+    Stage(name="lines", steps=400, mixture={"lines": 0.6, "chain": 0.3, "lookup": 0.1}, muon_lr=0.012),
+    Stage(name="joint", steps=1600, mixture={"digits": 0.5, "lines": 0.2, "chain": 0.2, "lookup": 0.1}, muon_lr=0.012),
+    # Rates fall here. Copying the plan of a chain is the last thing to settle: hence the share, and the short ones.
+    Stage(name="settle", steps=2200, mixture=SETTLE, muon_lr=0.012, review=0.5),
+)
+
+Range = tuple[int, int]
+
+# one row a level: facts, steps, distractors, fillers
+CHAIN: tuple[tuple[Range, Range, Range, Range], ...] = (
+    ((3, 5), (2, 3), (0, 0), (0, 1)),
+    ((3, 6), (3, 6), (0, 6), (0, 8)),
+    ((3, 6), (6, 12), (0, 6), (0, 10)),
+    ((3, 7), (10, 20), (0, 8), (0, 12)),
+    ((3, 7), (18, 32), (0, 8), (0, 12)),
+)
+# facts, asked, fillers
+LOOKUP: tuple[tuple[Range, Range, Range], ...] = (
+    ((3, 6), (1, 3), (0, 2)),
+    ((4, 12), (1, 8), (0, 8)),
+    ((8, 20), (1, 16), (0, 14)),
+)
+DIGITS: tuple[Range, ...] = ((8, 40), (30, 100), (60, 200), (100, 320), (200, 500))  # steps
+LINES: tuple[Range, ...] = ((2, 4), (4, 10), (8, 30), (20, 64))  # lines
+
+LEVELS = {"chain": len(CHAIN), "lookup": len(LOOKUP), "digits": len(DIGITS), "lines": len(LINES)}
+GATES = {
+    "chain": dict.fromkeys((FACT, PLAN, RESULT), 0.97),
+    "lookup": {FACT: 0.97, PLAN: 0.97},
+    "digits": {STEP: 0.98},
+    "lines": dict.fromkeys((FACT, PLAN, RESULT), 0.97),
+}
+PATIENCE = 40  # batches at a level before it can be left
+MEMORY = 0.9  # of the running accuracy
+
+
+@dataclass(slots=True)
+class Ladder:
+    """The level of every task, and the running accuracies that decide when to climb."""
+
+    level: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
+    seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
+    accuracy: dict[str, dict[str, float]] = field(default_factory=lambda: {task: {} for task in LEVELS})
+
+    def learn(self, batch: Batch, right: dict[str, float]) -> bool:
+        """Take in the accuracies by kind of one batch; True if its task climbs."""
+        task = batch.task
+        if batch.level != self.level[task]:
+            return False  # a batch from a lower level says nothing about this one
+        running = self.accuracy[task]
+        for kind, share in right.items():
+            running[kind] = MEMORY * running[kind] + (1 - MEMORY) * share if kind in running else share
+        self.seen[task] += 1
+        passed = all(running.get(kind, 0.0) > gate for kind, gate in GATES[task].items())
+        climbs = passed and self.seen[task] >= PATIENCE and self.level[task] + 1 < LEVELS[task]
+        if climbs:
+            self.level[task] += 1
+            self.seen[task] = 0
+        return climbs
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    task: str
+    level: int
+    tokens: np.ndarray  # [rows, prompt + trace] int64
+    kinds: np.ndarray  # [trace] index into KINDS; the same for every row
+    n_prompt: int
+
+
+def draw_batch(seed: int, step: int, stage: Stage, ladder: Ladder, batch_tokens: int = BATCH_TOKENS) -> Batch:
+    draw = Draw("tiny", seed, step)
+    task = draw.weighted(stage.mixture)
+    level = ladder.level[task]
+    if level and draw.chance(stage.review):
+        level = draw.below(level)
+    knobs = draw_knobs(task, level, draw)
+    problems = [generate(draw.below(2**40), knobs)]
+    length = len(problems[0].prompt_pieces) + len(problems[0].trace_pieces) + 1
+    problems += [generate(draw.below(2**40), knobs) for _ in range(max(1, batch_tokens // length) - 1)]
+    return pack(task, level, problems)
+
+
+def pack(task: str, level: int, problems: list[Problem]) -> Batch:
+    tokens = np.array([[*ids(p.prompt_pieces), *ids(p.trace_pieces), END_ID] for p in problems], dtype=np.int64)
+    kinds = np.array([_CODE[kind] for kind in (*problems[0].trace_kinds, ANSWER)])
+    return Batch(task, level, tokens, kinds, len(problems[0].prompt_pieces))
+
+
+def draw_knobs(task: str, level: int, draw: Draw) -> Knobs:
+    """Random knobs of one level."""
+    if task == "chain":
+        facts, steps, distract, fill = (draw.between(*span) for span in CHAIN[level])
+        s0 = draw.between(1, 99 - steps) if draw.chance(0.3) else 1
+        return chain.Knobs(n_facts=facts, n_steps=steps, n_distract=distract, n_filler=fill, s0=s0)
+    if task == "lookup":
+        facts, asked, fill = (draw.between(*span) for span in LOOKUP[level])
+        return lookup.Knobs(n_facts=facts, n_ask=min(asked, facts), n_filler=fill)
+    if task == "digits":
+        return walk.Digits(n_steps=draw.between(*DIGITS[level]), n_filler=draw.between(0, 8) * draw.below(2))
+    fill, distract = (0, 0) if draw.chance(0.6) else (draw.between(0, 4), draw.between(0, 4))
+    return walk.Lines(n_lines=draw.between(*LINES[level]), n_filler=fill, n_distract=distract)

@@ -1,0 +1,67 @@
+"""Accuracy of a model on the synthetic tasks with the full cache, greedy, by plain `generate`.
+
+    python -m kvbench.train.tiny.evaluate [--model FOLDER] [--problems 128] [--cells orbit-300 chain-4]
+
+One line a cell, then one JSON document. The problems of a cell have one length, so a batch needs no padding. The first
+problems are the same for every model. It evicts nothing: `kvbench run` does that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from kvbench import tiny
+from kvbench.taskkit.synthetic.cells import CELLS, Cell
+from kvbench.taskkit.synthetic.problem import HELD_OUT, Score
+
+SLACK = 8  # tokens beyond the true trace, so that a late stop is seen as wrong and not cut into shape
+
+
+@torch.inference_mode()
+def solve(model: Any, tokenizer: Any, cell: Cell, n_problems: int, first: int = 0) -> list[Score]:
+    """Scores of problems `first` .. `first + n_problems - 1` of a cell."""
+    problems = [cell.generate(HELD_OUT + first + i) for i in range(n_problems)]
+    prompts = tokenizer([p.prompt for p in problems], return_tensors="pt")["input_ids"]  # [problems, prompt]
+    length = prompts.shape[1]
+    limit = len(problems[0].trace_pieces) + 1 + SLACK
+    mask = torch.ones_like(prompts)
+    output = model.generate(prompts, attention_mask=mask, max_new_tokens=limit, do_sample=False)[:, length:]
+    texts = tokenizer.batch_decode(output)  # the scorers stop at the end token; padding comes behind it
+    return [cell.score(problem, text) for problem, text in zip(problems, texts, strict=True)]
+
+
+def summary(scores: list[Score]) -> dict[str, float]:
+    n = len(scores)
+    return {
+        "exact": round(sum(score.exact for score in scores) / n, 4),
+        "partial": round(sum(score.partial for score in scores) / n, 4),
+        "problems": n,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m kvbench.train.tiny.evaluate", description="Full-cache accuracy")
+    parser.add_argument("--model", type=Path, default=tiny.path(), help="a model folder; default: the built-in model")
+    parser.add_argument("--problems", type=int, default=128)
+    parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
+    args = parser.parse_args()
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(args.model)
+    results = {}
+    for name in args.cells:
+        started = time.perf_counter()
+        results[name] = cell = summary(solve(model, tokenizer, CELLS[name], args.problems))
+        seconds = time.perf_counter() - started
+        print(f"{name:10}  exact {cell['exact']:.3f}  partial {cell['partial']:.3f}  {seconds:.1f} s", flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

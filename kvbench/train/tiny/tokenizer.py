@@ -1,0 +1,57 @@
+"""The tokenizer of the tiny model: a word of the synthetic tasks is one token, everything else falls back to bytes.
+
+    tokenizer = build_tokenizer()                              # a transformers fast tokenizer
+    tokenizer.save_pretrained(folder, save_jinja_files=False)  # with the chat template in tokenizer_config.json
+
+Byte-level BPE without merges: one pattern cuts text into words with their blank, single digits and single signs. A
+piece that is in the vocabulary is one token, any other is spelled in bytes. So every UTF-8 text comes back unchanged,
+but text outside the tasks costs about one token a byte.
+"""
+
+from __future__ import annotations
+
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from kvbench.taskkit.synthetic.vocabulary import END, PAD, SIZE, TOKENS
+
+CUT = r" ?S[1-9][0-9]?(?![0-9A-Za-z])| ?[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9]|\s"
+
+CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    vocabulary = {_BYTES[i]: i for i in range(256)}
+    vocabulary |= {_spelled(text) if text not in (END, PAD) else text: 256 + i for i, text in enumerate(TOKENS)}
+    assert len(vocabulary) == SIZE
+    core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
+    core.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(CUT), behavior="isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    core.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        eos_token=END,
+        pad_token=PAD,
+        model_max_length=32768,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = CHAT_TEMPLATE
+    return tokenizer
+
+
+def _byte_letters() -> list[str]:
+    """The letter that stands for each byte in a byte-level vocabulary: itself if it prints, else one from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return [chr(byte if byte in printable else next(spare)) for byte in range(256)]
+
+
+_BYTES = _byte_letters()
+
+
+def _spelled(text: str) -> str:
+    return "".join(_BYTES[byte] for byte in text.encode())

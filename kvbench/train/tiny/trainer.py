@@ -1,0 +1,135 @@
+"""One training step of the tiny model, and everything a checkpoint must hold to repeat it.
+
+    trainer = Trainer(seed=0)
+    row = trainer.train_step()          # loss and token accuracies
+    trainer.save(path); trainer.restore(path)
+
+Matrices are trained with Muon, the head, the norms and the embedding with AdamW. Data, levels and rates are functions
+of (seed, step, ladder), and the ladder is in the checkpoint, so a restored run is the same run. The loop is in `tiny`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import Qwen3ForCausalLM
+
+from kvbench.errors import UserError
+from kvbench.taskkit.synthetic.problem import KINDS
+from kvbench.train.tiny.data import BATCH_TOKENS, STAGES, WEIGHTS, Batch, Ladder, Stage, draw_batch
+from kvbench.train.tiny.warmstart import warm_start
+
+WARMUP = 50  # steps
+DECAY_FROM, FLOOR = 0.1, 0.02  # share of the last stage: constant until there, then linear to this share of the peak
+ADAM_LR, EMBED_LR = 3e-3, 18e-3
+WEIGHT = torch.tensor([WEIGHTS[kind] for kind in KINDS])
+
+
+class Trainer:
+    """Model, optimisers, ladder and step count."""
+
+    def __init__(self, seed: int, scale: float = 1.0, batch_tokens: int = BATCH_TOKENS) -> None:
+        self.seed, self.scale, self.batch_tokens = seed, scale, batch_tokens
+        self.lengths = [max(1, round(stage.steps * scale)) for stage in STAGES]
+        self.total = sum(self.lengths)
+        self.model = warm_start(seed)
+        self.ladder = Ladder()
+        self.step = self.tokens = 0
+        self.seconds = 0.0
+        self.climbs: list[dict[str, Any]] = []  # when each task reached each level
+        matrices = [w for name, w in self.model.named_parameters() if w.ndim == 2 and ".layers." in name]
+        head_and_norms = [w for w in self.model.parameters() if w.ndim == 1] + [self.model.lm_head.weight]
+        embedding = [self.model.model.embed_tokens.weight]
+        self.clipped = head_and_norms + embedding  # Muon's step does not depend on the size of the gradient
+        # Muon scales a rate by sqrt(max(1, rows / columns)). Projections are separate matrices, so none needs a split.
+        self.muon = torch.optim.Muon(matrices, momentum=0.95, nesterov=True, ns_steps=5, weight_decay=0.02)
+        groups = [{"params": head_and_norms, "peak": ADAM_LR}, {"params": embedding, "peak": EMBED_LR}]
+        self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+
+    def stage(self) -> tuple[Stage, float]:
+        """The stage of the current step, and the share of it that is done."""
+        left = self.step
+        for stage, length in zip(STAGES, self.lengths, strict=True):
+            if left < length:
+                return stage, left / length
+            left -= length
+        raise IndexError(f"step {self.step} is past the last stage")
+
+    def train_step(self) -> dict[str, Any]:
+        stage, done = self.stage()
+        self._set_rates(stage, done)
+        batch = draw_batch(self.seed, self.step, stage, self.ladder, self.batch_tokens)
+        loss, right = batch_loss(self.model, batch)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.clipped, 1.0)
+        self.muon.step()
+        self.adam.step()
+        self.model.zero_grad(set_to_none=True)
+
+        self.step += 1
+        self.tokens += batch.tokens.size
+        if self.ladder.learn(batch, right):
+            level = self.ladder.level[batch.task]
+            self.climbs.append({"step": self.step, "tokens": self.tokens, "task": batch.task, "level": level})
+        row = {"step": self.step, "stage": stage.name, "task": batch.task, "level": batch.level}
+        return row | {"tokens": batch.tokens.size, "loss": loss.item(), "right": right}
+
+    def _set_rates(self, stage: Stage, done: float) -> None:
+        pace = min(1.0, (self.step + 1) / WARMUP)
+        if stage is STAGES[-1] and done > DECAY_FROM:
+            pace = FLOOR + (1 - FLOOR) * (1 - done) / (1 - DECAY_FROM)
+        for group in self.muon.param_groups:
+            group["lr"] = pace * stage.muon_lr
+        for group in self.adam.param_groups:
+            group["lr"] = pace * group["peak"]
+
+    def recipe(self) -> dict[str, Any]:
+        """What must be equal for a checkpoint to belong to this run."""
+        return {
+            "seed": self.seed,
+            "steps_scale": self.scale,
+            "batch_tokens": self.batch_tokens,
+            "stages": [asdict(stage) for stage in STAGES],
+            "loss_weights": WEIGHTS,
+            "muon": {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "weight_decay": 0.02},
+            "adamw": {"lr": ADAM_LR, "lr_embedding": EMBED_LR, "betas": [0.9, 0.98], "weight_decay": 0.0, "clip": 1.0},
+            "schedule": {"warmup_steps": WARMUP, "decay_from": DECAY_FROM, "floor": FLOOR},
+        }
+
+    def save(self, path: Path) -> None:
+        state = {name: getattr(self, name) for name in ("step", "tokens", "seconds", "climbs")}
+        state |= {name: getattr(self, name).state_dict() for name in ("model", "muon", "adam")}
+        state |= {"ladder": asdict(self.ladder), "recipe": self.recipe()}
+        part = path.with_suffix(".part")
+        torch.save(state, part)
+        os.replace(part, path)
+
+    def restore(self, path: Path) -> None:
+        state = torch.load(path, weights_only=True)
+        if state["recipe"] != self.recipe():
+            raise UserError(f"{path} belongs to a run with another recipe or seed; choose another --out")
+        for name in ("model", "muon", "adam"):
+            getattr(self, name).load_state_dict(state[name])
+        for name in ("step", "tokens", "seconds", "climbs"):
+            setattr(self, name, state[name])
+        self.ladder = Ladder(**state["ladder"])
+
+
+def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
+    """Weighted cross-entropy on the trace, and the share of right tokens by kind (teacher forced)."""
+    tokens = torch.from_numpy(batch.tokens)  # [rows, prompt + trace]
+    hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
+    logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [rows, trace, 512]: the prompt needs no logits
+    target = tokens[:, batch.n_prompt :]
+    kinds = torch.from_numpy(batch.kinds)  # [trace]
+    weight = WEIGHT[kinds]
+    losses = cross_entropy(logits.flatten(0, 1), target.flatten(), reduction="none").view(target.shape)
+    loss = (losses * weight).mean() / weight.mean()
+    hits = (logits.argmax(-1) == target).float().mean(0)  # [trace]
+    return loss, {KINDS[k]: hits[kinds == k].mean().item() for k in np.unique(batch.kinds)}

@@ -1,0 +1,114 @@
+"""The starting weights of the tiny model: a standard Qwen3 with a few heads already pointing the right way.
+
+    model = warm_start(seed)
+
+From plain random weights, training stalls: with QK-norm and head size 32 a head cannot become sharp enough to find the
+token before, and digit sums give no gradient until both operands are attended to at once. So some heads begin with
+fixed offsets, and one as an induction head. Nothing is frozen. What the heads do with what they find (values, outputs,
+the feed-forward layers) is learned from scratch.
+"""
+
+from __future__ import annotations
+
+import torch
+from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention
+
+from kvbench.taskkit.synthetic.vocabulary import END_ID, PAD_ID
+
+HEAD, Q_HEADS, KV_HEADS, HIDDEN = 32, 4, 2, 128
+PAIRS = HEAD // 2  # RoPE turns channels (p, p + PAIRS) together; p = 0 is the fastest pair
+FAST = 3  # pairs 0, 1, 2 turn by 1.0, 0.53 and 0.28 rad a token: sharp enough to tell neighbours apart
+SLOW = 7  # pairs from here on turn by at most 0.011 rad a token: contents can be matched across a prompt
+CONSTANT = 0  # embedding channel that is the same for every token; queries and keys without content are read from it
+
+THETA = 30000.0
+
+CONFIG = Qwen3Config(
+    vocab_size=512,
+    hidden_size=HIDDEN,
+    intermediate_size=384,
+    num_hidden_layers=4,
+    num_attention_heads=Q_HEADS,
+    num_key_value_heads=KV_HEADS,
+    head_dim=HEAD,
+    max_position_embeddings=32768,
+    rope_parameters={"rope_type": "default", "rope_theta": THETA},
+    tie_word_embeddings=False,
+    attention_bias=False,
+    bos_token_id=None,
+    eos_token_id=END_ID,
+    pad_token_id=PAD_ID,
+    dtype="float32",
+)
+
+
+@torch.no_grad()
+def warm_start(seed: int) -> Qwen3ForCausalLM:
+    gen = torch.Generator().manual_seed(seed)
+    model = Qwen3ForCausalLM(CONFIG)
+    for name, weight in model.named_parameters():
+        if weight.ndim == 1:
+            weight.fill_(1.0)
+        else:
+            small = 0.15 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+            weight.normal_(0.0, small * weight.shape[1] ** -0.5, generator=gen)
+    embed = model.model.embed_tokens.weight
+    embed.normal_(0.0, 0.5, generator=gen)
+    embed[:, CONSTANT] = 4.0
+
+    layers = [layer.self_attn for layer in model.model.layers]
+    for i, attention in enumerate(layers):
+        for gain in (attention.q_norm.weight, attention.k_norm.weight):
+            gain.fill_(1.7 if i == 1 else 1.2)
+            if i != 1:
+                for p in range(FAST):
+                    gain[[p, p + PAIRS]] = 2.0
+
+    first, second = layers[0], layers[1]
+    _look_back(first, kv_head=0, offsets=(1, 2), gen=gen)
+    identity = _orthonormal(HEAD, HIDDEN, gen)  # [32, 128] reads who a token is ...
+    written = _orthonormal(HEAD, HIDDEN, gen)  # ... and [32, 128] where head 0 writes who the token before was
+    first.v_proj.weight[:HEAD] = identity
+    first.o_proj.weight[:, :HEAD] = 2.0 * written.T
+    _induct(second, identity, written, gen)
+    for attention in layers[2:]:
+        _look_back(attention, kv_head=KV_HEADS - 1, offsets=(3, 7), gen=gen)  # where the operands of a sum lie
+    return model
+
+
+def _look_back(attention: Qwen3Attention, kv_head: int, offsets: tuple[int, int], gen: torch.Generator) -> None:
+    """The two query heads of one KV head attend to fixed offsets.
+
+    With a constant key and a query turned back by the offset, RoPE makes the score the sum over the fast pairs of
+    cos(angle * (distance - offset)).
+    """
+    angles = THETA ** (-torch.arange(FAST) / PAIRS)  # [FAST] rad a token
+    key = torch.zeros(HEAD)
+    key[:FAST] = 1.0
+    _set_constant(attention.k_proj.weight, kv_head, key, gen)
+    for i, offset in enumerate(offsets):
+        query = torch.zeros(HEAD)
+        query[:FAST] = torch.cos(offset * angles)
+        query[PAIRS : PAIRS + FAST] = -torch.sin(offset * angles)
+        _set_constant(attention.q_proj.weight, kv_head * (Q_HEADS // KV_HEADS) + i, query, gen)
+
+
+def _set_constant(weight: torch.Tensor, head: int, vector: torch.Tensor, gen: torch.Generator) -> None:
+    rows = slice(head * HEAD, (head + 1) * HEAD)
+    weight[rows].normal_(0.0, 0.02, generator=gen)
+    weight[rows, CONSTANT] = vector
+
+
+def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Tensor, gen: torch.Generator) -> None:
+    """Head 0: the query is who I am, the key is who stood before me, both on the slow pairs only."""
+    slow = [*range(SLOW, PAIRS), *range(PAIRS + SLOW, HEAD)]
+    for weight, reader in ((attention.q_proj.weight, identity), (attention.k_proj.weight, written)):
+        weight[:HEAD].normal_(0.0, 0.02, generator=gen)
+        weight[slow] = reader[: len(slow)]
+
+
+def _orthonormal(rows: int, columns: int, gen: torch.Generator) -> torch.Tensor:
+    """[rows, columns] with orthonormal rows that do not see the constant channel."""
+    basis = torch.linalg.qr(torch.randn(columns - 1, rows, generator=gen)).Q.T
+    return torch.cat([torch.zeros(rows, 1), basis], dim=1)
