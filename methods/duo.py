@@ -57,7 +57,7 @@ class Duo(Method):
             raise OptionError("table", "must name a file, or be auto.")
 
     def weights(self) -> Weights | None:
-        return Weights(kind="duo", path=self.table)
+        return Weights(kind="duo", path=self.table, recipe="duo")
 
     def trigger(self, interval: int) -> Trigger:
         return EveryTime(interval)

@@ -63,7 +63,13 @@ class ForesightKV(Method):
 
     def weights(self) -> LearnedWeights:
         return LearnedWeights(
-            kind="foresightkv", path=self.scorer, what="scorer", option="scorer", shapes=self._shapes, check=self._check
+            kind="foresightkv",
+            path=self.scorer,
+            recipe="foresightkv",
+            what="scorer",
+            option="scorer",
+            shapes=self._shapes,
+            check=self._check,
         )
 
     def needs(self) -> Needs:

@@ -41,7 +41,7 @@ class HeadKV(PromptVote):
     temp: float = option(1.0, "power of the importance; above 1 sharpens it", above=0)
 
     def weights(self) -> Weights:
-        return Weights(kind="headkv", path=self.table)
+        return Weights(kind="headkv", path=self.table, recipe="headkv")
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:
         held = allocation.held

@@ -57,6 +57,7 @@ class LookaheadKV(Method):
         return LearnedWeights(
             kind="lookaheadkv",
             path=self.lookahead,
+            recipe="lookaheadkv",
             what="lookahead",
             option="lookahead",
             shapes=_shapes,

@@ -1,4 +1,4 @@
-"""Invariants that every eviction method must hold, checked on real generations of small models.
+"""kvbench examined by others' rules: invariants of methods, parity with published code, hostile programs, scorers.
 
-`invariants` states and judges them, `case` makes the generations they look at, `audit` runs all of it.
+Imports every room below the command line; the command `audit` alone imports this room.
 """

@@ -176,11 +176,14 @@ class Prompt(Protocol):
 class Weights:
     """Weights or tables that a method needs: safetensors with a JSON card that names the model they were made for.
 
-    path: a file, or "auto": ``<kind>.safetensors`` beside the model's own weights.
+    Attributes:
+        path: a file, or "auto": ``<kind>.safetensors`` beside the model's own weights.
+        recipe: what ``kvbench train`` calls the recipe that makes them; "" where no command makes them.
     """
 
     kind: str
     path: str = "auto"
+    recipe: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""kvbench inside other tools."""
+"""kvbench inside other tools: a model of lm-eval, and a cache for transformers' `generate`.
+
+Imports the engine and the rooms below it.
+"""
 
 from pathlib import Path
 

@@ -1,0 +1,4 @@
+"""Tables over runs: rows become cells, cells become statements with error bars (`stats`), statements become text.
+
+Reads through `store`; imports neither the engine nor torch.
+"""

@@ -1,1 +1,4 @@
-"""Training: the built-in model (`tiny*`) and learned methods. Run as `python -m kvbench.train.<module>`."""
+"""Training of learned methods and of the built-in model. `prepare` readies a recipe, `loop` trains it.
+
+Imports the engine, and replay for answers that are read again. The rooms below know its files, never its code.
+"""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.folders import DATA
 
 from kvbench.audit.attacks import corpus as sandbox
 from kvbench.audit.attacks import grader as attack_grader
@@ -19,7 +20,7 @@ from kvbench.errors import UserError
 from kvbench.scoring.sandbox import Report
 from kvbench.scoring.sandbox.tiers import Bwrap, Landlock
 
-CORPUS = Path(__file__).parent.parent / "data/attacks"
+CORPUS = DATA / "attacks"
 PROGRAMS = sandbox.read_corpus(CORPUS)
 QUICK = [
     *("open/01_read_passwd.py", "open/04_proc_parent_environ.py", "open/10_posix_module_bypass.py"),

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from support.folders import DATA
 
 from kvbench.audit import scorers
 from kvbench.audit.scorers import FILES, Row, audit, read_goldens
 from kvbench.errors import UserError
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens"
+GOLDENS = DATA / "goldens"
 FEW = {"livecodebench.jsonl": 3, "math.jsonl": 20}  # rows of files that take long
 
 

@@ -8,5 +8,5 @@ from support.models import build
 
 @pytest.fixture(autouse=True)
 def drafts(monkeypatch):
-    for module in ("loop", "hf_cache"):
-        monkeypatch.setattr(f"kvbench.engine.{module}.load_draft", lambda loaded: lambda name: build("qwen3"))
+    for module in ("engine.loop", "integrations.transformers_cache"):
+        monkeypatch.setattr(f"kvbench.{module}.load_draft", lambda loaded: lambda name: build("qwen3"))

@@ -14,7 +14,7 @@ from kvbench.engine.model.weights import Base, card_path, config_hash, load_weig
 from kvbench.errors import SetupError
 from kvbench.eviction.api import Weights
 
-HEADKV, DUO = Weights(kind="headkv"), Weights(kind="duo")
+HEADKV, DUO = Weights(kind="headkv"), Weights(kind="duo", recipe="duo")
 
 
 def config(**changes):
@@ -88,7 +88,7 @@ def test_missing_weights_name_the_command_that_makes_them(tmp_path, folder):
     assert "'kvbench train duo --model org/m --out DIR' makes them." in text
     assert str(folder / "duo.safetensors") in text
     refused("there is no duo.safetensors beside 'MODEL'", DUO, None, {})
-    refused("nowhere", Weights(kind="duo", path=str(tmp_path / "nowhere")), folder, config())
+    refused("nowhere", Weights(kind="duo", path=str(tmp_path / "nowhere"), recipe="duo"), folder, config())
     assert "kvbench train" not in refused("'gates' are missing", Weights(kind="gates"), folder, config())
 
 

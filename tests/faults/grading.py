@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from faults.stage import NO_WEIGHTS, ROWS, RUN, Stage, scenario, segment_of
 from support.commands import Before, Tell
+from support.folders import DATA
 from support.judges import hang, say, send
 
 from kvbench.store import read_texts
@@ -103,7 +104,7 @@ def _impatient(tell: Tell) -> None:
 
 
 PROGRAM = "```python\nn = int(input())\nprint(sum(map(int, input().split())))\n```"  # right for kvb_001
-DATA = Path(__file__).parents[1] / "data" / "tasks"
+TASK_DATA = DATA / "tasks"
 
 
 @scenario("F30")
@@ -112,7 +113,7 @@ def sandbox_goes(stage: Stage) -> None:
     real = shutil.which("bwrap")
     if real is None:
         pytest.skip("bubblewrap is not installed")
-    line = f"run --method full --task livecodebench --data {DATA} --limit 1 --samples 4 --max-new-tokens 4"
+    line = f"run --method full --task livecodebench --data {TASK_DATA} --limit 1 --samples 4 --max-new-tokens 4"
     assert stage.call(f"{line} --no-chat-template -q --run-name r1").code == 0
     _answer_with(stage, PROGRAM)
     answered = stage.run_dir.rename(stage.folder / "answered")

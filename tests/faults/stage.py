@@ -21,6 +21,7 @@ import pandas as pd
 import pytest
 from support.commands import Before, Command, Ended
 from support.final_tables import TIMING, differences
+from support.folders import DATA
 
 from kvbench.store import read_run
 
@@ -30,7 +31,7 @@ RUN = f"run {GRID} --max-new-tokens 24 --slots 2 -q --run-name r1"
 ROWS = 12
 FULL = os.environ.get("FAULTS") == "full"  # as many repetitions as data/faults.csv asks for
 
-FAULTS = list(csv.DictReader((Path(__file__).parents[1] / "data/faults.csv").open(encoding="utf-8", newline="")))
+FAULTS = list(csv.DictReader((DATA / "faults.csv").open(encoding="utf-8", newline="")))
 
 Scenario = Callable[["Stage"], None]
 SCENARIOS: dict[str, Scenario] = {}

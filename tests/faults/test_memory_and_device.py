@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from support.folders import TESTS
 from support.runs import configuration, model_folder
 
 from kvbench.config.run_config import Grid, MethodChoice
@@ -196,7 +197,7 @@ print(result.done, dict(result.failed))
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc")
 @pytest.mark.skipif(sys.platform != "linux", reason="needs RLIMIT_AS")
 def test_a_real_limit_on_memory_halves_the_slots(tmp_path):
-    command = [sys.executable, "-c", LIMITED, str(Path(__file__).parents[1]), str(tmp_path), str(400 << 20)]
+    command = [sys.executable, "-c", LIMITED, str(TESTS), str(tmp_path), str(400 << 20)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "2 {}"

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from support.folders import ROOT
 from support.runs import model_folder
 from support.zygote import PATIENCE, Case, Zygote
 
@@ -260,7 +261,7 @@ def test_start_up_is_covered(tmp_path: Path, number: signal.Signals) -> None:
 def test_the_installed_command_begins_with_the_signals() -> None:
     import tomllib
 
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert project["project"]["scripts"]["kvbench"] == "kvbench.__main__:main"
 
 

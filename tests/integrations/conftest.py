@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.folders import DATA
 
-DATA = Path(__file__).parents[1] / "data" / "tasks"
+TASK_DATA = DATA / "tasks"
 
 
 @pytest.fixture(autouse=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.folders import DATA
 
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.integrations import TASKS, yaml_tasks
@@ -16,7 +17,7 @@ from kvbench.store import read_run, read_texts
 from kvbench.task import Score
 from kvbench.taskkit.names import get_task
 
-EXCERPTS = {"data": str(Path(__file__).parents[1] / "data" / "tasks"), "allow_data_mismatch": True}  # 3 rows of each
+EXCERPTS = {"data": str(DATA / "tasks"), "allow_data_mismatch": True}  # 3 rows of each
 FILES = sorted(path for path in TASKS.glob("*.yaml") if not path.name.startswith("_"))
 MODEL = {"model": "tiny", "method": "gkv", "budget": 64, "interval": 32}
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
+from support.folders import ROOT
 
 from kvbench.eviction.options import describe
 from kvbench.registry import methods
 
-TEXT = (Path(__file__).parents[2] / "docs" / "methods.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "methods.md").read_text(encoding="utf-8")
 
 
 def section(heading):

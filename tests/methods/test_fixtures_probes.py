@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from support.fixtures import BUDGET, FIXTURES, TOTAL, WINDOW, K, Q
+from support.folders import DATA
 
 from kvbench.audit.parity.cases import load_cases
 from kvbench.audit.parity.compare import replay
@@ -17,7 +17,6 @@ from kvbench.eviction.select import decide
 from kvbench.eviction.view import make_view
 from kvbench.registry import methods
 
-DATA = Path(__file__).parents[1] / "data"
 WANT = [set(row) for row in FIXTURES["speckv_joint_max"]["kept"]]
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import re
-from pathlib import Path
+
+from support.folders import ROOT
 
 from kvbench import tiny
 from kvbench.config.layers import suite_path
 from kvbench.registry import methods
 
-ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "results" / "baselines"
 PAGE = (ROOT / "docs" / "baselines.md").read_text(encoding="utf-8")
 SHOWN = {f"{task} {budget}": (task, budget) for task in ("walk", "chain", "lookup") for budget in ("48", "96")}

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from support.folders import DATA
 
 from kvbench.scoring.choice import letter_last, simple_evals
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens" / "gpqa_extract.jsonl"
+GOLDENS = DATA / "goldens" / "gpqa_extract.jsonl"
 ROWS = [json.loads(line) for line in GOLDENS.read_text(encoding="utf-8").splitlines()]
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from support.folders import DATA, SHARED
 
 from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.scoring.gsm8k import lm_eval_filters
 from kvbench.scoring.math import score_math
 
-HERE = Path(__file__).parents[1] / "data" / "goldens"
-SHARED = Path(__file__).parents[3] / "shared" / "goldens" / "open"  # the full set, where the project has it
+HERE = DATA / "goldens"
+WHOLE = SHARED / "goldens" / "open"  # the full set, where the project has it
 
 
 def rows(name: str) -> list:
-    file = next(folder / name for folder in (SHARED, HERE) if (folder / name).is_file())
+    file = next(folder / name for folder in (WHOLE, HERE) if (folder / name).is_file())
     return [pytest.param(row, id=row["id"]) for row in map(json.loads, file.read_text(encoding="utf-8").splitlines())]
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from support.folders import DATA
 
 from kvbench.scoring.html_to_tsv import row_dup_rate, score_tsv
 
-ROWS = (Path(__file__).parents[1] / "data" / "goldens" / "html_to_tsv.jsonl").read_text(encoding="utf-8").splitlines()
+ROWS = (DATA / "goldens" / "html_to_tsv.jsonl").read_text(encoding="utf-8").splitlines()
 GOLD = "name\tprice\nAlpha\t1\nBeta\t2"
 
 

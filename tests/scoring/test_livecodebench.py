@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+from support.folders import DATA
 
 from kvbench.scoring import livecodebench
 from kvbench.scoring.livecodebench import Grades, extract_code, grade, same_lines, same_value
 from kvbench.scoring.sandbox import BoxError, Sandbox
 from kvbench.scoring.sandbox.tiers import Bwrap, Landlock, Unsafe
 
-GOLDENS = Path(__file__).parent.parent / "data/goldens"
+GOLDENS = DATA / "goldens"
 SECONDS = 0.4  # where a program is to run out of them
 SUM = "4 5\n1 1\n"
 

@@ -10,10 +10,11 @@ import zlib
 from pathlib import Path
 
 import pytest
+from support.folders import DATA
 
 from kvbench.scoring.livecodebench_tests import Test, TestDataError, read_tests, unpack
 
-SAMPLE = Path(__file__).parent.parent / "data/tasks/livecodebench/synthetic_lcb_format.jsonl"
+SAMPLE = DATA / "tasks" / "livecodebench" / "synthetic_lcb_format.jsonl"
 TESTS = [{"input": "1\n", "output": "2\n", "testtype": "stdin"}]
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from support.folders import DATA
 
 from kvbench.errors import SetupError
 from kvbench.scoring import longbench
 from kvbench.scoring.longbench import METRICS, classification, require, score_row
 
-ROWS = (Path(__file__).parents[1] / "data" / "goldens" / "longbench.jsonl").read_text(encoding="utf-8").splitlines()
+ROWS = (DATA / "goldens" / "longbench.jsonl").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in map(json.loads, ROWS)])

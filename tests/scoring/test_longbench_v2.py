@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from support.folders import DATA
 
 from kvbench.scoring.choice import longbench_v2
 
-FILE = Path(__file__).parents[1] / "data" / "goldens" / "longbench_v2_extract.jsonl"
+FILE = DATA / "goldens" / "longbench_v2_extract.jsonl"
 ROWS = FILE.read_text(encoding="utf-8").splitlines()
 
 

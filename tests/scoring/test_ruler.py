@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from support.folders import DATA
 
 from kvbench.scoring import ruler
 
-ROWS = (Path(__file__).parents[1] / "data" / "goldens" / "ruler.jsonl").read_text(encoding="utf-8").splitlines()
+ROWS = (DATA / "goldens" / "ruler.jsonl").read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("row", [pytest.param(row, id=row["id"]) for row in map(json.loads, ROWS)])

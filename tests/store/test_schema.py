@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta, timezone
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.folders import ROOT
 
 from kvbench.store import COLUMNS, DETERMINISTIC, NAMES, check_row
 from kvbench.store.frames import rows_schema, to_table
@@ -30,7 +30,7 @@ def test_every_column_is_described_and_named_once() -> None:
 
 
 def test_the_manual_shows_the_columns_as_they_are() -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "results.md").read_text()
+    manual = (ROOT / "docs" / "results.md").read_text()
     for c in COLUMNS:
         assert f"| `{c.name}` | {c.kind} | {c.unit} | {c.meaning} | {c.varies} |" in manual
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from kvbench.tasks.gpqa_diamond import LETTERS, ORDERS, option_order
+from support.folders import DATA, ROOT
 
 from kvbench.errors import SetupError
 from kvbench.registry import tasks
@@ -17,7 +18,7 @@ from kvbench.sources.data import Data
 from kvbench.task import Output
 from kvbench.taskkit.names import get_task
 
-SAMPLE = Path(__file__).parents[1] / "data" / "tasks" / "gpqa_diamond" / "synthetic_gpqa_format.jsonl"
+SAMPLE = DATA / "tasks" / "gpqa_diamond" / "synthetic_gpqa_format.jsonl"
 QUESTIONS = [json.loads(line) for line in SAMPLE.read_text(encoding="utf-8").splitlines()]
 
 
@@ -46,7 +47,7 @@ def test_the_manifest():
     )
     assert len(manifest.revision or "") == 40
     assert task.size() == 198 * ORDERS
-    assert not (Path(__file__).parents[2] / "kvbench" / "bundled" / "gpqa_diamond").exists()
+    assert not (ROOT / "kvbench" / "bundled" / "gpqa_diamond").exists()
 
 
 def test_every_question_under_every_order(source):

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pickle
-from pathlib import Path
 
 import pytest
 from kvbench.tasks import livecodebench
+from support.folders import DATA
 
 from kvbench.errors import SetupError
 from kvbench.scoring.pool import ScorePool
@@ -16,7 +16,7 @@ from kvbench.sources.data import Data
 from kvbench.task import Doc, Output, Score, Task
 from kvbench.taskkit.names import expand, get_task
 
-DATA = Path(__file__).parent.parent / "data/tasks"
+TASK_DATA = DATA / "tasks"
 RIGHT = {
     "kvb_001": "n = int(input())\nprint(sum(map(int, input().split())))",
     "kvb_004": (
@@ -28,7 +28,7 @@ RIGHT = {
 
 
 def docs(name: str = "livecodebench", style: str = "default") -> dict[str, Doc]:
-    return {doc.doc_id: doc for doc in get_task(name).docs(Data(DATA), style=style)}
+    return {doc.doc_id: doc for doc in get_task(name).docs(Data(TASK_DATA), style=style)}
 
 
 def out(text: str, thinking: bool = True) -> Output:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from kvbench.tasks.longbench import SETS, macro
+from support.folders import DATA
 
 from kvbench.errors import SetupError
 from kvbench.scoring import longbench as scoring
@@ -18,7 +19,7 @@ from kvbench.sources.data import BUNDLED, Data
 from kvbench.task import Output
 from kvbench.taskkit.names import expand, get_task
 
-SAMPLES = Path(__file__).parents[1] / "data" / "tasks"
+SAMPLES = DATA / "tasks"
 SYNTHETIC = SAMPLES / "longbench" / "synthetic_21_sets.jsonl"
 ROWS = {row["dataset"]: row for row in map(json.loads, SYNTHETIC.read_text(encoding="utf-8").splitlines())}
 PROMPTS = json.loads((BUNDLED / "longbench" / "dataset2prompt.json").read_bytes())

@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from support.folders import DATA
 from support.ruler import reader
 
 from kvbench.sources.data import BUNDLED, Data
 from kvbench.task import Output, Task
 from kvbench.taskkit.names import get_task
 
-SAMPLES = Path(__file__).parents[1] / "data" / "tasks"
+SAMPLES = DATA / "tasks"
 FILE = SAMPLES / "longbench_v2" / "synthetic_format.jsonl"
 ROWS = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 import pytest
 from kvbench.tasks.longproc_html_to_tsv import COMMIT
+from support.folders import DATA
 
 from kvbench.errors import SetupError
 from kvbench.sources.data import BUNDLED, Data
 from kvbench.task import Output
 from kvbench.taskkit.names import expand, get_task
 
-SAMPLES = Path(__file__).parents[1] / "data" / "tasks"
+SAMPLES = DATA / "tasks"
 FILE = SAMPLES / "longproc" / "html_to_tsv_0.5k.sample.jsonl"
 ROWS = [json.loads(line) for line in FILE.read_text(encoding="utf-8").splitlines()]
 TEMPLATE = (BUNDLED / "longproc" / "html_to_tsv.txt").read_text(encoding="utf-8")

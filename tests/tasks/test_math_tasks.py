@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from support.folders import DATA, SHARED
 
 from kvbench.errors import SetupError
 from kvbench.sources.data import Data
@@ -14,10 +15,10 @@ from kvbench.task import Output
 from kvbench.taskkit.names import get_task
 from kvbench.taskkit.prompts import INSTRUCTION, STYLES
 
-EXCERPTS = Path(__file__).parents[1] / "data" / "tasks"
-SHARED = Path(__file__).parents[3] / "shared" / "data"
+EXCERPTS = DATA / "tasks"
+SHARED_DATA = SHARED / "data"
 MATHS = ("aime24", "aime25", "amc23", "math500", "gsm8k")
-full = pytest.mark.skipif(not SHARED.is_dir(), reason="the full data are not beside this checkout")
+full = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the full data are not beside this checkout")
 
 
 def excerpt(name: str):
@@ -142,7 +143,7 @@ def test_a_missing_column_is_named(tmp_path: Path):
     ("name", "count"), [("aime24", 30), ("aime25", 30), ("amc23", 40), ("math500", 500), ("gsm8k", 1319)]
 )
 def test_full_files(name: str, count: int):
-    source = Data(SHARED, env={})
+    source = Data(SHARED_DATA, env={})
     docs = get_task(name).docs(source)
     assert len(docs) == get_task(name).size() == count
     assert source.used[name].mismatch == ""

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from support.folders import TESTS
 
 from kvbench.engine.model.weights import Base, load_weights
 from kvbench.errors import RunInUseError, SetupError, UserError
@@ -87,7 +88,7 @@ def test_after_kill_9_the_same_call_comes_to_the_same_losses(tmp_path: Path):
     for folder in (straight, killed):
         folder.mkdir()
     train(Line(SETTINGS), straight, base=Base(name="toy", config=CONFIG))
-    source = CHILD.format(path=[str(Path(__file__).parents[1])])
+    source = CHILD.format(path=[str(TESTS)])
     kills = 0
     for _ in range(4):
         child = subprocess.Popen([sys.executable, "-c", source, str(killed)])

@@ -27,7 +27,6 @@ from kvbench.eviction.api import Weights
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.sources.models import TINY
 from kvbench.store.files import reason, replacing
-from kvbench.train import catalogue
 
 FORMAT = "kvbench-weights/1"
 FIELDS = (
@@ -159,7 +158,6 @@ def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> P
 
     Raises SetupError when there is none, UserError when it must be trained and was not named.
     """
-    kind = show(weights.kind)[1:-1]
     file = f"{weights.kind}.safetensors"
     if weights.path == "auto":
         path = None if model_folder is None else model_folder / file
@@ -170,15 +168,14 @@ def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> P
         missing = f"{show(path)} does not exist"
     if path is not None and path.is_file():
         return path
-    made = weights.kind in (*catalogue.RECIPES, *catalogue.TABLES)
-    command = f"'kvbench train {kind} --model {show(model)[1:-1]} --out DIR'"
+    command = f"'kvbench train {weights.recipe} --model {show(model)[1:-1]} --out DIR'"
     if isinstance(weights, LearnedWeights) and weights.path == "auto":
-        how = f", which {command} makes" if made else ""
+        how = f", which {command} makes" if weights.recipe else ""
         raise UserError(
             f"method {show(weights.kind)} needs trained {weights.what} weights; "
             f"give --method-opt {weights.kind}.{weights.option}=PATH{how}. None is bundled for {show(model)}."
         )
-    how = f" {command} makes them." if made else ""
+    how = f" {command} makes them." if weights.recipe else ""
     raise SetupError(f"weights {show(weights.kind)} are missing: {missing}.{how}")
 
 

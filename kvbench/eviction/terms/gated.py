@@ -37,7 +37,13 @@ class Gated(Method):
 
     def weights(self) -> LearnedWeights:
         return LearnedWeights(
-            kind=self.name, path=self.gates, what="gate", option="gates", shapes=self._shapes, check=self._check
+            kind=self.name,
+            path=self.gates,
+            recipe=self.name,
+            what="gate",
+            option="gates",
+            shapes=self._shapes,
+            check=self._check,
         )
 
     def columns(self) -> tuple[Column, ...]:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from pathlib import Path
 
 import pytest
 import torch
+from support.folders import DATA
 
 from kvbench.audit.parity.cases import Case, load_cases
 from kvbench.audit.parity.compare import replay
 from kvbench.audit.parity.variants import NotCoveredError, plans
 
-HERE = Path(__file__).parents[1] / "data" / "parity"
+HERE = DATA / "parity"
 CASES = {case.name: case for case in load_cases(HERE)}
 ADA = "adakv/official_mean_norm1_f0.4_hq8hkv2_d16_n320"
 PYRAMID = "pyramidkv/kvpress_l4_gqa4x2"

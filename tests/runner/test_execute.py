@@ -8,6 +8,7 @@ import signal
 from pathlib import Path
 
 import pytest
+from support.folders import DATA
 from support.runs import CONFIGS, configuration, model_folder
 
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
@@ -15,7 +16,7 @@ from kvbench.errors import Interrupted, UserError
 from kvbench.runner.execute import execute
 from kvbench.store import read_run, table_hash
 
-DATA = Path(__file__).parent / "data" / "tasks"
+TASK_DATA = DATA / "tasks"
 ROWS = 3 * 12 * 2
 
 
@@ -106,7 +107,7 @@ def test_real_problems_on_every_architecture(architecture, tmp_path):
     """aime24 problems longer than the budget, on a folder with random weights."""
     folder = model_folder(tmp_path / "model", architecture)
     problems = tmp_path / "aime.jsonl"
-    problems.write_text((DATA / "aime24" / "aime24.jsonl").read_text())
+    problems.write_text((TASK_DATA / "aime24" / "aime24.jsonl").read_text())
     grid = Grid(methods=(MethodChoice(name="gkv"),), budgets=(128,), tasks=("file/aime",))
     config = RunConfig(
         grids=(grid,), model=str(folder), samples=2, max_new_tokens=80, interval=32, task_file=str(problems)

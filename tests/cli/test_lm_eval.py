@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from importlib.metadata import EntryPoint
-from pathlib import Path
 
 import pytest
+from support.folders import ROOT
 
 from kvbench.integrations import TASKS
 
-ROOT = Path(__file__).parents[1]
 ARGS = "model=tiny,method=gkv,budget=64,interval=32"
 
 

@@ -7,11 +7,11 @@ import json
 import re
 import shutil
 import tomllib
-from pathlib import Path
 
 import pytest
+from support.folders import ROOT
 
-TEXT = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text(encoding="utf-8")
+TEXT = (ROOT / "docs" / "plugins.md").read_text(encoding="utf-8")
 
 
 def block(heading, language):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import pytest
+from support.folders import DATA, SHARED
 
 from kvbench.audit.parity.cases import load_cases
 from kvbench.audit.parity.compare import replay, tied
@@ -14,8 +14,8 @@ from kvbench.audit.parity.variants import VARIANTS, NotCoveredError, Plan, plans
 from kvbench.cli.commands.audit import audit_parity
 from kvbench.errors import UserError
 
-HERE = Path(__file__).parents[1] / "data" / "parity"
-WHOLE = Path(__file__).parents[3] / "shared" / "parity" / "open"  # the full collection, where it is at hand
+HERE = DATA / "parity"
+WHOLE = SHARED / "parity" / "open"  # the full collection, where it is at hand
 CASES = {case.name: case for case in load_cases(HERE)}
 HELD_BACK = {("trimkv", "global_layer_wise_alpha")}  # variants of which the collection at hand has no case
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 import torch
+from support.folders import DATA
 
 from kvbench.audit.parity import values as parity_values
 from kvbench.audit.parity.cases import Case, load_cases
@@ -17,7 +17,7 @@ from kvbench.audit.parity.variants import NotCoveredError, learned, plans
 from kvbench.cli.commands.audit import audit_parity
 from kvbench.eviction.terms import foresight
 
-HERE = Path(__file__).parents[1] / "data" / "parity"
+HERE = DATA / "parity"
 CASES = {case.name: case for case in load_cases(HERE)}
 TRAINING, FLOOR, KNORM = "foresightkv/train_mqa3x1_d16", "trimkv/global_floor", "trimkv/global_knorm"
 

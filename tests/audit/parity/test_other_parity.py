@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file, save_file
+from support.folders import DATA
 
 from kvbench.audit.parity.cases import load_cases
 from kvbench.audit.parity.compare import replay
 from kvbench.audit.parity.variants import NotCoveredError, plans
 from kvbench.cli.commands.audit import audit_parity
 
-HERE = Path(__file__).parents[1] / "data" / "parity"
+HERE = DATA / "parity"
 CASES = {case.name: case for case in load_cases(HERE)}
 MORPHKV = "morphkv/mistral_sum_mqa6x1_d16"
 

@@ -20,10 +20,11 @@ from pathlib import Path
 
 import pytest
 from support.bad_inputs import FIRST, SIGNALS, damaged_runs, fill, interrupted, repos
+from support.folders import DATA
 from support.hub import Hub, environment
 from support.judges import KEY, Server, playing, send
 
-ROWS = list(csv.DictReader((Path(__file__).parent / "data/bad_inputs.csv").open(encoding="utf-8", newline="")))
+ROWS = list(csv.DictReader((DATA / "bad_inputs.csv").open(encoding="utf-8", newline="")))
 ALL = {f"{row['id']}-{number}": row for number, row in enumerate(ROWS)}
 WAITING = {"B092", "B093"}  # for the command `kvbench compare`
 DRIVEN = {name: row for name, row in ALL.items() if row["needs"] != "compare"}

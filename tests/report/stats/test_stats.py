@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.folders import DATA, SHARED
 
 from kvbench.report.stats import (
     by_question,
@@ -27,9 +27,9 @@ from kvbench.report.stats import (
 )
 from kvbench.scoring.math import normalise_answer
 
-GOLDENS = Path(__file__).parent / "data" / "goldens" / "passk_stats.jsonl"
-SHARED = Path(__file__).parents[2] / "shared" / "goldens" / "open" / "passk_stats.jsonl"
-ROWS = [json.loads(line) for line in (SHARED if SHARED.is_file() else GOLDENS).read_text(encoding="utf-8").splitlines()]
+GOLDENS = DATA / "goldens" / "passk_stats.jsonl"
+WHOLE = SHARED / "goldens" / "open" / "passk_stats.jsonl"
+ROWS = [json.loads(line) for line in (WHOLE if WHOLE.is_file() else GOLDENS).read_text(encoding="utf-8").splitlines()]
 
 
 def golden(metric: str) -> list:

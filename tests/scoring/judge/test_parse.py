@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
+from support.folders import DATA
 
 from kvbench.scoring.judge.parse import rating, verdict
 
-GOLDENS = Path(__file__).parents[1] / "data" / "goldens" / "mt_bench_parse.jsonl"
+GOLDENS = DATA / "goldens" / "mt_bench_parse.jsonl"
 ROWS = [json.loads(line) for line in GOLDENS.read_text(encoding="utf-8").splitlines()]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from support.folders import ROOT
 
-ROOT = Path(__file__).parent.parent
 LIMIT = 400
 FILES = [p for folder in ("kvbench", "methods", "tasks") for p in sorted((ROOT / folder).rglob("*.py"))]
 
