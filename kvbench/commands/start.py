@@ -30,6 +30,11 @@ from kvbench.store.redact import holds_secret
 if TYPE_CHECKING:
     from kvbench.run import RunResult
 
+LIMIT = (
+    "tok/s at most: the limit of this machine's memory and arithmetic, from a probe of 0.1 s that varies with what else "
+    "runs. A run reaches a part of it."
+)
+
 
 def start(params: Mapping[str, Any]) -> None:
     """Run what was typed. Everything that torch is not needed for is checked before it is imported."""
@@ -155,9 +160,10 @@ def _print_plan(result: RunResult) -> None:
     table = terminal.grid("task", "method", "budget", *numbers, right=("budget", *numbers))
     for p in _plan(result):
         sizes = (str(p[name]) for name in ("rows", "slots", "entries"))
-        speed = f"{p['tokens_per_second_at_most']:,.0f}"
+        speed = f"{float(format(p['tokens_per_second_at_most'], '.2g')):,.10g}"  # the probe repeats to about a digit
         table.add_row(p["task"], p["method"], p["budget"] or "-", *sizes, size(p["slot_bytes"]), speed)
     terminal.console().print(table)
+    print(LIMIT)
     print(f"{result.planned} rows; nothing was run.")
 
 
