@@ -90,6 +90,8 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
     elif result.run_dir is not None:
+        if result.repeated and not quiet:
+            terminal.note(f"nothing was run: all {result.planned} rows of {show(result.run_dir)} were there already.")
         report_on(result.run_dir, quiet=quiet)
     failed = sum(result.failed.values())
     if json:
