@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from kvbench.run import RunResult
 
 LIMIT = (
-    "tok/s at most: the limit of this machine's memory and arithmetic, from a probe of 0.1 s that varies with what else "
-    "runs. A run reaches a part of it."
+    "tok/s at most: the limit of this machine's memory and arithmetic, from a probe of 0.1 s that varies with what "
+    "else runs. A run reaches a part of it."
 )
 
 
