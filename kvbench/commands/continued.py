@@ -19,7 +19,7 @@ from typing import Any
 from kvbench.budget import label
 from kvbench.commands.request import Builder, member_name, refuse_secrets
 from kvbench.config import OPERATIONAL, PARSERS, SOURCES, MethodChoice, RunConfig
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import NEW_RUN, SetupError, UserError, show
 from kvbench.eviction import choose
 from kvbench.plugins import check_same, load_plugins
 from kvbench.problems import Problems
@@ -102,7 +102,7 @@ def _read(out: Path, name: str) -> dict[str, Any]:
         option = "--method-opt" if setting == "grids" else f"--{setting.replace('_', '-')}"
         raise UserError(
             f"run {show(name)} was made by an older kvbench that stored {option} redacted; it cannot be continued. "
-            "Start a new run with --run-name."
+            f"{NEW_RUN.capitalize()}."
         )
     return record
 
@@ -130,13 +130,13 @@ def _template(run: str, stored: Mapping[str, Any], record: Mapping[str, Any], ga
         if typed and path != was:
             raise UserError(
                 f"--chat-template {show(path)} is not {show(was)}, which run {show(run)} began with, and its record "
-                "has no hash of that file. Give the file at its place, or another --run-name."
+                f"has no hash of that file. Give the file at its place, or {NEW_RUN}."
             )
         return {"chat_template": path} if typed else {}
     if (now := template_hash(path)) != sha256:
         raise UserError(
             f"--chat-template {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
-            f"({sha256[:12]}). Give the file as it was, or another --run-name."
+            f"({sha256[:12]}). Give the file as it was, or {NEW_RUN}."
         )
     return {"chat_template": path}
 
@@ -183,7 +183,7 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
     if was != now:
         raise UserError(
             f"--task-file {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
-            f"({(was or 'unknown')[:12]}). Give the file as it was, or another --run-name."
+            f"({(was or 'unknown')[:12]}). Give the file as it was, or {NEW_RUN}."
         )
 
 
