@@ -80,7 +80,7 @@ def execute(
     dtype = pick_dtype(config.dtype, device)
     check_attn(config.attn, device, dtype)
     name = run_name or config.run_name()
-    info = models.fetched(config.model, config.revision)
+    info = models.fetched(config.model_place, config.revision)
     model = same_run.model_record(config, models.state(info))
     same_run.check_model(name, same_run.began(out, name, config, resume=resume), model)
     ready = prepare(config, say, info)

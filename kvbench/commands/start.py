@@ -172,7 +172,7 @@ def _print_plan(result: RunResult) -> None:
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
     """The model, also when the grid is wrong, so that both problems are shown."""
     given = gathered.first("model") if gathered else None
-    name = chosen.model if chosen else str(given.value).strip() if given else TINY
+    name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None
     if holds_secret(name):  # `build` has said so, without the name
         return None
