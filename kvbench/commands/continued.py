@@ -71,8 +71,8 @@ def continued(
     if "task_file" in given:
         _check_task_file(name, given["task_file"], record)
     load_plugins(given.get("plugin", ()))
-    moved_to = _moved_to(name, stored["model"], record, gathered)
-    config = dataclasses.replace(_made(out / name, stored | given), moved_to=moved_to)
+    config = _made(out / name, stored | given)
+    config = dataclasses.replace(config, moved_to=_moved_to(name, config.model, record, gathered))
     _check_typed(config, gathered)
     return config
 
