@@ -147,7 +147,10 @@ def test_a_run_does_not_go_on_with_another_source(calls: Callable, tmp_path: Pat
     (refused,) = calls(tmp_path, [(resume.split(), {})])
     assert refused.code == 2, refused.err
     said = "the source of methods 'gkv', 'snapkv+gkv' changed since run 'r1' began (kvbench/eviction/redundancy.py)."
-    assert f"error: {said} Put it back, give --allow-version-change, or give another --run-name.\n" == refused.err
+    assert (
+        f"error: {said} Put it back, give --allow-version-change, or start a new run (kvbench run --run-name).\n"
+        == refused.err
+    )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
     (allowed,) = calls(tmp_path, [(f"{resume} --allow-version-change".split(), {})])
     assert allowed.code == 0, allowed.err

@@ -18,7 +18,7 @@ imported when a function first needs them. Numbers that cannot be had (one quest
 
 from kvbench.stats.clusters import Clusters
 from kvbench.stats.compare import Paired, paired
-from kvbench.stats.flips import sign_flip
+from kvbench.stats.flips import fewest_clusters, sign_flip
 from kvbench.stats.means import Estimate, estimate
 from kvbench.stats.power import smallest_drop
 from kvbench.stats.samples import by_question, maj_at_n, mean_pass_at_k, pass_at_k, question_means, rates
@@ -32,6 +32,7 @@ __all__ = [
     "Paired",
     "by_question",
     "estimate",
+    "fewest_clusters",
     "holm",
     "judge",
     "maj_at_n",
