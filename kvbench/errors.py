@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import unicodedata
 
+NEW_RUN = "start a new run (kvbench run --run-name)"  # in full: most commands have no such option
+
 
 class KVBenchError(Exception):
     """Base of all expected failures. `str(error)` is the one line to print."""

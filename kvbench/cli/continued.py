@@ -10,6 +10,7 @@ record only says what it was. A file that is given again must have the hash in t
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Collection, Mapping
@@ -23,11 +24,13 @@ from kvbench.config.plugins import check_same, load_plugins
 from kvbench.config.run_config import OPERATIONAL, PARSERS, SOURCES, MethodChoice, RunConfig
 from kvbench.console.problems import Problems
 from kvbench.console.redact import HIDDEN, hide_keys
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import NEW_RUN, SetupError, UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
 from kvbench.runner.workload import template_hash
+from kvbench.sources import models
 from kvbench.store import again, list_runs, manifest
+from kvbench.store.files import bare
 
 KEEPS = "A resumed run keeps its settings."
 FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # what a configuration file may give to a run that goes on
@@ -69,14 +72,15 @@ def continued(
         _check_task_file(name, given["task_file"], record)
     load_plugins(given.get("plugin", ()))
     config = _made(out / name, stored | given)
+    config = dataclasses.replace(config, moved_to=_moved_to(name, config.model, record, gathered))
     _check_typed(config, gathered)
     return config
 
 
 def asked(config: RunConfig, gathered: Gathered) -> set[str]:
     """The models and tasks that the user named too, so that the hub may be asked for them."""
-    models = {config.model} if gathered.typed("model") else set()
-    return models | (set(config.tasks) if gathered.typed("task") else set())
+    named = {config.model} if gathered.typed("model") else set()
+    return named | (set(config.tasks) if gathered.typed("task") else set())
 
 
 def _check_layers(gathered: Gathered) -> None:
@@ -102,7 +106,7 @@ def _read(out: Path, name: str) -> dict[str, Any]:
         option = "--method-opt" if setting == "grids" else f"--{setting.replace('_', '-')}"
         raise UserError(
             f"run {show(name)} was made by an older kvbench that stored {option} redacted; it cannot be continued. "
-            "Start a new run with --run-name."
+            f"{NEW_RUN.capitalize()}."
         )
     return record
 
@@ -130,13 +134,13 @@ def _template(run: str, stored: Mapping[str, Any], record: Mapping[str, Any], ga
         if typed and path != was:
             raise UserError(
                 f"--chat-template {show(path)} is not {show(was)}, which run {show(run)} began with, and its record "
-                "has no hash of that file. Give the file at its place, or another --run-name."
+                f"has no hash of that file. Give the file at its place, or {NEW_RUN}."
             )
         return {"chat_template": path} if typed else {}
     if (now := template_hash(path)) != sha256:
         raise UserError(
             f"--chat-template {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
-            f"({sha256[:12]}). Give the file as it was, or another --run-name."
+            f"({sha256[:12]}). Give the file as it was, or {NEW_RUN}."
         )
     return {"chat_template": path}
 
@@ -158,9 +162,7 @@ def _check_again(
             missing.pop("judge_mode", None)
     if not missing:
         return
-    typed = sys.argv[1:]
-    end = typed.index("--") if "--" in typed else len(typed)  # what follows is no option
-    line = again.line(["kvbench", *typed[:end], *again.words(missing), *typed[end:]])
+    line = _typed_with(missing)
     hidden = f" ({HIDDEN} stands for what was not stored)" if HIDDEN in line else ""
     listed = ", ".join(f"--{key.replace('_', '-')}" for key in missing)
     them = "it" if len(missing) == 1 else "them"
@@ -168,6 +170,40 @@ def _check_again(
         f"run {show(run)} used {listed}, which kvbench never takes from a run's folder. If you trust {them}, give "
         f"{them} again{hidden}: {line}"
     )
+
+
+def _typed_with(settings: Mapping[str, Any]) -> str:
+    """The command that was typed, with more settings."""
+    typed = sys.argv[1:]
+    end = typed.index("--") if "--" in typed else len(typed)  # what follows is no option
+    return again.line(["kvbench", *typed[:end], *again.words(settings), *typed[end:]])
+
+
+def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered) -> str | None:
+    """The folder that was given for a local model that lies elsewhere now, checked by the hashes of its files."""
+    recorded = {entry["name"]: entry["hash"] for entry in record["environment"].get("model_files", [])}
+    if not recorded or was == models.TINY:
+        return None
+    if (typed := gathered.typed("model")) is None:
+        if not os.path.lexists(os.path.expanduser(was)):
+            line = _typed_with({"model": "PATH"})
+            raise SetupError(
+                f"model folder {show(was)} of run {show(run)} does not exist. If it was moved, say where it is: {line}"
+            )
+        return None
+    place = parse(typed.source, PARSERS["model"], typed.value)
+    if place == was:
+        return None
+    files = models.state(models.describe(place)).files
+    if not files:
+        raise UserError(f"{_said(typed, place)} is no folder; run {show(run)} began with the model in {show(was)}.")
+    if differing := sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name)):
+        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
+        raise UserError(
+            f"{_said(typed, place)} differs from model {show(was)} of run {show(run)} in {bare(differing[0])}{more}. "
+            f"Give the folder as it was, or {NEW_RUN}."
+        )
+    return str(place)
 
 
 def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
@@ -183,7 +219,7 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
     if was != now:
         raise UserError(
             f"--task-file {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
-            f"({(was or 'unknown')[:12]}). Give the file as it was, or another --run-name."
+            f"({(was or 'unknown')[:12]}). Give the file as it was, or {NEW_RUN}."
         )
 
 
@@ -221,6 +257,8 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
         if key in OPERATIONAL or (given := gathered.typed(key)) is None:
             continue
         value, kept = parse(given.source, PARSERS[key], given.value), getattr(config, key)
+        if key == "model" and value == config.moved_to:
+            continue
         if value != kept:
             raise UserError(f"{_said(given, value)} differs from the run's {_value(kept)}. {KEEPS}")
     axes = {

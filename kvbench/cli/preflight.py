@@ -21,8 +21,8 @@ def check_inputs(config: RunConfig) -> None:
     """Raises KVBenchError for what can be known to be missing or wrong without torch."""
     if config.chat_template is not None:
         prompts.load_template(config.chat_template)
-    known = models.describe(config.model, config.revision)
-    info = models.located(config.model, config.revision)
+    known = models.describe(config.model_place, config.revision)
+    info = models.located(config.model_place, config.revision)
     if info != known:
         _check_again(config, info)
     if info.folder is not None:

@@ -25,7 +25,7 @@ FILES = tuple(key for key in TO_ASK if key != "task")
 
 def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
     """The run's configuration with what was typed. Raises UserError for what the run's answers decide."""
-    for key in ("model", "revision", "seed", "max_new_tokens", "stop"):
+    for key in ("revision", "seed", "max_new_tokens", "stop"):
         if typed[key] not in (None, [], ()):
             raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
     folder = one_run(run, Path("results"))
@@ -50,7 +50,7 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 def _again(typed: dict[str, Any]) -> Gathered:
     """What was given of the settings that a run's folder does not decide."""
-    given = gather({key: typed[key] for key in FILES}, os.environ)
+    given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
 

@@ -31,6 +31,11 @@ from kvbench.store import check_run_name, check_same, check_writable, resume_com
 if TYPE_CHECKING:
     from kvbench.runner.execute import RunResult
 
+LIMIT = (
+    "tok/s at most: the limit of this machine's memory and arithmetic, from a probe of 0.1 s that varies with what "
+    "else runs. A run reaches a part of it."
+)
+
 
 def start(params: Mapping[str, Any]) -> None:
     """Run what was typed. Everything that torch is not needed for is checked before it is imported."""
@@ -86,6 +91,8 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
     if result.run_dir is None and not (json or quiet):
         _print_plan(result)
     elif result.run_dir is not None:
+        if result.repeated and not quiet:
+            terminal.note(f"nothing was run: all {result.planned} rows of {show(result.run_dir)} were there already.")
         report_on(result.run_dir, quiet=quiet)
     failed = sum(result.failed.values())
     if json:
@@ -156,16 +163,17 @@ def _print_plan(result: RunResult) -> None:
     table = terminal.grid("task", "method", "budget", *numbers, right=("budget", *numbers))
     for p in _plan(result):
         sizes = (str(p[name]) for name in ("rows", "slots", "entries"))
-        speed = f"{p['tokens_per_second_at_most']:,.0f}"
+        speed = f"{float(format(p['tokens_per_second_at_most'], '.2g')):,.10g}"  # the probe repeats to about a digit
         table.add_row(p["task"], p["method"], p["budget"] or "-", *sizes, size(p["slot_bytes"]), speed)
     terminal.console().print(table)
+    print(LIMIT)
     print(f"{result.planned} rows; nothing was run.")
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
     """The model, also when the grid is wrong, so that both problems are shown."""
     given = gathered.first("model") if gathered else None
-    name = chosen.model if chosen else str(given.value).strip() if given else TINY
+    name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None
     if holds_secret(name):  # `build` has said so, without the name
         return None

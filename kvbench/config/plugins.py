@@ -23,7 +23,7 @@ from pathlib import Path
 from kvbench import registry
 from kvbench.console.faults import words
 from kvbench.console.signals import Signalled
-from kvbench.errors import KVBenchError, UserError, show
+from kvbench.errors import NEW_RUN, KVBenchError, UserError, show
 from kvbench.registry import NameTaken
 
 
@@ -89,7 +89,7 @@ def check_same(paths: Sequence[str], recorded: Collection[Mapping[str, str]], ru
         if sha256 not in was and not more:
             raise UserError(
                 f"--plugin {show(path)} ({sha256[:12]}) is none of the plug-ins that run {show(run)} began with "
-                f"({show(had)[1:-1]}). Give the file as it was, or another --run-name."
+                f"({show(had)[1:-1]}). Give the file as it was, or {NEW_RUN}."
             )
     for sha256, name in was.items():
         if sha256 not in now:

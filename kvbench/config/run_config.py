@@ -154,6 +154,7 @@ class RunConfig:
     unsafe_run_code: bool = setting(False, flag)  # programs with resource limits only
     keep_prompts: bool = setting(False, flag)  # store prompts of gated data too
     plugin: tuple[str, ...] = setting((), files)  # files that register methods and tasks
+    moved_to: str | None = None  # the folder of a resumed run's model, given again; rows and the record keep `model`
 
     def __post_init__(self) -> None:
         for name, parser in PARSERS.items():
@@ -185,6 +186,11 @@ class RunConfig:
             judge_mode=self.judge_mode,
             unsafe_code=self.unsafe_run_code,
         )
+
+    @property
+    def model_place(self) -> str:
+        """Where the model is read from: a folder or a hub name."""
+        return self.moved_to or self.model
 
     @property
     def tasks(self) -> tuple[str, ...]:

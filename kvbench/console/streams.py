@@ -1,8 +1,8 @@
 """Standard streams that may be closed, full or gone.
 
 Descriptors 0 to 2 are opened on the null device where the caller closed them: a file of a run would get their numbers,
-and what a library prints would end up in it. A write to standard output that fails is the command's failure; one to
-standard error is not, because the run matters more than its messages.
+and what a library prints would end up in it. A write to standard output that fails is the command's failure, also where
+the caller closed it; one to standard error is not, because the run matters more than its messages.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ def repair() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free: this one
+            _Output.is_lost |= number == 1
     if sys.stdout is sys.__stdout__:
         sys.stdout = _opened(1, sys.stdout, _Output)
     if sys.stderr is sys.__stderr__:
@@ -37,10 +38,15 @@ def discard_output() -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)
+    _Output.is_lost = False
 
 
 class _Output(io.FileIO):
+    is_lost = False  # whether the caller closed standard output: what commands print would reach only the null device
+
     def write(self, data: object) -> int | None:  # type: ignore[override]
+        if _Output.is_lost:
+            raise Unprintable("cannot write to standard output (it is closed). Redirect it, for example to /dev/null.")
         try:
             return super().write(data)  # type: ignore[arg-type]
         except BrokenPipeError:

@@ -12,7 +12,7 @@ from typing import Any
 
 from kvbench.console.progress import size
 from kvbench.eviction.budget import label
-from kvbench.report.cells import PASS_AT, SCORES, CellRow
+from kvbench.report.cells import PASS_AT, SCORES, Against, CellRow
 from kvbench.report.stats import Estimate
 from kvbench.report.tables import TaskTable
 
@@ -35,7 +35,7 @@ def quality(table: TaskTable, plus_minus: str) -> Columns:
         (SCORES[table.headline], score),
         *((SCORES[o], lambda c, o=o: _number(c.others[o])) for o in others),
         (f"minus {base}", _difference),
-        ("verdict", lambda c: f"{c.against.verdict} p{_p(c.against.p)}" if c.against else NOTHING),
+        ("verdict", lambda c: _verdict(c.against) if c.against else NOTHING),
     ]
     return _filled(table, columns)
 
@@ -174,6 +174,10 @@ def _percent(value: float) -> str:
 
 def _entries(value: float) -> str:
     return NOTHING if math.isnan(value) else f"{value:.0f}" if value == int(value) else f"{value:.1f}"
+
+
+def _verdict(against: Against) -> str:
+    return against.verdict if against.found.test == "none" else f"{against.verdict} p{_p(against.p)}"
 
 
 def _p(value: float) -> str:

@@ -35,6 +35,7 @@ COLUMNS = (
     *("kv_bytes_prefill_peak", "decode_seconds", "evict_seconds", "roofline_share"),
     *(column for column, _, _ in NOTED),
 )
+MOST = 4  # runs that a notice lists
 FIRST_FORMAT = {"compress": "query-aware", "prefill": "full"}  # of rows that evict and do not say
 
 
@@ -155,7 +156,7 @@ def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
 
 
 def _each_once(rows: Rows) -> tuple[Rows, list[str]]:
-    """Each row key once, an ok row before others, and a line for each run of which rows were left out."""
+    """Each row key once, an ok row before others, and a line that says whose rows were left out."""
     import numpy as np
 
     keys = rows.text(KEY).codes
@@ -166,13 +167,18 @@ def _each_once(rows: Rows) -> tuple[Rows, list[str]]:
     if kept.all():
         return rows, []
     runs = rows.text(RUN)
-    took = np.unique(np.stack([runs.codes[~kept], runs.codes[first[keys[~kept]]]]), axis=1, return_counts=True)
-    lines = [
-        f"{_counted(count)} of {runs.names[loser]} left out: {runs.names[winner]} has them too (equal row keys), and "
-        f"a row counts once. {ONE_BY_ONE}"
-        for (loser, winner), count in zip(took[0].T.tolist(), took[1].tolist())
-    ]
-    return rows.where(kept), lines
+    losers, winners = ([runs.names[code] for code in np.unique(runs.codes[at])] for at in (~kept, first[keys[~kept]]))
+    has = "has" if len(winners) == 1 else "have"
+    line = (
+        f"{_counted(int((~kept).sum()))} of {_few(losers)} left out: {_few(winners)} {has} them too (equal row keys), "
+        f"and a row counts once. {ONE_BY_ONE}"
+    )
+    return rows.where(kept), [line]
+
+
+def _few(runs: Sequence[str]) -> str:
+    more = len(runs) - MOST
+    return ", ".join(runs[:MOST]) + (f" and {more} more" if more > 0 else "")
 
 
 def _counted(count: int) -> str:

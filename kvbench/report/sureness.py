@@ -11,13 +11,14 @@ import math
 from collections.abc import Sequence
 
 from kvbench.report.cells import Against
-from kvbench.report.stats import ALPHA, Paired
+from kvbench.report.stats import ALPHA, Paired, fewest_clusters
 
 
 def notes(found: Sequence[Against]) -> list[str]:
     if not found:
         return []
-    return [*_drops(found), *_without_spread(found), *_out_of_reach(found), *_tests([a.found for a in found])]
+    tests = [a.found for a in found]
+    return [*_drops(found), *_without_spread(found), *_out_of_reach(found), *_too_few(tests), *_tests(tests)]
 
 
 def _within_reach(against: Against) -> bool:
@@ -63,6 +64,17 @@ def _out_of_reach(found: Sequence[Against]) -> list[str]:
     return lines
 
 
+def _too_few(found: Sequence[Paired]) -> list[str]:
+    few = [one.clusters for one in found if one.test == "none"]
+    if not few:
+        return []
+    count = "1 question" if max(few) == 1 else f"{max(few)} questions"
+    return [
+        f"{_comparisons(len(few))} no verdict: {count} (questions of one source count once) are fewer than "
+        f"{fewest_clusters(ALPHA)}, from which on an exact test can reach {ALPHA:.0%}."
+    ]
+
+
 def _comparisons(count: int) -> str:
     return "1 comparison has" if count == 1 else f"{count} comparisons have"
 
@@ -76,8 +88,6 @@ def _tests(found: Sequence[Paired]) -> list[str]:
 def _correction(one: Paired) -> str:
     about = f"{one.clusters} clusters, the largest with {one.largest} of {one.questions} questions"
     freedom = f"{one.df:.1f} effective degrees of freedom of {one.clusters - 1}"
-    if one.clusters < 2:
-        return ""
     if one.test == "t":
         return f"{about}: standard errors are CR2 and t has {freedom}."
     if one.test == "sign flips":
@@ -85,4 +95,4 @@ def _correction(one: Paired) -> str:
             f"{about}: t would have {freedom}, so p, verdicts and intervals of differences come from sign flips of "
             "whole clusters."
         )
-    return f"{about}: too few and too unequal for any test, verdict unknown." if one.test == "none" else ""
+    return ""

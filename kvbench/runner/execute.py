@@ -29,7 +29,7 @@ from kvbench.errors import show
 from kvbench.runner import env, same_run
 from kvbench.runner.cell import CellPlan, MethodState, check_weights, plan_rows
 from kvbench.runner.inputs import Notice, Prepared, prepare
-from kvbench.runner.rescore import rescore
+from kvbench.runner.rescore import Rescored, rescore
 from kvbench.runner.session import Runner
 from kvbench.runner.workload import TaskWork
 from kvbench.sources import models
@@ -41,13 +41,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunResult:
-    """How a run ended. `failed` counts rows with a status other than "ok", by status."""
+    """How a run ended. `failed` counts rows with a status other than "ok", by status.
+
+    `repeated`: every row was there before, with its score.
+    """
 
     run_dir: Path | None  # None after a dry run
     done: int
     planned: int
     plans: tuple[CellPlan, ...]
     failed: Mapping[str, int] = field(default_factory=dict)
+    repeated: bool = False
 
 
 def execute(
@@ -79,7 +83,7 @@ def execute(
     dtype = pick_dtype(config.dtype, device)
     check_attn(config.attn, device, dtype)
     name = run_name or config.run_name()
-    info = models.fetched(config.model, config.revision)
+    info = models.fetched(config.model_place, config.revision)
     model = same_run.model_record(config, models.state(info))
     same_run.check_model(name, same_run.began(out, name, config, resume=resume), model)
     ready = prepare(config, say, info)
@@ -170,7 +174,10 @@ def execute(
                 say(f"{rescored.strangers} answers without a score belong to prompts that are made differently now.")
             folder.seal()
         failed = runner.failed + Counter(rescored.failed)
-        return RunResult(run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed)
+        repeated = keys <= done and rescored == Rescored()
+        return RunResult(
+            run_dir=folder.path, done=runner.done, planned=total, plans=plans, failed=failed, repeated=repeated
+        )
 
 
 def _unused(works: Mapping[str, TaskWork]) -> tuple[str, ...]:

@@ -50,7 +50,7 @@ def prepare(config: RunConfig, say: Notice, info: models.ModelInfo | None = None
         KVBenchError: the model or a task's data cannot be had, a prompt cannot be made, a judge's settings are wrong,
             or programs would have to run where nothing isolates them.
     """
-    info = info or models.fetched(config.model, config.revision)
+    info = info or models.fetched(config.model_place, config.revision)
     where = info.where
     with models.reading(config.model, where):
         tokenizer, model_config = _read_model(where, config)

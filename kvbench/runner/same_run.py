@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.config.run_config import MethodChoice, RunConfig
-from kvbench.errors import UserError, show
+from kvbench.errors import NEW_RUN, UserError, show
 from kvbench.runner.cell import MethodState
 from kvbench.runner.workload import template_hash
 from kvbench.sources import hub
@@ -25,7 +25,6 @@ from kvbench.sources.models import State
 from kvbench.store import check_run_name, manifest
 from kvbench.store.files import bare
 
-ANOTHER = "give another --run-name"
 MOST = 4  # files or methods that a message lists
 
 
@@ -94,17 +93,17 @@ def check_model(
     if now["model_files"] and "model_files" not in before:
         raise UserError(
             f"run {show(run)} was made by an older kvbench, which knew a model by fewer files; it cannot be continued "
-            f"('kvbench report', 'score' and 'replay' still read it). {ANOTHER.capitalize()}."
+            f"('kvbench report', 'score' and 'replay' still read it). {NEW_RUN.capitalize()}."
         )
     was, has = (_hashes(record.get("model_files", []), wanted) for record in (before, now))
     if was and has:
         if changes := _changes(was, has):
-            raise UserError(f"{_told(changes, f'of model {model} ', run)}, or {ANOTHER}.")
+            raise UserError(f"{_told(changes, f'of model {model} ', run)}, or {NEW_RUN}.")
     elif (old := _revision(before)) != (new := _revision(now)):
         former = f"; --revision {old} takes the former one" if hub.is_commit(old) else ""
         raise UserError(
             f"model {model} is at revision {bare(new)} now; run {show(run)} began with {bare(old)}. "
-            f"{ANOTHER.capitalize()}{former}."
+            f"{NEW_RUN.capitalize()}{former}."
         )
     _check_template(run, before.get("chat_template"), now["chat_template"])
 
@@ -127,18 +126,18 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
     """
     for task, found in now.items():
         if (known := before.get(task)) is None:
-            raise UserError(f"run {show(run)} does not say which data task {show(task)} had. {ANOTHER.capitalize()}.")
+            raise UserError(f"run {show(run)} does not say which data task {show(task)} had. {NEW_RUN.capitalize()}.")
         for what in ("sha256", "revision"):
             if known["data"].get(what) != found["data"].get(what):
                 raise UserError(
                     f"the data of task {show(task)} changed since run {show(run)} began "
                     f"({what} {bare(known['data'].get(what))}, now {bare(found['data'].get(what))}). "
-                    f"{ANOTHER.capitalize()}."
+                    f"{NEW_RUN.capitalize()}."
                 )
         if versions and known["version"] != found["version"]:
             raise UserError(
                 f"task {show(task)} is at version {bare(found['version'])}; run {show(run)} began with "
-                f"{bare(known['version'])}. {ANOTHER.capitalize()}."
+                f"{bare(known['version'])}. {NEW_RUN.capitalize()}."
             )
 
 
@@ -147,7 +146,7 @@ def _check_plugins(run: str, before: Sequence[Mapping[str, str]], now: Sequence[
     if sorted(p["sha256"] for p in before) != sorted(p["sha256"] for p in now):
         was, has = (", ".join(map(_plugin, found)) or "none" for found in (before, now))
         raise UserError(
-            f"the plug-ins of run {show(run)} changed since it began ({was}; now {has}). {ANOTHER.capitalize()}."
+            f"the plug-ins of run {show(run)} changed since it began ({was}; now {has}). {NEW_RUN.capitalize()}."
         )
 
 
@@ -164,10 +163,10 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
         if was["version"] != entry["version"]:
             raise UserError(
                 f"method {label} is at version {bare(entry['version'])}; run {show(run)} began with "
-                f"{bare(was['version'])}. {ANOTHER.capitalize()}."
+                f"{bare(was['version'])}. {NEW_RUN.capitalize()}."
             )
         if changes := _changes(_hashes(was["artefacts"]), _hashes(entry["artefacts"])):
-            raise UserError(f"{_told(changes, f'of method {label} ', run)}, or {ANOTHER}.")
+            raise UserError(f"{_told(changes, f'of method {label} ', run)}, or {NEW_RUN}.")
         if was["source"] != entry["source"]:
             edited.append(entry)
     if not edited:
@@ -176,7 +175,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
     methods = _few([show(entry["method"]) for entry in edited])
     text = f"the source of method{'s' * (len(edited) > 1)} {methods} changed since run {show(run)} began ({files})"
     if not allowed:
-        raise UserError(f"{text}. Put it back, give --allow-version-change, or {ANOTHER}.")
+        raise UserError(f"{text}. Put it back, give --allow-version-change, or {NEW_RUN}.")
     return [f"{text}. Every row states its source (column method_source)."]
 
 
@@ -190,7 +189,7 @@ def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, s
     """That --chat-template names a file is a setting; here its content is compared."""
     if was and has and was["sha256"] != has["sha256"]:
         changes = {f"chat template {show(has['path'])}": (was["sha256"], has["sha256"])}
-        raise UserError(f"{_told(changes, '', run)}, or {ANOTHER}.")
+        raise UserError(f"{_told(changes, '', run)}, or {NEW_RUN}.")
 
 
 def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -198,7 +197,7 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
             f"run {show(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
-            f"in {now['dtype']}. Continue it on such a device, or {ANOTHER}."
+            f"in {now['dtype']}. Continue it on such a device, or {NEW_RUN}."
         )
 
 
@@ -208,7 +207,7 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
         if before.get(task, found).get("prompts", found["prompts"]) != found["prompts"]:
             raise UserError(
                 f"task {show(task)} makes other prompts than when run {show(run)} began: its code, or a library that "
-                f"makes tokens, changed. Put it back, or {ANOTHER}."
+                f"makes tokens, changed. Put it back, or {NEW_RUN}."
             )
 
 

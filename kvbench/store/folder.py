@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import NEW_RUN, SetupError, UserError, show
 from kvbench.store import manifest, tables
 from kvbench.store.files import bare, is_leftover, probe, reason, remove_leftovers, sync_folder
 from kvbench.store.journal import Journal
@@ -257,7 +257,7 @@ def _check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str
     this = _listed([bare(changed[n][1]) for n in packages])
     text = f"run '{name}' was made with {run}; installed: {this}."
     if not allowed:
-        raise UserError(f"{text} Rows may not compare: give --allow-version-change, or another --run-name.")
+        raise UserError(f"{text} Rows may not compare: give --allow-version-change, or {NEW_RUN}.")
     return [f"{text} Every row states its versions."]
 
 

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvbench.console import signals
-from kvbench.errors import RunInUseError, SetupError, show
+from kvbench.errors import NEW_RUN, RunInUseError, SetupError, show
 from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
 from kvbench.store.strict_json import document
@@ -155,7 +155,7 @@ class RunLock:
 
     def _in_use(self, owner: Owner | None) -> RunInUseError:
         who = "another process" if owner is None else f"{owner} since {_clock(owner.since)}"
-        return RunInUseError(f"run '{self.run}' is in use by {who}. Wait for it to end, or give another --run-name.")
+        return RunInUseError(f"run '{self.run}' is in use by {who}. Wait for it to end, or {NEW_RUN}.")
 
     def _claim(self, fd: int) -> None:
         os.ftruncate(fd, 0)

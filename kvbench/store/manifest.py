@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.console.redact import HIDDEN, hide_keys, hide_secrets, redact_argv, redact_config
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import NEW_RUN, SetupError, UserError, show
 from kvbench.store.files import bare, read_plain, reason, replacing
 from kvbench.store.identity import config_hash
 from kvbench.store.schema import FORMAT
@@ -115,7 +115,7 @@ def read(run_dir: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, why: str = "") -> SetupError:
-    return SetupError(f"{show(path)} is damaged{why}. Put back a copy of it, or start a new run with --run-name.")
+    return SetupError(f"{show(path)} is damaged{why}. Put back a copy of it, or {NEW_RUN}.")
 
 
 def _check_hashes(path: Path, content: dict[str, Any]) -> None:
@@ -132,7 +132,7 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
         elif now["hash"] != content.get("hash"):
             changed = "its hashes differ"
     if changed:
-        raise UserError(f"{show(path)} was changed by hand: {changed}. Undo that, or start a new run with --run-name.")
+        raise UserError(f"{show(path)} was changed by hand: {changed}. Undo that, or {NEW_RUN}.")
 
 
 def _listed(parts: Sequence[str]) -> str:

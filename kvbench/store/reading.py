@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvbench.errors import SetupError, UserError, show
 from kvbench.store import manifest, parquet, tables
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+_CELL = ["task", "method", "options", "budget", "budget_share"]
 _ROW, _TEXT = 64 << 10, 16 << 20  # bytes of a row, and of a prompt with its answers; none of ours has as many
 
 
@@ -56,7 +58,7 @@ class Snapshot:
 def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
     """The rows of a run, finished or not. `columns`: those to read; `status` must be one."""
     path = Path(run_dir)
-    planned = manifest.read(path).get("planned")
+    info = manifest.read(path)
     notices: list[str] = []
     table = _sealed(path, tables.ROWS, rows_schema(columns))
     sealed = table is not None
@@ -68,7 +70,33 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
         notices = [f"{tables.ROWS} has the older format {written}; columns that it lacks are empty."]
     counts = table.column("status").cast("string").value_counts().to_pylist()
     saved = sum(found["counts"] for found in counts if found["values"] in (OK, "unscored"))
-    return Snapshot(table, saved, len(table) - saved, planned, sealed, tuple(notices))
+    return Snapshot(table, saved, len(table) - saved, _planned(info, table), sealed, tuple(notices))
+
+
+def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
+    """The rows of the whole run. Every cell of a task has as many: a smaller number in the record is not believed."""
+    stated: int | None = info.get("planned")
+    tasks = info["environment"].get("tasks", {})
+    cells = Counter(
+        max((task for task in tasks if plan["cell"].startswith(f"{task} ")), key=len, default="")
+        for plan in info["environment"].get("plans") or ()
+    )
+    if not cells or not {*_CELL} <= {*table.column_names}:
+        return stated
+    most: dict[str, int] = {}
+    for cell in _cells(table):
+        most[cell["task"]] = max(cell["count_all"], most.get(cell["task"], 0))
+    return max(stated or 0, sum(count * most.get(task, 0) for task, count in cells.items()))
+
+
+def _cells(table: pa.Table) -> list[dict[str, Any]]:
+    """Each cell that has rows with its `count_all`; a budget that is a share has another number for each prompt."""
+    import pyarrow.compute as pc
+
+    named = table.select(_CELL).unify_dictionaries()
+    sizes = pc.if_else(pc.is_valid(named["budget_share"]), None, named["budget"])
+    cells = named.set_column(_CELL.index("budget"), "budget", sizes).group_by(_CELL).aggregate([([], "count_all")])
+    return list(cells.to_pylist())
 
 
 def _from_journal(run_dir: Path, state: Replay, columns: Collection[str]) -> pa.Table:

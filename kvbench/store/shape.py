@@ -101,6 +101,7 @@ _ENVIRONMENT = {
     "judge_model": _perhaps_given,
     "judge_key_env": _perhaps_given,
     "judge_mode": _perhaps,
+    "plans": [{"cell": _given}],
     "kv_cache": {"element_bytes": _size, "layers": [_LAYER]},
 }
 _CONTENT = {
@@ -133,6 +134,7 @@ _NEEDED = {
     ("environment", "methods"): ("method", "version", "source", "files", "artefacts"),
     ("environment", "methods", "artefacts"): ("name", "hash"),
     ("environment", "method_files"): ("name", "hash"),
+    ("environment", "plans"): ("cell",),
     ("environment", "tasks", ANY): ("version", "data"),
     ("config", "grids"): ("methods", "budgets", "tasks"),
     ("config", "grids", "methods"): ("name", "options"),

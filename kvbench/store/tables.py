@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import NEW_RUN, SetupError, show
 from kvbench.store import manifest
 from kvbench.store.again import repair_command
 from kvbench.store.files import open_plain, read_plain, reason, remove_leftovers, replacing, step, sync_folder
@@ -136,7 +136,7 @@ def check_journal_complete(run_dir: Path) -> None:
     if gone:
         raise SetupError(
             f"the journal of {show(run_dir)} lacks {show(gone[0])}, from which its tables were made. "
-            f"Put it back, or start a new run with --run-name."
+            f"Put it back, or {NEW_RUN}."
         )
 
 

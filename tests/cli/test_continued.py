@@ -108,6 +108,28 @@ def _make_old(runs: Path, name: str, old: str, **settings: str) -> None:
     (runs / old / "run.json").write_text(json.dumps(record))
 
 
+def test_show_names_what_a_run_used(session: dict, calls: Callable, folder: Path) -> None:
+    """Command, plug-ins and judge, without keys and without the folders that they lie in."""
+    runs = folder / "results"
+    shutil.copytree(runs / "r1", runs / "told")
+    judge = {"judge": "https://me:word@host/v1", "judge_model": "grader-1"}
+    edit(runs / "told", lambda r: r["environment"].update(judge, git="0123456789ab"))
+    edit(runs / "told", lambda r: r["command"].extend(["--judge-key", "hunter22"]))
+    shown, plain, document = calls(folder, [(f"show {line}".split(), {}) for line in ("told", "r2", "told --json")])
+    shutil.rmtree(runs / "told")
+    assert shown.code == 0, shown.err
+    lines = dict(line.split(maxsplit=1) for line in shown.out.splitlines())
+    assert lines["command"].startswith("kvbench run --plugin evil.py --method full,evil --budget 32 ")
+    assert lines["command"].endswith(" --judge-key '***'")
+    assert lines["plug-ins"] == "evil.py"
+    assert lines["judge"] == "https://***@host/v1 grader-1"
+    assert lines["kvbench"] == "commit 0123456789ab"
+    assert "\ngrid 1 " in shown.out
+    assert not any(secret in shown.out + document.out for secret in ("hunter22", "me:word"))
+    assert json.loads(document.out)["command"][:2] == ["kvbench", "run"]
+    assert not any(line.startswith(("plug-ins", "judge")) for line in plain.out.splitlines())
+
+
 @pytest.mark.parametrize("case", ["plugin", "file"])
 def test_runs_begin(session: dict, case: str) -> None:
     assert session[case].code == 0, session[case].err

@@ -143,7 +143,7 @@ def test_a_changed_plugin_is_refused(outcomes: dict, folder: Path, kvbench: Call
     changed = kvbench("run", "--resume", "mine", "--plugin", str(tmp_path / "other.py"), "-q", cwd=folder)
     assert changed.code == 2
     assert "is none of the plug-ins that run 'mine' began with (mine.py " in changed.err
-    assert "or another --run-name." in changed.err
+    assert "or start a new run (kvbench run --run-name)." in changed.err
 
 
 def test_a_task_without_contexts_is_named(outcomes: dict) -> None:
@@ -160,6 +160,21 @@ def test_one_damaged_run_does_not_hide_the_others(outcomes: dict) -> None:
     assert any("prefill chunked" in group for group in groups)
     assert (named.code, named.out) == (3, "")
     assert "is damaged" in named.err
+
+
+@pytest.mark.parametrize("damage", ["cut", "edited"])
+def test_no_command_advises_an_option_that_it_lacks(
+    outcomes: dict, calls: Callable, folder: Path, tmp_path: Path, damage: str
+) -> None:
+    """Of all commands only `run` has --run-name, and not beside --resume: the option is named with its command."""
+    path = tmp_path / "results" / "r1"
+    path.mkdir(parents=True)
+    text = (folder / "results/mine/run.json").read_text()
+    (path / "run.json").write_text(text.replace('"seed": 0', '"seed": 1') if damage == "edited" else text[:-9])
+    lines = ("report r1", "show r1", "score r1", "repair r1", "run --resume r1")
+    for result in calls(tmp_path, [(line.split(), {}) for line in lines]):
+        assert result.code in (2, 3)
+        assert result.err.endswith(" or start a new run (kvbench run --run-name).\n")
 
 
 def test_show_knows_the_methods_of_a_run(outcomes: dict) -> None:

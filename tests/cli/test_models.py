@@ -203,8 +203,8 @@ def test_a_model_that_moved_on_the_hub_is_another_one(
     for result in results:
         assert result.code == 2, result.err
         assert result.err == (
-            f"error: model 'org/tiny' is at revision {'2' * 40} now; run 'r1' began with {COMMIT}. Give another "
-            f"--run-name; --revision {COMMIT} takes the former one.\n"
+            f"error: model 'org/tiny' is at revision {'2' * 40} now; run 'r1' began with {COMMIT}. Start a "
+            f"new run (kvbench run --run-name); --revision {COMMIT} takes the former one.\n"
         )
     assert {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()} == kept
     assert not any("safetensors" in line and line.startswith("GET") for line in moved.asked)  # no weights were fetched

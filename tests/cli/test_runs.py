@@ -83,6 +83,9 @@ def test_the_record_holds_what_a_flag_overrode(session: dict, folder: Path) -> N
 
 def test_the_same_command_again_runs_nothing(session: dict, folder: Path) -> None:
     assert session["again"].out == session["first"].out
+    said = "note: nothing was run: all 4 rows of 'results/r1' were there already.\n"
+    assert said in session["again"].err
+    assert said not in session["first"].err + session["resumed"].err  # the one ran, the other is quiet
     assert (session["resumed"].code, session["resumed"].out) == (0, "")
     assert len(list((folder / "results/r1/journal").iterdir())) == 1
 
@@ -91,6 +94,10 @@ def test_a_plan_runs_nothing_and_verbose_names_the_sources(session: dict, folder
     plan = session["plan"]
     assert plan.code == 0, plan.err
     assert "4 rows; nothing was run." in plan.out
+    assert "tok/s at most: the limit of this machine's memory and arithmetic, from a probe" in plan.out
+    speeds = [line.split()[-1].replace(",", "") for line in plan.out.splitlines() if line.startswith("walk")]
+    assert len(speeds) == 2
+    assert all(float(speed) == float(f"{float(speed):.2g}") for speed in speeds), "more digits than the probe knows"
     assert "note: seed = '0' from --seed" in plan.err
     assert not [p for p in (folder / "results").iterdir() if p.name not in ("r1", "r2")]
 

@@ -11,6 +11,7 @@ import pytest
 from kvbench.store import RunFolder
 
 FULL = "error: cannot write to standard output (no space left on device).\n"
+CLOSED = "error: cannot write to standard output (it is closed). Redirect it, for example to /dev/null.\n"
 needs_full = pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 
 
@@ -39,7 +40,20 @@ def test_a_full_device_is_an_error_of_the_surroundings(folder: Path, line: str) 
     assert (done.returncode, done.stderr) == (3, FULL)
 
 
-@pytest.mark.parametrize(("line", "code"), [("report r1", 0), ("report absent", 2), ("show r1", 0), ("list tasks", 0)])
+@pytest.mark.parametrize("line", ["report r1", "report r1 --format json", "list methods", "show r1", "--version"])
+def test_a_closed_standard_output_is_an_error_of_the_surroundings(folder: Path, line: str) -> None:
+    done = shell(f"kvbench {line} >&-", folder)
+    assert (done.returncode, done.stderr) == (3, CLOSED)
+
+
+def test_a_closed_standard_output_does_not_hide_another_error(folder: Path) -> None:
+    done = shell("kvbench report absent >&-", folder)
+    assert done.returncode == 2
+    assert "no run 'absent'" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(("line", "code"), [("report r1", 3), ("report absent", 2), ("repair r1", 0), ("show r1", 3)])
 def test_with_both_outputs_closed_the_exit_code_is_right(folder: Path, line: str, code: int) -> None:
     assert shell(f"kvbench {line} >&- 2>&-", folder).returncode == code
 
@@ -52,9 +66,8 @@ def test_messages_that_cannot_be_written_do_not_change_the_outcome(folder: Path)
 
 OPENED = """
 import os, sys
-from kvbench import terminal
+from kvbench.console import terminal
 terminal.prepare()
-print("lost")
 print("lost", file=sys.stderr)
 os.write(1, b"of a library"), os.write(2, b"of a library")
 file = os.open("rows", os.O_WRONLY | os.O_CREAT)

@@ -88,6 +88,16 @@ def test_rows_that_an_earlier_run_has_are_left_out_and_this_is_said(make_run: Ca
     assert make_tables(loaded)[0].cells[0].samples == 8
 
 
+def test_rows_that_many_runs_share_are_one_line(make_run: Callable, rows: Callable) -> None:
+    runs = [make_run(f"r{n}", rows("gkv", 48, SCORES)) for n in range(7)]
+    other = [make_run(f"s{n}", rows("gkv", 64, SCORES)) for n in range(2)]
+    (line,) = load([*runs, *other]).notices
+    assert line == (
+        "28 rows of r1, r2, r3, r4 and 3 more left out: r0, s0 have them too (equal row keys), and a row counts once. "
+        "Report the runs one by one."
+    )
+
+
 def test_a_failed_row_that_another_run_has_is_left_out_and_this_is_said(make_run: Callable, rows: Callable) -> None:
     bad = [row | {"status": "oom", "score": None, "score_partial": None} for row in rows("gkv", 48, SCORES)[:1]]
     loaded = load([make_run("r1", bad), make_run("r2", rows("gkv", 48, SCORES))])

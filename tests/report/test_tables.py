@@ -291,6 +291,21 @@ def test_an_unfinished_run_says_so_at_its_scores(make_run: Callable, rows: Calla
     assert make_tables(loaded)[0].cells[0].progress == "32 of 960 rows"
 
 
+def test_a_record_that_plans_too_few_rows_does_not_hide_missing_ones(make_run: Callable, rows: Callable) -> None:
+    """Every cell of a task has as many rows; here one has none, and another half."""
+    cells = ["walk full", "walk gkv @48", "walk gkv @25%", "walk tova @48", "walk(2) full"]
+    plans = {"plans": [{"cell": cell} for cell in cells]}
+    plans["tasks"] = {task: {"version": "1", "data": {}, "prompts": ""} for task in ("walk", "walk(2)")}
+    shares = [r | {"budget": 10 + n, "budget_share": 0.25} for n, r in enumerate(rows("gkv", None, GOOD))]
+    parts = [rows("full", None, GOOD), rows("gkv", 48, GOOD[:16]), shares, rows("full", None, GOOD[:4], task="walk(2)")]
+    for number, row in enumerate(row for part in parts for row in part):
+        row["row_key"] = f"k{number}"
+    loaded = load([make_run("short", *parts, seal=False, **plans)])
+    assert loaded.unfinished == {"short": "84 of 132 rows"}
+    whole = [*parts[:1], rows("gkv", 48, GOOD), parts[2], rows("tova", 48, GOOD), parts[3]]
+    assert load([make_run("whole", *whole, **plans)]).unfinished == {}
+
+
 def test_finding_runs(make_run: Callable, rows: Callable, tmp_path: Path) -> None:
     r1, r2 = make_run("r1", rows("gkv", 48, GOOD)), make_run("r2", rows("tova", 48, GOOD))
     results = tmp_path / "results"

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.folders import ROOT
+from support.folders import TESTS
 
 from kvbench.config.plugins import load_plugin
 from kvbench.eviction.choose import make
@@ -19,6 +19,7 @@ from kvbench.registry import methods, tasks
 from kvbench.runner.method_source import source_of
 from kvbench.store import read_rows
 
+ROOT = TESTS
 RUN = "--method knorm,gkv,snapkv+gkv --budget 48 --task walk/orbit-100 --limit 1 --samples 1 --interval 8"
 OWN = """
 from dataclasses import dataclass
@@ -153,7 +154,10 @@ def test_a_run_does_not_go_on_with_another_source(calls: Callable, tmp_path: Pat
     said = (
         "the source of methods 'gkv', 'snapkv+gkv' changed since run 'r1' began (kvbench/eviction/terms/redundancy.py)."
     )
-    assert f"error: {said} Put it back, give --allow-version-change, or give another --run-name.\n" == refused.err
+    assert (
+        f"error: {said} Put it back, give --allow-version-change, or start a new run (kvbench run --run-name).\n"
+        == refused.err
+    )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
     (allowed,) = calls(tmp_path, [(f"{resume} --allow-version-change".split(), {})])
     assert allowed.code == 0, allowed.err

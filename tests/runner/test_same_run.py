@@ -165,7 +165,7 @@ def test_a_changed_model_is_refused_by_its_file(began: Began, name: str) -> None
     assert code == 2, err
     said = f"error: {name} of model '{began.home}/model' {what} since run 'r1' began"
     assert err.replace(" was added", " added").replace(" was removed", " removed").startswith(said)
-    assert f". {UNDO[what]}, or give another --run-name.\n" in err
+    assert f". {UNDO[what]}, or start a new run (kvbench run --run-name).\n" in err
     if what == "changed":
         assert f"(was {was[:12]}, is " in err
     assert err.count("\n") == 1
@@ -185,7 +185,7 @@ def test_several_changed_files_are_listed(began: Began) -> None:
     assert code == 2
     assert "error: 3 files of model '" in err
     assert "began: added_tokens.json (added), generation_config.json (was " in err
-    assert "special_tokens_map.json (removed). Put them back, or give another --run-name.\n" in err
+    assert "special_tokens_map.json (removed). Put them back, or start a new run (kvbench run --run-name).\n" in err
 
 
 @pytest.mark.usefixtures("put_back")
@@ -312,12 +312,12 @@ def test_equal_records_are_one_run() -> None:
     [
         (
             record(model={"model": "org/m", "model_revision": "2" * 40}),
-            f"model 'org/m' is at revision {'2' * 40} now; run 'r1' began with {'1' * 40}. Give another --run-name; "
-            f"--revision {'1' * 40} takes the former one.",
+            f"model 'org/m' is at revision {'2' * 40} now; run 'r1' began with {'1' * 40}. Start a new run "
+            f"(kvbench run --run-name); --revision {'1' * 40} takes the former one.",
         ),
         (
             record(methods=edited(version="2")),
-            "method 'gkv' is at version 2; run 'r1' began with 1. Give another --run-name.",
+            "method 'gkv' is at version 2; run 'r1' began with 1. Start a new run (kvbench run --run-name).",
         ),
         (
             record(dtype="bfloat16", device="cuda"),
@@ -341,7 +341,10 @@ def test_another_source_of_a_method_is_refused_unless_versions_may_change() -> N
     said = "the source of methods 'gkv', 'snapkv+gkv' changed since run 'r1' began (kvbench/eviction/select.py). "
     with pytest.raises(UserError) as caught:
         same_run.check("r1", record(), now)
-    assert str(caught.value) == said + "Put it back, give --allow-version-change, or give another --run-name."
+    assert (
+        str(caught.value)
+        == said + "Put it back, give --allow-version-change, or start a new run (kvbench run --run-name)."
+    )
     (notice,) = same_run.check("r1", record(), now, allow_version_change=True)
     assert notice == said + "Every row states its source (column method_source)."
 
@@ -353,7 +356,7 @@ def test_a_record_of_an_older_version_is_refused_for_what_it_is() -> None:
         same_run.check_model("r1", old, now)
     assert str(caught.value) == (
         "run 'r1' was made by an older kvbench, which knew a model by fewer files; it cannot be continued ('kvbench "
-        "report', 'score' and 'replay' still read it). Give another --run-name."
+        "report', 'score' and 'replay' still read it). Start a new run (kvbench run --run-name)."
     )
     same_run.check_prompt_files("r1", old, now)
     same_run.check_model("r1", {part: entry for part, entry in record().items() if part != "model_files"}, record())

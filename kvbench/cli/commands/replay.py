@@ -257,7 +257,7 @@ def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, probl
 def _check(config: RunConfig, problems: Problems) -> None:
     """What a run would refuse too, apart from methods: `kvbench.replay.choices` checks these."""
     with problems.collect():
-        info = describe(config.model, config.revision)
+        info = describe(config.model_place, config.revision)
         grids = tuple(Grid(methods=(), tasks=g.tasks, budgets=g.budgets, limit=g.limit) for g in config.grids)
         check(_unscored(dataclasses.replace(config, grids=grids)), info, problems)
     problems.stop()
@@ -371,7 +371,7 @@ def _document(config: RunConfig, asked: _Asked, left_out: list[LeftOut]) -> dict
     return {
         "left_out": [dataclasses.asdict(left) for left in left_out],
         "model": config.model,
-        "model_revision": revision_of(describe(config.model, config.revision)),
+        "model_revision": revision_of(describe(config.model_place, config.revision)),
         "run": asked.run,
         "settings": {
             "interval": config.interval,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvbench.console import terminal
-from kvbench.console.redact import redact_config
+from kvbench.console.redact import redact_argv, redact_config
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
@@ -21,7 +21,7 @@ from kvbench.registry import did_you_mean
 from kvbench.report.load import find_runs
 from kvbench.sources import hub
 from kvbench.sources.data import Data
-from kvbench.store import manifest, read_run, read_texts
+from kvbench.store import again, manifest, read_run, read_texts
 from kvbench.store.strict_json import parse
 from kvbench.taskkit.names import get_task
 
@@ -76,6 +76,7 @@ def _summary(folder: Path) -> dict[str, Any]:
     return {
         "run": str(folder),
         "created": info["created"],
+        "command": ["kvbench", *redact_argv(info.get("command", [])[1:])],
         "rows": snapshot.progress,
         "status": status,
         "config": redact_config(info["config"]),
@@ -89,14 +90,17 @@ def _print_summary(document: dict[str, Any]) -> None:
     lines = {
         "run": document["run"],
         "created": document["created"],
+        "command": again.line(document["command"]),
         "rows": f"{document['rows']} ({', '.join(f'{n} {s}' for s, n in document['status'].items()) or 'none yet'})",
         "versions": " ".join(f"{k} {v}" for k, v in environment.get("versions", {}).items()),
-        "git": environment.get("git"),
+        "kvbench": f"commit {git}" if (git := environment.get("git")) else None,
         "device": environment.get("device"),
+        "plug-ins": ", ".join(Path(plugin["path"]).name for plugin in environment.get("plugins") or ()),
+        "judge": " ".join(filter(None, (environment.get("judge"), environment.get("judge_model")))),
         "settings": ", ".join(f"{k}={v}" for k, v in config.items() if k != "grids" and v is not None),
     }
-    for grid in config.get("grids", []):
-        lines[f"grid {len(lines) - 6}"] = manifest.value([grid])
+    for number, grid in enumerate(config.get("grids", []), 1):
+        lines[f"grid {number}"] = manifest.value([grid])
     for text in document["notices"]:
         terminal.warning(text)
     for key, value in lines.items():

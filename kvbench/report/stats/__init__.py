@@ -18,7 +18,7 @@ imported when a function first needs them. Numbers that cannot be had (one quest
 
 from kvbench.report.stats.clusters import Clusters
 from kvbench.report.stats.compare import Paired, paired
-from kvbench.report.stats.flips import sign_flip
+from kvbench.report.stats.flips import fewest_clusters, sign_flip
 from kvbench.report.stats.means import Estimate, estimate
 from kvbench.report.stats.power import smallest_drop
 from kvbench.report.stats.samples import by_question, maj_at_n, mean_pass_at_k, pass_at_k, question_means, rates
@@ -32,6 +32,7 @@ __all__ = [
     "Paired",
     "by_question",
     "estimate",
+    "fewest_clusters",
     "holm",
     "judge",
     "maj_at_n",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from kvbench.report.stats.clusters import Clusters
-from kvbench.report.stats.flips import least_p, limits, patterns, sign_flip
+from kvbench.report.stats.flips import fewest_clusters, least_p, limits, patterns, sign_flip
 from kvbench.report.stats.means import unseen
 from kvbench.report.stats.power import flips_drop, smallest_drop, tail_of, whole_questions_drop
 from kvbench.report.stats.samples import Scores, question_means
@@ -25,7 +25,7 @@ class Paired:
     """A against B over the same questions. `diff` is mean A - mean B; `p` is two-sided, `p_drop` says B is worse.
 
     `test`: "t", "sign flips" (of whole clusters, where t does not hold its level), "equal differences" (no spread: the
-    exact p of the sign flips) or "none" (one cluster, or lopsided ones too few for a verdict).
+    exact p of the sign flips) or "none" (so few clusters that not even equal signs of all would be 5%).
     """
 
     diff: float
@@ -100,7 +100,7 @@ def paired(
         se, diff = 0.0, 0.0 if abs(diff) <= tiny else diff
     p_flip = sign_flip(groups.sums(diffs), permutations=permutations, seed=seed)
     shares = bool(len(diffs)) and min(means_a.min(), means_b.min()) >= 0 and max(means_a.max(), means_b.max()) <= 1
-    if groups.count < 2:
+    if groups.count < fewest_clusters(ALPHA):  # t would reject, but so few scores within [0, 1] are far from normal
         test = _Test("none")
     elif se == 0:
         test = _no_spread(diff, groups, level, shares)
@@ -151,8 +151,6 @@ def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Te
 
 
 def _flips(diffs: Floats, diff: float, groups: Clusters, p: float, level: float, permutations: int, seed: int) -> _Test:
-    if least_p(groups.count) > ALPHA:
-        return _Test("none")
     signs = patterns(groups.count, permutations, seed)
     below, above = limits(groups.sums(diffs), groups.sizes, signs, 1 - level)
     p_drop = p / 2 if diff > 0 else 1 - p / 2

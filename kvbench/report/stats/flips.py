@@ -8,6 +8,7 @@ null hypothesis imposed.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -45,6 +46,11 @@ def sign_flip(diffs: Sequence[float] | Floats, *, permutations: int = 10_000, se
 def least_p(clusters: int) -> float:
     """The smallest p that the test can give."""
     return 2.0 ** (1 - clusters)
+
+
+def fewest_clusters(alpha: float) -> int:
+    """The clusters from which on the test can reject at `alpha`: 6 at 5%."""
+    return math.ceil(1 - math.log2(alpha))
 
 
 def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:

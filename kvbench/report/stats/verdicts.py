@@ -13,7 +13,7 @@ class Judged:
     """A comparison as it is printed.
 
     verdict: better, worse, tied (its interval holds zero), unclear (it does not, but the adjusted test is not sure
-    either) or unknown (one question, all questions from one source, or too few clusters of very unequal sizes).
+    either) or unknown (so few clusters that an exact test could not reach 5%: up to five).
     `smallest_drop`: the true drop that gets `worse` with 80% power if the others of the family have none. Holm then
     tests it at its strictest step, alpha / comparisons, two-sided; with other drops in the family the power is higher.
     """
