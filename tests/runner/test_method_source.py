@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from support.folders import TESTS
+from support.folders import ROOT
 
 from kvbench.config.plugins import load_plugin
 from kvbench.eviction.choose import make
@@ -19,7 +19,6 @@ from kvbench.registry import methods, tasks
 from kvbench.runner.method_source import source_of
 from kvbench.store import read_rows
 
-ROOT = TESTS
 RUN = "--method knorm,gkv,snapkv+gkv --budget 48 --task walk/orbit-100 --limit 1 --samples 1 --interval 8"
 OWN = """
 from dataclasses import dataclass
