@@ -5,12 +5,15 @@ from __future__ import annotations
 import errno
 import os
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
+from faults.stage import ROWS
+from support.commands import Before, Command, Tell, end_all
 
 from kvbench.errors import SetupError
-from kvbench.store import Journal, RunFolder, journal, tables
+from kvbench.store import Journal, RunFolder, journal, read_run, tables
 from kvbench.store.again import repair_command, resume_command
 
 ADVICE = {
@@ -52,3 +55,26 @@ def test_the_advice_fits_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 def test_commands_name_the_folder_where_it_is_not_the_usual_one() -> None:
     assert repair_command(Path("results/r1")) == "kvbench repair r1"
     assert repair_command(Path("/data/my runs/r1")) == "kvbench repair r1 --out '/data/my runs'"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.ESTALE, errno.EIO], ids=errno.errorcode.get)
+def test_the_printed_repair_is_typed_as_it_is(undisturbed: Path, tmp_path: Path, number: int) -> None:
+    """A disk that fails when the tables are put in place, then a disk that does not."""
+    out = tmp_path / "my runs"
+    run = Path(shutil.copytree(undisturbed, out / "r1"))
+    failed = Command(f"repair r1 --out '{out}'", cwd=tmp_path, before=_no_tables(number)).end()
+    advice, _, typed = failed.err.rstrip().rstrip(".").rpartition("kvbench ")
+    assert (failed.code, typed) == (3, f"repair r1 --out {shlex.quote(str(out))}"), failed
+    assert ADVICE[number] in advice
+    assert not read_run(run).sealed
+    repaired = Command(typed, cwd=tmp_path).end()
+    assert repaired.code == 0, repaired
+    assert (read_run(run).sealed, len(read_run(run).rows)) == (True, ROWS)
+    end_all()
+
+
+def _no_tables(number: int) -> Before:
+    def before(tell: Tell) -> None:
+        os.replace = failing(number)
+
+    return before

@@ -141,8 +141,7 @@ def test_a_run_does_not_go_on_with_another_source(calls: Callable, tmp_path: Pat
     assert first.code == 0, first.err
     run = tmp_path / "results" / "r1"
     record = json.loads((run / "run.json").read_text())["environment"]
-    assert [entry["version"] for entry in record["methods"]] == ["1", "1", "1+1"]
-    before = read_rows(run).set_index("method").method_source
+    before = read_rows(run).set_index("method")
     lose_the_last_row(run)
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
     with (tmp_path / "kvbench" / "eviction" / "redundancy.py").open("a") as file:
@@ -158,9 +157,10 @@ def test_a_run_does_not_go_on_with_another_source(calls: Callable, tmp_path: Pat
         == refused.err
     )
     assert {path: path.read_bytes() for path in run.rglob("*") if path.is_file()} == kept
+    assert [entry["version"] for entry in record["methods"]] == ["1", "1", "1+1"]
     (allowed,) = calls(tmp_path, [(f"{resume} --allow-version-change".split(), {})])
     assert allowed.code == 0, allowed.err
     assert f"warning: {said} Every row states its source (column method_source).\n" in allowed.err
-    after = read_rows(run).set_index("method").method_source
+    before, after = before.method_source, read_rows(run).set_index("method").method_source
     assert (after["knorm"], after["gkv"]) == (before["knorm"], before["gkv"])
     assert after["snapkv+gkv"] != before["snapkv+gkv"]

@@ -273,29 +273,32 @@ def test_wrong_usage(tmp_path, capsys, arguments, code, message):
     assert message in err
 
 
-def test_damaged_checkpoints_are_refused_in_one_line(tmp_path, out):
+GATE = "model.layers.{}.self_attn.retention_gate.{}"
+DAMAGED = {  # a file -> what writes it, what is said of it
+    "deep.pth": (b"\x80\x02" + b"(" * 9999 + b"t" * 20000 + b".", "holds more than tensors, or is damaged"),
+    "nested.pth": (b"\x80\x02" + b"(t" * 10 + b"0" * 50 + b".", "holds more than tensors, or is damaged"),
+    "empty.pth": (b"", "holds more than tensors, or is damaged"),
+    "point.pth": ({GATE.format(0, "bias"): torch.tensor(1.0)}, "tensor 'bias' of layer 0 is \\[\\], which no"),
+    "sparse.pth": ({GATE.format(0, "bias"): torch.eye(2).to_sparse()}, "tensor 'bias' of layer 0 is"),
+    "digits.pth": ({GATE.format("9" * 5000, "bias"): torch.zeros(2)}, "holds no tensors named"),
+    "far.safetensors": (
+        {GATE.format(10**9 - 1, "bias"): torch.zeros(2)},
+        "layer 999999999 has tensors, but layer 0 has none.",
+    ),
+}
+
+
+@pytest.mark.parametrize("file", DAMAGED)
+def test_damaged_checkpoints_are_refused_in_one_line(tmp_path, out, file):
     """Tensors of a layer without others, of other dimensions, and pickles that end in the middle of a step."""
-    name = "model.layers.{}.self_attn.retention_gate.{}"
-    save_file({name.format(10**9 - 1, "bias"): torch.zeros(2)}, tmp_path / "far.safetensors")
-    torch.save({name.format(0, "bias"): torch.tensor(1.0)}, tmp_path / "point.pth")
-    torch.save({name.format(0, "bias"): torch.eye(2).to_sparse()}, tmp_path / "sparse.pth")
-    torch.save({name.format("9" * 5000, "bias"): torch.zeros(2)}, tmp_path / "digits.pth")
-    (tmp_path / "nested.pth").write_bytes(b"\x80\x02" + b"(t" * 10 + b"0" * 50 + b".")
-    (tmp_path / "deep.pth").write_bytes(b"\x80\x02" + b"(" * 9999 + b"t" * 20000 + b".")
-    (tmp_path / "empty.pth").write_bytes(b"")
-    said = {
-        "far.safetensors": "layer 999999999 has tensors, but layer 0 has none.",
-        "point.pth": "tensor 'bias' of layer 0 is \\[\\], which no retention_gate has.",
-        "sparse.pth": "tensor 'bias' of layer 0 is",
-        "digits.pth": "holds no tensors named",
-        "nested.pth": "holds more than tensors, or is damaged",
-        "deep.pth": "holds more than tensors, or is damaged",
-        "empty.pth": "holds more than tensors, or is damaged",
-    }
-    for file, match in said.items():
-        with pytest.raises(SetupError, match=match) as caught:
-            import_weights(tmp_path / file, "trimkv", CONFIG, "org/m", out)
-        assert "\n" not in str(caught.value)
+    content, match = DAMAGED[file]
+    if isinstance(content, bytes):
+        (tmp_path / file).write_bytes(content)
+    else:
+        {"pth": torch.save, "safetensors": save_file}[file.partition(".")[2]](content, tmp_path / file)
+    with pytest.raises(SetupError, match=match) as caught:
+        import_weights(tmp_path / file, "trimkv", CONFIG, "org/m", out)
+    assert "\n" not in str(caught.value)
 
 
 def test_a_refused_pickle_is_told_without_torch_s_advice(tmp_path, out):
