@@ -46,7 +46,8 @@ def test_help_imports_no_command(of_help: set[str]) -> None:
     own = {name for name in of_help if name.startswith("kvbench")}
     assert own <= {
         "kvbench", "kvbench.cli", "kvbench.cli.app", "kvbench.cli.commands", "kvbench.cli.index", "kvbench.errors",
-        "kvbench.console", "kvbench.console.terminal", "kvbench.console.faults", "kvbench.console.signals", "kvbench.console.streams",
+        "kvbench.console", "kvbench.console.terminal", "kvbench.console.faults", "kvbench.console.signals",
+        "kvbench.console.streams",
     }  # fmt: skip
 
 

@@ -144,7 +144,7 @@ def test_a_run_does_not_go_on_with_another_source(calls: Callable, tmp_path: Pat
     before = read_rows(run).set_index("method")
     lose_the_last_row(run)
     kept = {path: path.read_bytes() for path in run.rglob("*") if path.is_file()}
-    with (tmp_path / "kvbench" / "eviction" / "redundancy.py").open("a") as file:
+    with (tmp_path / "kvbench" / "eviction" / "terms" / "redundancy.py").open("a") as file:
         file.write("# another way to add the same numbers\n")
     resume = "run --resume r1 -q"
     (refused,) = calls(tmp_path, [(resume.split(), {})])

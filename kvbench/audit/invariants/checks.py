@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from kvbench.audit.invariants import queries as queries  # registers its invariant
+from kvbench.audit.invariants import storage as storage  # the same
 from kvbench.audit.invariants.case import SPECIAL, Case, Way
 from kvbench.audit.invariants.generation import INVARIANTS, Invariant
 from kvbench.audit.invariants.subject import Subject
