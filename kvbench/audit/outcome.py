@@ -1,4 +1,4 @@
-"""What a check comes to: it returns, or raises one of these."""
+"""The outcomes of a check: it returns, or raises one of these exceptions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 from kvbench.console.redact import redact_keys
 from kvbench.errors import show
 
-Verdict = Literal["ok", "FAIL", "n/a"]
+Mark = Literal["ok", "FAIL", "n/a"]
 EVICTS_NOTHING = "evicts nothing"
 DROPPED_NOTHING = "dropped nothing in sequences this short"
 LONGEST = 300  # characters of a reason
@@ -20,14 +20,14 @@ class Broken(Exception):
 
 
 class NotApplicable(Exception):
-    """There is nothing to check; the message says why."""
+    """The invariant cannot be checked here; the message says why."""
 
 
 class Stopped(Exception):
     """A generation ended with an error."""
 
     def __init__(self, error: Exception) -> None:
-        super().__init__(told(error))
+        super().__init__(in_one_line(error))
         self.error = error
 
 
@@ -39,15 +39,15 @@ class Check:
     invariant: str
     model: str
     layout: str
-    verdict: Verdict
+    verdict: Mark
     reason: str = ""
 
 
-def told(error: BaseException) -> str:
-    """An exception in one line, with the place in the source where it was raised."""
+def in_one_line(error: BaseException) -> str:
+    """An exception in one line, with the source line that raised it."""
     lines = str(error).splitlines() or [""]
     frames = traceback.extract_tb(error.__traceback__)
-    # What torch raises from within says less than the line that called it.
+    # For an error from within torch, the line that called torch says more.
     own = [f for f in frames if "site-packages" not in f.filename] or frames
     where = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
     text = show(redact_keys(lines[0]))[1:-1]

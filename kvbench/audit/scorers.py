@@ -1,10 +1,10 @@
-"""Our scorers against recorded results of the official ones, row by row.
+"""Compares our scorers with recorded results of the official ones, row by row.
 
     for row in audit(read_goldens(Path("tests/data/goldens"))): ...
 
-A golden file is known by its name (`FILES`); each of its rows holds a scorer's input and what the official scorer said.
-Values are equal when they are the same, numbers to a relative 1e-9. Mathematics is scored as a run does it, in a
-process that is killed when it hangs; programs run in the sandbox.
+The name of a golden file says which scorer it is for (`FILES`); each row holds a scorer's input and the official
+scorer's result. Numbers may differ by a relative 1e-9. Mathematics is scored as in a run, in a process that is killed
+when it hangs; programs run in the sandbox.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ Values = dict[str, Any]  # by the golden's own names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One golden and what our scorer says of it; `error` where it says nothing."""
+    """One golden row and our scorer's result, or its `error`."""
 
     file: str
     id: str
     note: str
     expected: Values
-    found: Values
+    found: Values  # the name in the JSON document
     error: str = ""
 
     @property
@@ -48,7 +48,7 @@ class Row:
 
 
 def read_goldens(folder: Path) -> dict[str, list[Golden]]:
-    """The rows of every golden file in a folder, by its name. Raises UserError when there is none, or a broken one."""
+    """The rows of every golden file in a folder, by file name. Raises UserError for a missing or broken file."""
     files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
     if not files:
         raise UserError(f"{show(folder)} holds no golden files ({', '.join(sorted(FILES))}).")
@@ -64,23 +64,23 @@ def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[Row]:
 
 
 def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> Row:
-    found: Values = {}
+    computed: Values = {}
     expected: Values = {}
     error = ""
     try:
-        found = {field: _plain(value) for field, value in FILES[file](row, pool).items()}
-        expected = {field: row[field] for field in found}
+        computed = {field: _plain(value) for field, value in FILES[file](row, pool).items()}
+        expected = {field: row[field] for field in computed}
     except KVBenchError as failed:
         error = str(failed)
     except KeyError as missing:
         error = f"the golden has no {missing}"
-    except Exception as failed:  # whatever a scorer may raise is what is looked for here
+    except Exception as failed:  # a scorer that raises is a finding, not a crash of the audit
         error = f"{type(failed).__name__}: {failed}"
-    return Row(file=file, id=name, note=str(row.get("note", "")), expected=expected, found=found, error=error)
+    return Row(file=file, id=name, note=str(row.get("note", "")), expected=expected, found=computed, error=error)
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: a number that cannot be had is null."""
+    """The value as in JSON: NaN is null."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return list(value) if isinstance(value, tuple) else value
@@ -135,8 +135,8 @@ def _math(row: Golden, pool: ScorePool) -> Values:
 def _gsm8k(row: Golden, pool: ScorePool) -> Values:
     from kvbench.scoring.gsm8k import lm_eval_filters
 
-    found = lm_eval_filters(row["output"], row["gold"])
-    return {"expected_strict": found["lm_eval_strict"], "expected_flexible": found["lm_eval_flexible"]}
+    scores = lm_eval_filters(row["output"], row["gold"])
+    return {"expected_strict": scores["lm_eval_strict"], "expected_flexible": scores["lm_eval_flexible"]}
 
 
 def _gpqa(row: Golden, pool: ScorePool) -> Values:
@@ -154,15 +154,15 @@ def _gpqa(row: Golden, pool: ScorePool) -> Values:
 def _mt_bench(row: Golden, pool: ScorePool) -> Values:
     from kvbench.scoring.judge import parse
 
-    read: dict[str, Callable[[str], Any]] = {"single_rating": parse.rating, "pairwise": parse.verdict}
-    return {"expected": read[row["metric"]](row["judgment"])}
+    parsers: dict[str, Callable[[str], Any]] = {"single_rating": parse.rating, "pairwise": parse.verdict}
+    return {"expected": parsers[row["metric"]](row["judgment"])}
 
 
 def _html_to_tsv(row: Golden, pool: ScorePool) -> Values:
     from kvbench.scoring.html_to_tsv import score_tsv
 
-    found = score_tsv(row["prediction"], row["reference"])
-    return {"expected": {name: found[name] for name in row["expected"]}}
+    scores = score_tsv(row["prediction"], row["reference"])
+    return {"expected": {name: scores[name] for name in row["expected"]}}
 
 
 def _extract_code(row: Golden, pool: ScorePool) -> Values:
@@ -196,8 +196,8 @@ def _stats(row: Golden, pool: ScorePool) -> Values:
         case "pass_at_k":
             return {"expected": stats.pass_at_k(row["n"], row["c"], row["k"])}
         case "cluster_se":
-            found = stats.estimate(row["scores"])
-            return {"mean": found.mean, "se_clustered": found.se, "se_fixed_questions": found.se_fixed}
+            estimate = stats.estimate(row["scores"])
+            return {"mean": estimate.mean, "se_clustered": estimate.se, "se_fixed_questions": estimate.se_fixed}
         case "paired_diff":
             compared = stats.paired(row["scores_a"], row["scores_b"], permutations=1)
             return {"mean_diff": compared.diff, "se_paired": compared.se}

@@ -1,20 +1,21 @@
-"""Checks for people: a table of methods and invariants, and a line for what failed and for what was not checked."""
+"""Checks as a table of methods and invariants, with a line per failure and per reason why something was not checked."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from kvbench.audit.invariants.case import SPECIAL
-from kvbench.audit.invariants.generation import INVARIANTS
-from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Check, Verdict
+from kvbench.audit.invariants.checks import INVARIANTS
+from kvbench.audit.invariants.exam import SPECIAL
+from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Check, Mark
 from kvbench.console import terminal
 
 
-def overall(checks: Iterable[Check]) -> Verdict:
-    """FAIL if one fails, n/a if nothing was checked."""
-    verdicts = {check.verdict for check in checks}
-    return "FAIL" if "FAIL" in verdicts else "ok" if "ok" in verdicts else "n/a"
+def overall(checks: Iterable[Check]) -> Mark:
+    """FAIL if one check fails, n/a if none applies."""
+    marks = {check.verdict for check in checks}
+    return "FAIL" if "FAIL" in marks else "ok" if "ok" in marks else "n/a"
 
 
 def of_cell(checks: Sequence[Check], method: str, invariant: str) -> list[Check]:
@@ -22,13 +23,13 @@ def of_cell(checks: Sequence[Check], method: str, invariant: str) -> list[Check]
 
 
 def idle(checks: Sequence[Check]) -> list[str]:
-    """Methods of which nothing was ever dropped."""
-    found = []
+    """Methods that dropped nothing."""
+    idle_methods = []
     for method in dict.fromkeys(check.method for check in checks):
-        cell = of_cell(checks, method, "real")  # which is looked at wherever something was dropped
+        cell = of_cell(checks, method, "real")  # checked wherever something was dropped
         if overall(cell) == "n/a" and any(check.reason in (DROPPED_NOTHING, EVICTS_NOTHING) for check in cell):
-            found.append(method)
-    return found
+            idle_methods.append(method)
+    return idle_methods
 
 
 def show(checks: Sequence[Check], models: Sequence[str]) -> None:
@@ -48,9 +49,9 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
     for method in methods:
         if overall(check for check in checks if check.method == method) == "n/a":
             terminal.warning(f"nothing of {terminal.clean(method)} could be checked.")
-    nothing = f" Nothing was ever dropped by {', '.join(map(terminal.clean, idle(checks)))}." if idle(checks) else ""
+    dropped = f" Nothing was ever dropped by {', '.join(map(terminal.clean, idle(checks)))}." if idle(checks) else ""
     outcome = {
-        "ok": "All invariants hold." + nothing,
+        "ok": "All invariants hold." + dropped,
         "FAIL": "Not all invariants hold.",
         "n/a": "Nothing was checked.",
     }
@@ -62,7 +63,7 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
 
 
 def document(checks: Sequence[Check], models: Sequence[str]) -> dict[str, Any]:
-    """The same as one JSON document, with every single check."""
+    """The JSON document, with every single check."""
     methods = list(dict.fromkeys(check.method for check in checks))
     return {
         "ok": overall(checks) == "ok",
@@ -72,21 +73,18 @@ def document(checks: Sequence[Check], models: Sequence[str]) -> dict[str, Any]:
         "methods": {
             method: {name: overall(of_cell(checks, method, name)) for name in INVARIANTS} for method in methods
         },
-        "checks": [
-            {name: getattr(check, name) for name in ("method", "invariant", "model", "layout", "verdict", "reason")}
-            for check in checks
-        ],
+        "checks": [asdict(check) for check in checks],
     }
 
 
-def _styled(verdict: Verdict) -> Any:
+def _styled(mark: Mark) -> Any:
     from rich.text import Text
 
-    return Text(verdict, style={"FAIL": "bold red", "ok": "green", "n/a": "dim"}[verdict])
+    return Text(mark, style={"FAIL": "bold red", "ok": "green", "n/a": "dim"}[mark])
 
 
 def _failures(checks: Sequence[Check]) -> list[str]:
-    """One line for every invariant that a method breaks: the first value and cause, and all places."""
+    """One line for every invariant that a method breaks: the first value and cause, and all models and layouts."""
     lines = []
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
         failed = [c for c in of_cell(checks, method, invariant) if c.verdict == "FAIL"]
@@ -96,11 +94,11 @@ def _failures(checks: Sequence[Check]) -> list[str]:
 
 
 def _unchecked(checks: Sequence[Check]) -> list[str]:
-    """One line for every reason; where an invariant was checked on some models only, with those where it was not."""
+    """One line for every reason, with the models and layouts that it concerns where others were checked."""
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks):
         cell = of_cell(checks, method, invariant)
-        if overall(cell) == "n/a":  # why not in a special way says no more
+        if overall(cell) == "n/a":  # reasons of the special ways add nothing
             cell = [c for c in cell if c.layout not in SPECIAL]
         for reason in dict.fromkeys(c.reason for c in cell if c.verdict == "n/a"):
             where = _where([c for c in cell if c.verdict == "n/a" and c.reason == reason], cell)
@@ -113,7 +111,7 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 
 
 def _where(some: Sequence[Check], cell: Sequence[Check]) -> str:
-    """The places of some checks of a cell; nothing where it was checked nowhere, ways alone where all models agree."""
+    """Models and layouts of some checks of a cell: nothing if no check applies, layouts alone if all models agree."""
     if overall(cell) == "n/a":
         return ""
     ways = list(dict.fromkeys(c.layout for c in some))

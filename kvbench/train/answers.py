@@ -1,10 +1,10 @@
-"""The model's answers to a training's questions on disk, so that after a kill only what is missing is asked.
+"""The model's answers to a training's questions, on disk: after a kill only the missing ones are generated.
 
     file = AnswerFile(out / "answers.jsonl", {"model": "tiny", "longest": 4096, ...})
     file.read()                                   # {"line-3": (17, 4, 2), "line-4": None}; None: it was not kept
     file.add("line-5", prompt=(1, 2), answer=(3, 2), kept=True)
 
-The first line says what was asked of which model. Every other one is an answer, in the order in which they finished.
+The first line names the model and the questions; each further line is an answer, in the order in which they finished.
 Of several processes all read and the first one writes.
 """
 
@@ -25,17 +25,17 @@ Answers = dict[str, tuple[int, ...] | None]  # tokens, by the question's name; N
 
 
 class AnswerFile:
-    """One file. asked: everything that answers depend on."""
+    """One file of answers. asked: everything that they depend on."""
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, json.loads(json.dumps(asked))
 
     def read(self) -> Answers:
-        """What was answered; a last line that a kill tore is dropped. Where there is nothing, the file is begun.
+        """The stored answers, without a last line that a kill cut short. A missing file is created.
 
-        Raises UserError for answers that were asked otherwise, SetupError for a file that is damaged or cannot be used.
+        Raises UserError for answers to other questions or of another model, SetupError for a damaged or unusable file.
         """
-        found: Answers = {}
+        answers: Answers = {}
         whole = 0  # bytes of whole lines
         try:
             with self.path.open("rb") as file:
@@ -46,7 +46,7 @@ class AnswerFile:
                     if whole == 0:
                         self._check(row)
                     else:
-                        found[row["name"]] = tuple(row["answer"]) if row["kept"] else None
+                        answers[row["name"]] = tuple(row["answer"]) if row["kept"] else None
                     whole += len(line)
         except FileNotFoundError:
             pass
@@ -54,14 +54,14 @@ class AnswerFile:
             raise SetupError(f"{show(self.path)} cannot be read: {reason(error)}.") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(
-                f"{show(self.path)} is damaged behind its first {whole:,} bytes. Remove it to ask everything again."
+                f"{show(self.path)} is damaged after its first {whole:,} bytes. Remove it to ask everything again."
             ) from error
         if is_first():
             with self._appending() as stream:
                 stream.truncate(whole)
                 if whole == 0:
                     stream.write(_line(self.asked))
-        return found
+        return answers
 
     def add(self, name: str, *, prompt: Sequence[int], answer: Sequence[int], kept: bool) -> None:
         """Write an answer. Raises SetupError when it cannot be written."""
@@ -72,9 +72,9 @@ class AnswerFile:
     def _check(self, theirs: Mapping[str, Any]) -> None:
         if theirs != self.asked:
             other = [name for name, value in self.asked.items() if theirs.get(name) != value]
-            told = (HASHES.get(name, f"{name} {theirs.get(name)}, now {self.asked[name]}") for name in other)
+            differences = (HASHES.get(name, f"{name} {theirs.get(name)}, now {self.asked[name]}") for name in other)
             raise UserError(
-                f"{show(self.path.parent)} holds answers that were asked otherwise: {'; '.join(told)}. "
+                f"{show(self.path.parent)} holds answers of another training: {'; '.join(differences)}. "
                 "Choose another --out, or remove the folder."
             )
 

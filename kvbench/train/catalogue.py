@@ -1,4 +1,4 @@
-"""What ``kvbench train`` can train, with the defaults of each. No torch: `--help` reads it.
+"""The recipes of ``kvbench train`` with their defaults. No torch: `--help` reads this module.
 
 RECIPES["lookaheadkv"].settings(steps=200)
 """
@@ -15,21 +15,21 @@ class Entry:
     """One recipe.
 
     Attributes:
-        place: ``module:class`` of its `Recipe`.
+        location: ``module:class`` of its `Recipe`.
         about: one line.
-        tasks: built-in tasks whose problems are asked when no --data is given.
-        given: what the recipe trains on: the model's own answers to the questions, the questions themselves, or
-            examples of its own with their answers (`kvbench.train.head_data`).
-        tested: what is held out where answers are given: answers, or questions that it will ask itself.
-        traces, held_out: how many questions or examples to train on and to hold out.
+        tasks: built-in tasks whose problems are asked when --data is not given.
+        learns_from: the model's own answers to the questions, the questions themselves, or examples with answers
+            (`kvbench.train.head_data`).
+        tested_on: held-out answers, or held-out questions that the recipe asks itself.
+        traces, held_out: numbers of questions or examples to train on and to hold out.
         steps, lr, batch: defaults of the loop.
-        dtype: in which the model is loaded; where it is trained itself, nothing of its weights may be rounded away.
+        dtype: of the loaded model; float32 where the model itself is trained, so that small steps are not rounded away.
         options: the recipe's own settings, with their defaults. `longest`: most new tokens of an answer to a question
             of a file.
-        tiny, tiny_lr: those that are others for the built-in model, whose texts are short.
+        tiny, tiny_lr: other defaults for the built-in model, whose texts are short.
     """
 
-    place: str
+    location: str
     about: str
     tasks: tuple[str, ...]
     traces: int
@@ -37,8 +37,8 @@ class Entry:
     steps: int
     lr: float
     batch: int
-    given: Literal["answers", "questions", "examples"] = "answers"
-    tested: Literal["answers", "questions"] = "answers"
+    learns_from: Literal["answers", "questions", "examples"] = "answers"
+    tested_on: Literal["answers", "questions"] = "answers"
     dtype: Literal["auto", "float32"] = "auto"
     options: Mapping[str, Any] = field(default_factory=dict)
     tiny: Mapping[str, Any] = field(default_factory=dict)
@@ -80,8 +80,8 @@ _OWN_CACHE_TINY = {"budget": 96, "interval": 32, "slots": 64, "micro": 16}
 _SCORER: dict[str, Any] = {"budget": 1024, "interval": 256, "features": "paper6", "longest": 4096}
 RECIPES: dict[str, Entry] = {
     "lookaheadkv": Entry(
-        place="kvbench.train.recipes.lookaheadkv:LookaheadRecipe",
-        about="learned rows and adapter that foresee what an answer attends to",
+        location="kvbench.train.recipes.lookaheadkv:LookaheadRecipe",
+        about="learned rows and an adapter that foresee what an answer attends to",
         tasks=("lookup", "lookup/lookup-1", "chain", "walk"),
         traces=1200,
         held_out=32,
@@ -92,33 +92,33 @@ RECIPES: dict[str, Entry] = {
         tiny={"rows": 16, "rank": 16},
     ),
     "trimkv": Entry(
-        place="kvbench.train.recipes.gates:TrimKVRecipe",
-        about="gates that say at an entry's birth how slowly it loses its worth, each head with its own budget",
+        location="kvbench.train.recipes.gates:TrimKVRecipe",
+        about="gates that predict how slowly an entry loses its worth, with a budget per head",
         options={"gate": "rg", "tie": "none"} | _GATE_OPTIONS,
         **_GATES,
     ),
     "retention": Entry(
-        place="kvbench.train.recipes.gates:RetentionRecipe",
-        about="such gates, with one budget of all layers and heads",
+        location="kvbench.train.recipes.gates:RetentionRecipe",
+        about="such gates, with one budget for all layers and heads",
         options={"gate": "rg10", "tie": "layers"} | _GATE_OPTIONS,
         **_GATES,
     ),
     "duo": Entry(
-        place="kvbench.train.recipes.duo:DuoRecipe",
-        about="how much every KV head needs more than the first and the newest tokens",
+        location="kvbench.train.recipes.duo:DuoRecipe",
+        about="how much every KV head needs beyond the first and the newest tokens",
         tasks=(),
         traces=512,
         held_out=32,
         steps=2000,
         lr=0.02,
         batch=8,
-        given="examples",
+        learns_from="examples",
         options={"sinks": 128, "recent": 256, "reg": 0.05, "tokens": 4096},
         tiny={"sinks": 4, "recent": 32},
     ),
     "foresightkv": Entry(
-        place="kvbench.train.recipes.foresightkv:ForesightRecipe",
-        about="scorer that ranks entries as the oracle of golden eviction does",
+        location="kvbench.train.recipes.foresightkv:ForesightRecipe",
+        about="a scorer that ranks entries as the oracle of golden eviction does",
         tasks=("walk", "chain"),
         traces=800,
         held_out=32,
@@ -129,8 +129,8 @@ RECIPES: dict[str, Entry] = {
         tiny=_EVICTION | {"hidden": 32, "within": "max", "margin": 5.0},
     ),
     "foresightkv-grpo": Entry(
-        place="kvbench.train.recipes.foresightkv_grpo:PolicyRecipe",
-        about="foresightkv's second stage: draws of its own, rewarded by how little they make the model lose",
+        location="kvbench.train.recipes.foresightkv_grpo:PolicyRecipe",
+        about="foresightkv's second stage: the scorer's own draws, rewarded by how little loss they add",
         tasks=("walk", "chain"),
         traces=400,
         held_out=32,
@@ -141,14 +141,14 @@ RECIPES: dict[str, Entry] = {
         tiny=_EVICTION,
     ),
     "gkv-distill": Entry(
-        place="kvbench.train.recipes.gkv_distill:DistillRecipe",
-        about="the model itself: with an evicted cache it learns to predict as it did with a full one",
+        location="kvbench.train.recipes.gkv_distill:DistillRecipe",
+        about="the model itself: it learns to predict with an evicted cache as it did with a full one",
         traces=1000,
         held_out=128,
         steps=500,
         lr=1e-6,
         batch=16,
-        tested="questions",
+        tested_on="questions",
         dtype="float32",
         options=_OWN_CACHE,
         tiny=_OWN_CACHE_TINY,
@@ -156,14 +156,14 @@ RECIPES: dict[str, Entry] = {
         tasks=("chain",),
     ),
     "gkv-rl": Entry(
-        place="kvbench.train.recipes.gkv_rl:RLRecipe",
-        about="the model itself: rewards of answers that it writes with an evicted cache",
+        location="kvbench.train.recipes.gkv_rl:RLRecipe",
+        about="the model itself: rewards for answers that it writes with an evicted cache",
         traces=1000,
         held_out=128,
         steps=150,
         lr=1e-6,
         batch=16,
-        given="questions",
+        learns_from="questions",
         dtype="float32",
         options=_OWN_CACHE | {"group": 8},
         tiny=_OWN_CACHE_TINY | {"budget": 128, "temperature": 2.0},

@@ -1,7 +1,7 @@
-"""Checkpoints of a training: tensors as safetensors, the rest as JSON in the file's header; nothing is unpickled.
+"""Checkpoints of a training: tensors as safetensors, the rest as JSON in the file's header. Nothing is unpickled.
 
 save(path, parameters, optimiser, {"step": 200, "settings": {...}})
-state = state_of(path)                  # before anything is changed
+state = state_of(path)                  # check it before anything is changed
 restore(path, parameters, optimiser)
 """
 
@@ -25,7 +25,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW
 def save(
     path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW, state: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint in place of the former one; a kill leaves one of the two."""
+    """Replace the checkpoint; a kill leaves the old one or the new one whole."""
     tensors = {f"parameter/{name}": p.detach() for name, p in parameters.items()}
     for name, p in parameters.items():
         moments = optimiser.state.get(p, {})
@@ -51,9 +51,9 @@ def restore(path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch
             names = set(file.keys())
             for name, p in parameters.items():
                 p.copy_(file.get_tensor(f"parameter/{name}"))
-                found = {m: file.get_tensor(f"{m}/{name}") for m in _MOMENTS if f"{m}/{name}" in names}
-                if found:
-                    optimiser.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in found.items()}
+                moments = {m: file.get_tensor(f"{m}/{name}") for m in _MOMENTS if f"{m}/{name}" in names}
+                if moments:
+                    optimiser.state[p] = {m: t if m == "step" else t.to(p.device) for m, t in moments.items()}
     except (OSError, SafetensorError, RuntimeError, KeyError, ValueError) as error:
         raise _unusable(path, error) from None
 

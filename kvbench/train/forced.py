@@ -1,4 +1,4 @@
-"""An answer to train on as `kvbench.replay` reads it."""
+"""A training's trace in the form that `kvbench.replay` reads."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvbench.train.traces import Trace
 
 
 def forced(trace: Trace, seed: int = 0) -> replayed.Trace:
-    """The trace with its answer prescribed. seed: of what the method draws meanwhile."""
+    """The trace with its answer forced. seed: of the method's draws."""
     request = Request(
         task="train",
         doc_id=trace.name,

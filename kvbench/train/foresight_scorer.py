@@ -1,30 +1,34 @@
-"""The scorer of `foresightkv` while it is trained.
+"""The scorer of `foresightkv` in training, and what its two recipes share.
 
-What it reads of an entry differs in size by orders of magnitude: numbers of keys, sums of attention over 8 queries or
-over thousands. A step of the optimiser is of one size for all, so the first layer is trained on inputs that were
-brought to mean 0 and variance 1, and the last one answers in a unit that is given. What is written reads inputs as they
-are and answers in numbers.
+The scorer's inputs differ by orders of magnitude: numbers of keys, sums of attention over 8 queries or over thousands.
+The optimiser takes steps of one size, so the first layer is trained on inputs with mean 0 and variance 1, and the last
+one on outputs divided by `unit`. The file holds a scorer of raw inputs and outputs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
+from kvbench.engine.model.load import LoadedModel
 from kvbench.eviction.learned import Shapes
-from kvbench.train.foresight_states import Choice
+from kvbench.train.foresight_states import Choice, check_settings, evictions_of, usable
+from kvbench.train.recipe import Settings, TraceRecipe, with_gradient
+from kvbench.train.traces import Trace
 
-LEAST = 1e-4  # deviation of an input that is all but constant
+LEAST = 1e-4  # smallest deviation, for inputs that are nearly constant
+MEASURED = 32  # traces from which the deviation of inputs is estimated
 
 
 class TrainedScorer:
-    """Trained tensors, and the scorer that they are.
+    """The trained tensors, and the scorer of raw inputs that they amount to.
 
     Args:
-        start: tensors of a scorer of standardised inputs that answers in units.
+        start: tensors of a scorer of standardised inputs whose outputs count units.
         mean, deviation: [L, Hk, D] of the inputs.
-        unit: of the answers.
+        unit: of the outputs.
     """
 
     def __init__(
@@ -37,7 +41,7 @@ class TrainedScorer:
 
     @classmethod
     def random(cls, shapes: Shapes, readings: Sequence[Sequence[Choice]], seed: int, unit: float) -> TrainedScorer:
-        """One that nothing was learned by, for inputs of the size of these."""
+        """A randomly initialised scorer for inputs of these shapes."""
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
         spread = {"w1": inputs**-0.5, "w2": hidden**-0.5, "b1": 0.0, "b2": 0.0}
@@ -46,7 +50,7 @@ class TrainedScorer:
 
     @classmethod
     def of(cls, scorer: Mapping[str, torch.Tensor], readings: Sequence[Sequence[Choice]]) -> TrainedScorer:
-        """A scorer that was written, to be trained on."""
+        """A scorer from a file, to be trained further."""
         mean, deviation = moments({name: tuple(t.shape) for name, t in scorer.items()}, readings)
         start = dict(scorer) | {
             "w1": scorer["w1"] * deviation[..., None],
@@ -55,24 +59,48 @@ class TrainedScorer:
         return cls(start, mean, deviation)
 
     def scorer(self) -> dict[str, torch.Tensor]:
-        """The scorer of inputs as they are."""
+        """The scorer of raw inputs."""
         p = self.parameters
         w1 = p["w1"] / self.deviation[..., None]
         b1 = p["b1"] - (self.mean[..., None] * w1).sum(dim=-2)
         return {"w1": w1, "b1": b1, "w2": self.unit * p["w2"], "b2": self.unit * p["b2"]}
 
-    def settled(self, loss: torch.Tensor) -> torch.Tensor:
-        """The loss with its gradient, but without all that it was computed from: one trace is in memory at a time."""
-        slopes = torch.autograd.grad(loss, list(self.parameters.values()), allow_unused=True)
-        pull = [((p - p.detach()) * s).sum() for p, s in zip(self.parameters.values(), slopes) if s is not None]
-        return loss.detach() + torch.stack(pull).sum()
+    def with_gradient(self, loss: torch.Tensor) -> torch.Tensor:
+        return with_gradient(loss, self.parameters.values())
 
 
 def moments(shapes: Shapes, readings: Sequence[Sequence[Choice]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation [L, Hk, D] of what the scorers read; 0 and 1 in layers that evict nothing."""
+    """Mean and standard deviation [L, Hk, D] of the scorers' inputs; 0 and 1 in layers that evict nothing."""
     every = [choice for choices in readings for choice in choices]
     mean, deviation = (every[0].x.new_full(shapes["w1"][:-1], value) for value in (0.0, 1.0))
     for layer in {choice.layer for choice in every}:
         x = torch.cat([c.x.transpose(0, 1).flatten(1, 2) for c in every if c.layer == layer], dim=1)
         mean[layer], deviation[layer] = x.mean(dim=1), x.std(dim=1, correction=0).clamp_min(LEAST)
     return mean, deviation
+
+
+class ScorerRecipe(TraceRecipe):
+    """A recipe that trains a scorer, `trained`, on the evictions of traces."""
+
+    kind = "foresightkv"
+    trained: TrainedScorer
+
+    def __init__(
+        self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
+    ) -> None:
+        super().__init__(loaded, settings, traces, held_out)
+        self.evictions = evictions_of(loaded, settings, [*traces, *held_out])
+        self.traces, self.test = usable(self.evictions, traces), usable(self.evictions, held_out)
+
+    @classmethod
+    def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
+        check_settings(more)
+
+    def parameters(self) -> dict[str, torch.Tensor]:
+        return self.trained.parameters
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        return {name: t.detach() for name, t in self.trained.scorer().items()}
+
+    def card(self) -> dict[str, Any]:
+        return super().card() | {"recent": self.evictions.recent}

@@ -1,11 +1,12 @@
-"""Evictions as ForesightKV's scorer meets them: finished answers are read as `kvbench replay` reads them, and at every
-eviction what the method itself would show its scorer is put aside, whoever decides what goes.
+"""The inputs of ForesightKV's scorer at every eviction of a trace, decided by the oracle or by the scorer.
+
+Traces are read as `kvbench replay` reads them; the inputs are computed by the method's own code.
 
     evictions = Evictions(loaded, method, budget=48, interval=32, longest=400)
-    led = evictions.golden(trace)                   # by the oracle
-    drawn = evictions.drawn(trace, [1, 2], tensors) # by the scorer, one reading for each seed
+    led = evictions.golden(trace)                   # the oracle decides
+    drawn = evictions.drawn(trace, [1, 2], tensors) # the scorer decides, one reading per seed
 
-Letters: b readings of one trace, Hk KV heads, n entries that compete, D numbers of an entry that the scorer reads.
+Letters: b readings of one trace, Hk KV heads, n entries that compete, D numbers per entry that the scorer reads.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import torch
 
 from kvbench import registry
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError, show
-from kvbench.eviction.api import Column, Method, Needs, Protect, State
+from kvbench.errors import UserError
+from kvbench.eviction.api import Method
 from kvbench.eviction.select import decide
 from kvbench.eviction.view import LayerView
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.reference import read_full
 from kvbench.replay.traces import Trace as ForcedTrace
 from kvbench.train.forced import forced
-from kvbench.train.recipe import Settings, drawing
+from kvbench.train.recipe import Settings, check_choices, check_least
 from kvbench.train.traces import Trace
 
 FEATURES, WITHIN = ("paper6", "released8"), ("mean", "max")
@@ -39,17 +40,17 @@ class Choice:
     layer: int
     seen: int  # tokens until then
     x: torch.Tensor  # [b, Hk, n, D]
-    worth: torch.Tensor  # [b, Hk, n] what whoever decided scored them by; large ones stay
+    worth: torch.Tensor  # [b, Hk, n] the deciding method's scores; higher is kept
     dropped: torch.Tensor  # [b, Hk, n] bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reading:
-    """A trace that was read b times. m tokens of its answer.
+class TraceReading:
+    """A trace with m answer tokens, read b times.
 
     Attributes:
-        choices: its evictions, in the order in which they happened.
-        losses: [b, m] of every token, in nats; entropy: [b, m].
+        choices: its evictions, in order.
+        losses: [b, m] nats per token; entropy: [b, m].
     """
 
     choices: list[Choice]
@@ -61,9 +62,9 @@ class Evictions:
     """Reads traces with a method's features and protection.
 
     Args:
-        method: a `foresightkv`; its own weights are not looked at.
+        method: a `foresightkv`; its own weights are not used.
         longest: tokens of the longest trace.
-        within: of the oracle, see `golden`.
+        within: the oracle's option, see `golden`.
     """
 
     def __init__(
@@ -93,68 +94,51 @@ class Evictions:
         last = (len(trace.answer) - 2) // self.interval * self.interval
         return len(trace.answer) > 1 and len(trace.prompt) + last > self.budget
 
-    def full(self, trace: Trace) -> Reading:
+    def full(self, trace: Trace) -> TraceReading:
         """The reading with the full cache."""
         return self._read(self._full, [forced(trace)], {})
 
-    def golden(self, trace: Trace) -> Reading:
-        """The reading whose evictions the oracle decides."""
+    def golden(self, trace: Trace) -> TraceReading:
+        """The reading in which the oracle decides."""
         traces = [forced(trace)]
         reference = read_full(self._full, traces, extreme=self.within == "max")
         return self._read(self._golden, traces, reference.future())
 
-    def drawn(self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor]) -> Reading:
-        """Readings whose evictions the method decides with this scorer, one for each seed of its draws."""
+    def drawn(self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor]) -> TraceReading:
+        """Readings in which the method decides with this scorer, one per seed of its draws."""
         weights = {name: tensor.detach() for name, tensor in scorer.items()}
         return self._read(self._drawn, [forced(trace, seed) for seed in seeds], weights)
 
-    def _read(self, reader: TraceReader, traces: list[ForcedTrace], weights: Mapping[str, torch.Tensor]) -> Reading:
+    def _read(
+        self, reader: TraceReader, traces: list[ForcedTrace], weights: Mapping[str, torch.Tensor]
+    ) -> TraceReading:
         self._choices.clear()
-        heard = _Predictions(torch.tensor([t.answer for t in traces], device=reader.loaded.device))
-        reader.read(traces, heard, weights)
-        # Tensors of a reading come from inference mode; autograd takes their copies.
-        return Reading(
+        predictions = _Predictions(torch.tensor([t.answer for t in traces], device=reader.loaded.device))
+        reader.read(traces, predictions, weights)
+        # The reader's tensors come from inference mode; autograd accepts only copies.
+        return TraceReading(
             choices=[_copied(choice) for choice in self._choices],
-            losses=torch.cat(heard.losses, dim=1).clone(),
-            entropy=torch.cat(heard.entropy, dim=1).clone(),
+            losses=torch.cat(predictions.losses, dim=1).clone(),
+            entropy=torch.cat(predictions.entropy, dim=1).clone(),
         )
 
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """`scorer` as it is, but `judge` decides what goes; `choices` is told."""
+    """`scorer` with `judge`'s decisions; every decision is appended to `choices`."""
 
     scorer: Any
     judge: Any
     choices: list[Choice]
 
     def __post_init__(self) -> None:
-        pass  # these are no options
-
-    def needs(self) -> Needs:
-        needs: Needs = self.scorer.needs()
-        return needs
-
-    def columns(self) -> tuple[Column, ...]:
-        columns: tuple[Column, ...] = self.scorer.columns()
-        return columns
-
-    def states(self) -> tuple[State, ...]:
-        states: tuple[State, ...] = self.scorer.states()
-        return states
-
-    def protect(self, budget: int) -> Protect:
-        protect: Protect = self.scorer.protect(budget)
-        return protect
-
-    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        values: dict[str, torch.Tensor] = self.scorer.observe(view)
-        return values
+        for name in ("needs", "columns", "states", "protect", "observe"):
+            object.__setattr__(self, name, getattr(self.scorer, name))
 
     def score(self, view: LayerView) -> torch.Tensor:
         """1 for what the judge keeps, 0 for what it drops."""
         keep = decide(self.judge, [view])[0].keep
-        competes = self.scorer.competing(view)  # equally many in every head: the newest are held by all
+        competes = self.scorer.competing(view)  # equally many in every head: all heads hold the newest
         b, heads, _ = competes.shape
 
         def among(tensor: torch.Tensor) -> torch.Tensor:
@@ -174,17 +158,17 @@ class _Watched(Method):
 
 @dataclass(slots=True)
 class _Predictions(Listener):
-    """Listens to a reading: losses and entropy of every token of the answers [b, m]."""
+    """Losses and entropy of every answer token [b, m]."""
 
     targets: torch.Tensor
     losses: list[torch.Tensor] = field(default_factory=list)
     entropy: list[torch.Tensor] = field(default_factory=list)
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
-        found = logits.double().log_softmax(dim=-1)
+        log_probs = logits.double().log_softmax(dim=-1)
         target = self.targets[:, first : first + logits.shape[1], None]
-        self.losses.append(-found.gather(-1, target)[..., 0])
-        self.entropy.append(torch.special.entr(found.exp()).sum(dim=-1))
+        self.losses.append(-log_probs.gather(-1, target)[..., 0])
+        self.entropy.append(torch.special.entr(log_probs.exp()).sum(dim=-1))
 
 
 def _copied(choice: Choice) -> Choice:
@@ -192,39 +176,28 @@ def _copied(choice: Choice) -> Choice:
 
 
 def usable(evictions: Evictions, traces: Sequence[Trace]) -> list[Trace]:
-    """The traces in which something is evicted. Raises UserError when there is none."""
-    found = [trace for trace in traces if evictions.evicts(trace)]
-    if not found:
+    """The traces with an eviction. Raises UserError when there is none."""
+    evicted = [trace for trace in traces if evictions.evicts(trace)]
+    if not evicted:
         raise UserError(
             f"no answer to train on outgrows a budget of {evictions.budget} in time; "
             "the model answered nothing rightly, or its answers are too short."
         )
-    return found
+    return evicted
 
 
 def check_settings(more: Mapping[str, Any]) -> None:
-    """Raises UserError for settings that are none."""
-    for name, values in (("features", FEATURES), ("within", WITHIN)):
-        if more.get(name, values[0]) not in values:
-            raise UserError(f"--opt {name} must be {' or '.join(values)}; got {show(more[name])}.")
-    for name, least in (("budget", 2), ("interval", 1), ("hidden", 1)):
-        if more.get(name, least) < least:
-            raise UserError(f"--opt {name} must be {least} or more; got {more[name]}.")
+    """Raises UserError for invalid settings."""
+    check_choices(more, features=FEATURES, within=WITHIN)
+    check_least(more, budget=2, interval=1, hidden=1)
     if not more.get("margin", 1.0) > 0:
         raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
 
 
 def evictions_of(loaded: LoadedModel, settings: Settings, traces: Sequence[Trace]) -> Evictions:
-    """What reads the traces of a training."""
+    """The reader of a training's traces."""
     more = settings.more
-    loaded.model.requires_grad_(False)
     method = registry.methods.get("foresightkv")(features=more["features"])
     longest = max((len(trace.ids) for trace in traces), default=1)
     within = more.get("within", "mean")
     return Evictions(loaded, method, budget=more["budget"], interval=more["interval"], longest=longest, within=within)
-
-
-def batch(traces: Sequence[Trace], settings: Settings, step: int) -> list[Trace]:
-    """The traces of a step."""
-    generator = drawing(settings.seed, step)
-    return [traces[i] for i in torch.randint(0, len(traces), (settings.batch,), generator=generator).tolist()]

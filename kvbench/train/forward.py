@@ -1,15 +1,18 @@
-"""One differentiable pass of a model over tokens, its attention in the hands of the caller: `plain`, or their own."""
+"""One differentiable pass of a model over tokens, with the caller's attention, and what such attention is made of."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from kvbench.engine.attention.interface import Handler, route
-from kvbench.train.sparse_masks import SparseAttention
+from kvbench.engine.attention.interface import AttentionCall, Handler, grouped_attention, route
 
-plain = SparseAttention({})  # a handler: attention as the model has it, with its windows
+ROWS = 1024  # queries that attend at once
+Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def forward(
@@ -18,7 +21,7 @@ def forward(
     """Logits [b, `logits`, V] of the newest rows; 0 asks for those of all rows.
 
     Args:
-        handler: answers every layer's attention, as in `kvbench.engine.attention.interface.route`.
+        handler: computes every layer's attention, as in `kvbench.engine.attention.interface.route`.
         start: position of the first row.
         hidden: whether the handler also sees what each layer's attention reads.
         inputs: input_ids [b, n] or inputs_embeds [b, n, D].
@@ -35,3 +38,28 @@ def forward(
             logits_to_keep=logits,
         )
     return out.logits
+
+
+def attend(
+    call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+) -> torch.Tensor:
+    """Attention [b, t, Hq, Dv] with a layer's scaling, softcap and sinks, of queries and keys that need not be all."""
+    return grouped_attention(query, keys, values, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks)
+
+
+def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> torch.Tensor:
+    """Attention [b, n, Hq, Dv] of a whole sequence, `rows` queries at a time.
+
+    Beyond one block, the gradient recomputes each block, so that memory holds the mask and probabilities of one.
+
+    attend_block: gets the position of a block's first query, its queries, and keys and values up to its last query.
+    """
+    n = call.key.shape[2]
+    recompute = n > rows and torch.is_grad_enabled()
+    parts = []
+    for first in range(0, n, rows):
+        last = min(first + rows, n)
+        tensors = call.query[:, :, first:last], call.key[:, :, :last], call.value[:, :, :last]
+        block = partial(attend_block, first)
+        parts.append(checkpoint(block, *tensors, use_reentrant=False) if recompute else block(*tensors))
+    return torch.cat(parts, dim=1)

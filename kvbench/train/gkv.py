@@ -1,9 +1,9 @@
-"""Training of a model for the cache that it will have (G-KV, arXiv 2512.00504): what both ways have in common.
+"""Training a model to work with an evicted cache (G-KV, arXiv 2512.00504): what both recipes share.
 
-All weights are trained, in float32, because steps of 1e-6 would vanish in bfloat16. The answers that a step learns
-from were written or read under eviction with the current weights, and the forward pass that has a gradient sees of
-them what the evictions left (`kvbench.train.sparse_masks`). Held out is what counts in the end: how many questions the
-model answers rightly with an evicted cache and, beside it, with a full one.
+All weights are trained, in float32, because steps of 1e-6 would vanish in bfloat16. A step writes or reads answers
+under eviction with the current weights; the forward pass with a gradient sees only what the evictions left
+(`kvbench.train.sparse_masks`). The held-out figures are the shares of questions that the model answers rightly, with an
+evicted and with a full cache.
 """
 
 from __future__ import annotations
@@ -27,10 +27,11 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 from kvbench.records import Request, Sampling
 from kvbench.train.gkv_model import save_model
-from kvbench.train.recipe import Recipe, Settings, drawing
+from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
 from kvbench.train.traces import Question
 
-LARGE = 100_000_000  # parameters from which on activations are computed again, unless it is said otherwise
+LARGE = 100_000_000  # parameters from which on `recompute=auto` recomputes activations
+RECOMPUTE = ("auto", "on", "off")
 
 
 class SparseRecipe(Recipe):
@@ -44,7 +45,6 @@ class SparseRecipe(Recipe):
 
     def __init__(self, loaded: LoadedModel, settings: Settings, test: Sequence[Question]) -> None:
         super().__init__(settings)
-        self.check_judged(test)
         more = settings.more
         self.check(loaded, more)
         self.method, self.budget = choose.from_label(str(more["method"])), int(more["budget"])
@@ -52,20 +52,19 @@ class SparseRecipe(Recipe):
         self.temperature = float(more["temperature"])
         loaded.model.float().requires_grad_(True)
         self.loaded, self.test = replace(loaded, dtype=torch.float32), test
-        self.again = _recompute(str(more["recompute"]), loaded.model)
+        size = sum(p.numel() for p in loaded.model.parameters())
+        self.again = more["recompute"] == "on" or (more["recompute"] == "auto" and size >= LARGE)
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        for option, least in (("interval", 1), ("micro", 1), ("slots", 1), ("group", 2)):
-            if (value := more.get(option, least)) < least:
-                raise UserError(f"--opt {option} must be {least} or more; got {value}.")
+        check_least(more, interval=1, micro=1, slots=1, group=2)
+        check_choices(more, recompute=RECOMPUTE)
         if not more["temperature"] > 0:
             raise UserError(f"--opt temperature must be above 0; got {more['temperature']:g}.")
         method, budget = choose.from_label(str(more["method"])), int(more["budget"])
         if not method.evicts or not method.takes_budget or method.oracle:
             raise UserError(f"method {show(more['method'])} does not evict to a budget; nothing can be learnt from it.")
         check_budget(str(more["method"]), method, budget)
-        _recompute(str(more["recompute"]), loaded.model)
         try:
             loaded.model.generation_config.validate(strict=True)
         except ValueError as error:
@@ -84,7 +83,7 @@ class SparseRecipe(Recipe):
         return {"held_out": len(self.test)}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """The model, and beside it the weights that its method has: they were in use while it learned."""
+        """Write the model, and beside it the weights of the method with which it was trained."""
         folder, card = save_model(out / self.kind, self.loaded, base_model=base.name, made=made)
         if (needed := self.method.weights()) is not None:
             config = self.loaded.model.config
@@ -94,20 +93,15 @@ class SparseRecipe(Recipe):
             save_weights(folder / f"{needed.kind}.safetensors", needed.kind, tensors, trained, made=about)
         return folder, card
 
-    def check_judged(self, questions: Sequence[Question]) -> None:
-        """Raises UserError where nobody knows what a right answer is."""
-        if any(q.right is None for q in questions):
-            raise UserError(f"{self.name} needs to know what is right: give every line of --data a field 'answer'.")
-
     def drawn(self, step: int, count: int) -> list[int]:
-        """Which of `count` items a step's batch has: all of them in a new order, again and again."""
+        """Indices of a step's batch among `count` items: every epoch has them all in a new order."""
         batch = self.settings.batch
-        places = range(step * batch, (step + 1) * batch)
+        drawn = range(step * batch, (step + 1) * batch)
         orders = {}
-        for epoch in {place // count for place in places}:
+        for epoch in {index // count for index in drawn}:
             generator = drawing(self.settings.seed, epoch)
             orders[epoch] = torch.randperm(count, generator=generator).tolist()
-        return [orders[place // count][place % count] for place in places]
+        return [orders[index // count][index % count] for index in drawn]
 
     def engine(
         self,
@@ -117,7 +111,7 @@ class SparseRecipe(Recipe):
         samples: int = 1,
         log: KeptLog | None = None,
     ) -> Engine:
-        """One for `samples` answers to each question; its cache is to be gone before anything has a gradient."""
+        """An engine for `samples` answers per question. Drop it before the gradient needs its cache's memory."""
         return Engine(
             self.loaded,
             method,
@@ -132,16 +126,14 @@ class SparseRecipe(Recipe):
         asked = {q.name: q for q in self.test}
         right = 0
         for answer in self.engine(self.test, method, budget).generate(request(q, q.name) for q in self.test):
-            judge = asked[answer.request.doc_id].right
-            assert judge is not None
-            right += judge(answer.text)
+            right += asked[answer.request.doc_id].is_right(answer.text)
         return right / len(self.test)
 
 
 def request(
     question: Question, name: str, samples: int = 1, sampling: Sampling | None = None, seed: int = 0
 ) -> Request:
-    """What the engine is asked for a question."""
+    """A question as the engine takes it."""
     return Request(
         task="train",
         doc_id=name,
@@ -151,9 +143,3 @@ def request(
         sampling=sampling or Sampling(),
         seed=seed,
     )
-
-
-def _recompute(word: str, model: Any) -> bool:
-    if word not in ("auto", "on", "off"):
-        raise UserError(f"--opt recompute must be auto, on or off; got {show(word)}.")
-    return word == "on" or (word == "auto" and sum(p.numel() for p in model.parameters()) >= LARGE)

@@ -1,4 +1,4 @@
-"""One training at a time works in a folder, from its first answer to its weights."""
+"""A lock for the folder of a training, held from its first answer to its weights."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LOCK = "lock"
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Keep other trainings out of the folder. Raises RunInUseError when there is one."""
+    """Keep other trainings out of the folder. Raises RunInUseError when another holds it."""
     lock = RunLock(out / LOCK, out.name)
     try:
         lock.acquire()

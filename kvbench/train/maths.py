@@ -1,9 +1,9 @@
-"""Whether answers to mathematics questions are right, asked while a model is trained.
+"""Judges answers to mathematics questions while a model is trained.
 
     right = judge("\\frac{1}{2}")
     right("... so it is \\boxed{0.5}.")        # True
 
-math-verify decides, as in the mathematics tasks, in one process that lasts as long as the training.
+math-verify compares, as in the mathematics tasks, in one process that lasts as long as the training.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.taskkit.math_task import MathTask
 
 
 def judge(answer: str) -> Callable[[str], bool]:
-    """Compares texts with a reference given as LaTeX or a number; what cannot be scored in time is not right."""
+    """A judge that compares texts with a reference in LaTeX or a number; a text that times out counts as wrong."""
     doc = Doc(doc_id="", turns=(), reference=answer)
 
     def right(text: str) -> bool:

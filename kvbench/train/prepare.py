@@ -1,4 +1,4 @@
-"""From a recipe's name to one that is ready to run: the model is loaded and has answered its questions.
+"""A recipe ready to train: the model is loaded, and its answers to the recipe's questions are collected.
 
 ready = prepare("lookaheadkv", "tiny", data=None, samples=1200, steps=1500, out=Path("runs/lookahead"), ...)
 ready.recipe, ready.loaded
@@ -52,38 +52,40 @@ def prepare(
     out: Path,
     tick: Callable[[int], None] | None = None,
 ) -> Ready:
-    """Load the model, let it answer, make the recipe.
+    """Load the model, collect its answers, make the recipe.
 
     Args:
         data: a file with questions; None takes problems of the built-in tasks.
         samples: questions to ask, or examples to train on; the entry's `held_out` more are held out.
-        out: the folder of the training, where answers are kept and found.
+        out: the folder of the training, where answers are kept.
     """
     entry = RECIPES[name]
-    loaded = load(models.describe(model).where, device=own_device(device), dtype=entry.dtype)
-    revision = models.revision(models.describe(model))  # also of a model that loading has just fetched
-    module, _, cls = entry.place.partition(":")
+    info = models.describe(model)
+    loaded = load(info.where, device=own_device(device), dtype=entry.dtype)
+    revision = models.revision(models.describe(model))  # described again: loading may just have fetched the model
+    module, _, cls = entry.location.partition(":")
     make: Any = getattr(importlib.import_module(module), cls)  # a subclass of Recipe
     make.check(loaded, options)
-    if entry.given != "examples" and not loaded.stop_ids:
-        raise UserError(f"model {show(model)} has no end token, so its answers would never end; give it one.")
     about = Path(data).name if data else ", ".join(entry.tasks) or source(loaded)
-    given: Sequence[Question | Trace | Example]
+    items: Sequence[Question | Trace | Example]
     test: Sequence[Question | Trace | Example]
-    if entry.given == "examples":
+    if entry.learns_from == "examples":
         if data is not None:
             raise UserError(f"{name} is trained on texts of its own; it takes no --data.")
-        made = examples(loaded, samples + entry.held_out, seed, int(options["tokens"]))
-        given, test = made[:samples], made[samples:]
+        drawn = examples(loaded, samples + entry.held_out, seed, int(options["tokens"]))
+        items, test = drawn[:samples], drawn[samples:]
     else:
+        if not loaded.stop_ids:
+            raise UserError(f"model {show(model)} has no end token, so its answers would never end; give it one.")
         longest = int(options["longest"])
-        asked, kept_out = _questions(entry, loaded, data, samples, seed, longest)
-        given, test = asked, kept_out
-        if "questions" in (entry.given, entry.tested) and any(q.right is None for q in (*asked, *kept_out)):
+        questions, held_out = _questions(entry, loaded, data, samples, seed, longest)
+        items, test = questions, held_out
+        if "questions" in (entry.learns_from, entry.tested_on) and any(
+            q.judge is None for q in (*questions, *held_out)
+        ):
             raise UserError(f"{name} needs to know what is right: give every line of --data a field 'answer'.")
-        if entry.given == "answers":
-            questions = asked if entry.tested == "questions" else [*kept_out, *asked]
-            said = {
+        if entry.learns_from == "answers":
+            asked = {
                 "model": model,
                 "revision": revision,
                 "fingerprint": loaded.fingerprint,
@@ -92,27 +94,48 @@ def prepare(
                 "held_out": entry.held_out,
                 "seed": seed,
                 "longest": longest,
-                "questions": _hash([(q.name, q.ids, q.max_new_tokens, q.reference) for q in questions])[:16],
             }
-            with alone(out) if is_first() else nullcontext():
-                traces = collect(loaded, questions, file=AnswerFile(out / ANSWERS, said), tick=tick)
-            tested = {q.name for q in kept_out}
-            given = [trace for trace in traces if trace.name not in tested]
-            test = kept_out if entry.tested == "questions" else [t for t in traces if t.name in tested]
-            if not given or not test:
-                which = f"{len(asked)} questions" if not given else f"first {len(kept_out)} questions, held out,"
-                why = f"{show(out / ANSWERS)} has what it said." if data else "Give --data."
-                raise UserError(f"the model answered none of the {which} rightly; there is nothing to learn. {why}")
-    read = _hash([item.ids for item in (*given, *test)])
-    more = dict(options) | {"data": about, "samples": samples, "data_sha256": read}
+            items, test = _answered(entry, loaded, questions, held_out, data=data, asked=asked, out=out, tick=tick)
+    data_hash = _hash([item.ids for item in (*items, *test)])
+    more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash}
     settings = Settings(steps=steps, lr=lr, batch=batch, seed=seed, more=more)
-    return Ready(make(loaded, settings, given, test), loaded, revision)
+    return Ready(make(loaded, settings, items, test), loaded, revision)
+
+
+def _answered(
+    entry: Entry,
+    loaded: LoadedModel,
+    questions: list[Question],
+    held_out: list[Question],
+    *,
+    data: str | None,
+    asked: dict[str, Any],
+    out: Path,
+    tick: Callable[[int], None] | None,
+) -> tuple[list[Trace], Sequence[Question | Trace]]:
+    """The model's answers to train on, and the answers or questions that are held out.
+
+    asked: everything but the questions that the answers depend on.
+    """
+    ask_held_out = entry.tested_on == "answers"
+    every = [*held_out, *questions] if ask_held_out else questions
+    asked["questions"] = _hash([(q.name, q.ids, q.max_new_tokens, q.reference) for q in every])[:16]
+    with alone(out) if is_first() else nullcontext():
+        traces = collect(loaded, every, file=AnswerFile(out / ANSWERS, asked), tick=tick)
+    names = {q.name for q in held_out}
+    items = [trace for trace in traces if trace.name not in names]
+    test: Sequence[Question | Trace] = [t for t in traces if t.name in names] if ask_held_out else held_out
+    if not items or not test:
+        which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions, held out,"
+        cure = "Give --data." if data is None else f"{show(out / ANSWERS)} holds its answers."
+        raise UserError(f"the model answered none of the {which} rightly; there is nothing to learn. {cure}")
+    return items, test
 
 
 def _questions(
     entry: Entry, loaded: LoadedModel, data: str | None, samples: int, seed: int, longest: int
 ) -> tuple[list[Question], list[Question]]:
-    """Those to train on, and those held out."""
+    """Questions to train on, and questions to hold out."""
     if longest < 1:
         raise UserError(f"--opt longest must be 1 or more; got {longest}.")
     if data is None:
@@ -122,7 +145,7 @@ def _questions(
     if len(questions) <= entry.held_out:
         raise UserError(
             f"--data has {len(questions)} questions that leave the model room to answer; more than {entry.held_out} "
-            "are needed, as that many are held out."
+            "are needed, because that many are held out."
         )
     return questions[entry.held_out :][:samples], questions[: entry.held_out]
 

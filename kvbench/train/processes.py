@@ -6,9 +6,8 @@
         share = processes.share(8)          # this one's samples of a batch of 8
         processes.average(gradients)        # in place, the same bits in every process
 
-Both launchers say in the environment who is who; the collectives are torch's own (gloo between processors, NCCL
-between GPUs). Every process loads the model, collects the same answers and computes the held-out figures itself; the
-first one writes.
+Both launchers pass rank and count in the environment; the collectives are torch's own (gloo between CPUs, NCCL between
+GPUs). Every process loads the model, collects the same answers and computes the held-out figures; the first one writes.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from torch import distributed
 from kvbench.console.faults import words
 from kvbench.errors import SetupError, UserError
 
-# Longer than answers may take that one process has finished and another has not. When a process dies the launcher
-# ends the others, so that nobody waits that long for the dead.
+# How long a process waits for the others' answers. When a process dies, the launcher ends the others sooner.
 PATIENCE = timedelta(hours=12)
 
 
@@ -73,13 +71,13 @@ def alone() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process writes and speaks."""
+    """Whether this process writes files and prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Meet the other processes, if there are any. Raises SetupError when the environment does not say where."""
+    """Join the other processes, if there are any. Raises SetupError when the environment lacks their address."""
     if alone():
         yield Processes()
         return
@@ -96,10 +94,10 @@ def joined() -> Iterator[Processes]:
 
 
 def own_device(name: str) -> str:
-    """A CUDA device for each process of a machine, by its number there, where no certain one is asked for."""
+    """The CUDA device of this process, by its number on this machine, unless the user named a device."""
     if alone() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local < torch.cuda.device_count():  # otherwise loading says that there are too few
+    if local < torch.cuda.device_count():  # else loading reports that there are too few
         torch.cuda.set_device(local)
     return f"cuda:{local}"

@@ -1,37 +1,41 @@
-"""What every learned method's training has in common: trained tensors, a loss at a step, a figure on held-out data.
+"""A recipe: trained tensors, the loss of a step, figures on held-out data.
 
     class Mine(Recipe):
         name = "mine"
         def loss(self, step, share): ...
         def held_out(self): ...
 
-The loop (`kvbench.train.loop`) does the rest: optimiser, schedule, log, checkpoints, several processes, weights.
+The loop (`kvbench.train.loop`) adds optimiser, schedule, log, checkpoints, several processes and the written weights.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import Base, save_weights
+from kvbench.errors import UserError, show
+from kvbench.train.traces import Trace
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How long and how fast. Everything that changes the losses; a checkpoint belongs to one of these.
+    """Everything that changes the losses of a training. A checkpoint belongs to one such record.
 
     Attributes:
         steps: optimiser steps.
         lr: peak learning rate of AdamW; linear warm-up over `warmup` steps, then a cosine to `floor` of the peak.
         clip: largest norm of the gradient.
         batch: samples of a step, over all processes.
-        more: settings of the recipe itself.
+        more: the recipe's own settings.
     """
 
     steps: int
@@ -46,19 +50,48 @@ class Settings:
 
 
 def drawing(seed: int, number: int) -> torch.Generator:
-    """Random numbers of a training's step or epoch `number`, on the CPU."""
+    """Generator for step or epoch `number` of a training, on the CPU."""
     return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 
 
+def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
+    """The batch of a step, drawn with replacement."""
+    generator = drawing(settings.seed, step)
+    return [items[i] for i in torch.randint(0, len(items), (settings.batch,), generator=generator).tolist()]
+
+
+def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The loss with the gradient taken now, so that its graph is freed: memory holds one sample at a time."""
+    parameters = list(parameters)
+    slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
+    pulls = [((p - p.detach()) * slope).sum() for p, slope in zip(parameters, slopes) if slope is not None]
+    return loss.detach() + torch.stack(pulls).sum()
+
+
+def check_least(more: Mapping[str, Any], **least: float) -> None:
+    """Raises UserError for a setting below its smallest value. Settings that the recipe lacks are skipped."""
+    for name, smallest in least.items():
+        if (value := more.get(name, smallest)) < smallest:
+            raise UserError(f"--opt {name} must be {smallest} or more; got {value:g}.")
+
+
+def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
+    """Raises UserError for a setting that is none of its choices. Settings that the recipe lacks are skipped."""
+    for name, known in choices.items():
+        if (value := more.get(name, known[0])) not in known:
+            need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
+            raise UserError(f"--opt {name} must be {need}; got {show(value)}.")
+
+
 class Recipe(ABC):
-    """One thing to train.
+    """What one training trains, and how its loss is computed.
 
     Attributes:
-        name: of the recipe, as ``kvbench train NAME``.
-        kind: of the weights that come out (`kvbench.eviction.api.Weights`).
-        figure: the held-out figure that training should improve; `higher` says in which direction.
-        at_once: samples that one call of `loss` gets, where the graph of a whole batch would take too much memory;
-            gradients add up. None: all that this process has of a batch.
+        name: as in ``kvbench train NAME``.
+        kind: of the weights that it writes (`kvbench.eviction.api.Weights`).
+        figure: the held-out figure that training should improve; `higher`: whether larger is better.
+        at_once: samples per call of `loss`, where the graph of a whole batch would take too much memory; gradients add
+            up. None: this process's whole share of a batch.
     """
 
     name: ClassVar[str] = ""
@@ -72,7 +105,7 @@ class Recipe(ABC):
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        """Raise UserError for settings that are none, or do not fit the model. Called before the model is asked."""
+        """Raise UserError for settings that are invalid or do not fit the model. Called before the model is asked."""
         return None
 
     @abstractmethod
@@ -81,9 +114,9 @@ class Recipe(ABC):
 
     @abstractmethod
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        """Mean loss of the samples `share` of a step's batch, and what the log shows beside it (the first process's).
+        """Mean loss of the samples `share` of a step's batch, and the first process's further figures for the log.
 
-        A function of (settings, parameters, step) alone: a resumed training must come to the same losses.
+        A function of (settings, parameters, step) alone: a resumed training must reach the same losses.
         """
 
     @abstractmethod
@@ -91,18 +124,39 @@ class Recipe(ABC):
         """Figures on data that training never sees, `figure` among them."""
 
     def after_step(self) -> None:
-        """Called when the optimiser has moved the parameters: the place to put them back into their range."""
+        """Called after each step of the optimiser: a recipe may clamp its parameters here."""
         return None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What is written as weights."""
+        """The tensors of the weights file."""
         return {name: tensor.detach() for name, tensor in self.parameters().items()}
 
     def card(self) -> dict[str, Any]:
-        """What the weights' card says beside settings and figures: data, budget, interval, method options."""
+        """The recipe's own lines of the card: data, budget, interval, method options."""
         return {}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """Leave what was trained under `out`; returns the file or folder and its card. made: how, for the card."""
+        """Write the trained weights under `out`; returns the file or folder and its card.
+
+        made: how they were trained, for the card.
+        """
         path = out / f"{self.kind}.safetensors"
         return path, save_weights(path, self.kind, self.tensors(), base, made=made)
+
+
+class TraceRecipe(Recipe):
+    """Weights beside a frozen model, trained on the model's own answers."""
+
+    def __init__(
+        self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
+    ) -> None:
+        super().__init__(settings)
+        self.check(loaded, settings.more)
+        loaded.model.requires_grad_(False)
+        self.loaded, self.traces, self.test = loaded, traces, held_out
+
+    def batch(self, step: int, share: slice) -> list[Trace]:
+        return draw_batch(self.traces, self.settings, step)[share]
+
+    def card(self) -> dict[str, Any]:
+        return {"traces": len(self.traces), "held_out": len(self.test)}

@@ -1,21 +1,20 @@
-"""What every token could see while entries were evicted, for one plain forward pass over the finished sequence.
+"""Masks for one plain forward pass over a finished sequence that was read or written under eviction.
 
     lifetimes = Lifetimes()
     Engine(loaded, method, ..., log=lifetimes)               # or TraceReader(..., log=lifetimes)
     handler = SparseAttention(lifetimes.tables([keys of each sequence], length))
-    logits = forward(model, handler, input_ids=ids)          # those that the engine saw
+    logits = forward(model, handler, input_ids=ids)          # the engine's logits
 
-An evicted entry never comes back. All that a mask says of an entry is therefore the first token that no longer sees it:
+An evicted entry never comes back, so a mask needs one number per entry, the first token that no longer sees it:
 
     query t sees entry j   <=>   j <= t < until_j
 
-`until` is a row of numbers for each head where a mask is a square. Masks exist inside a layer's attention only, for a
-block of queries at a time, each layer's from its own evictions. The log comes after a compression and names what it
-left: with n tokens read, token n is the first that sees less, and token n - 1, at which the compression happened, has
-still seen all that was held.
+`until` is a row of numbers per head where a mask is a square. Masks exist inside a layer's attention only, for a block
+of queries at a time, and differ between layers. The engine logs the entries that are left after an eviction: with n
+tokens read, token n is the first that sees fewer; token n - 1, after which the eviction happened, saw all of them.
 
-Letters: b sequences, H heads with entries of their own (KV heads, or query heads where the method has it so), n
-tokens, t queries of a block.
+Letters: b sequences, H heads with entries of their own (KV heads, or query heads for methods that keep entries per
+query head), n tokens, t queries of a block.
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
-from torch.utils.checkpoint import checkpoint
 
-from kvbench.engine.attention.interface import AttentionCall, grouped_attention
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.train.forward import ROWS, attend, in_blocks
 
-NEVER = torch.iinfo(torch.int32).max  # evicted
-ROWS = 1024  # queries that attend at once
+NEVER = torch.iinfo(torch.int32).max  # `until` of entries that were not evicted
 
 
 class Lifetimes:
-    """Collects evictions: pass it as the `log` of an engine or a reader."""
+    """Collects evictions as the `log` of an engine or a reader."""
 
     def __init__(self) -> None:
         self._until: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)  # noise key -> layer -> [H, tokens seen]
@@ -54,7 +52,7 @@ class Lifetimes:
     def tables(self, keys: Sequence[Sequence[int]], length: int) -> dict[int, torch.Tensor]:
         """`until` [b, H, length] of every layer that evicted.
 
-        keys: the noise keys under which each sequence was logged: its prompt's and its own.
+        keys: each sequence's noise keys in the log: its prompt's and its own.
         """
         layers: dict[int, torch.Tensor] = {}
         for row, key in ((row, key) for row, names in enumerate(keys) for key in names):
@@ -68,7 +66,10 @@ class Lifetimes:
 
 
 def visible(until: torch.Tensor, first: int, count: int, window: int | None = None) -> torch.Tensor:
-    """[b, H, count, first + count] bool: what the queries from `first` on see. until: [b, H, first + count or more]."""
+    """[b, H, count, first + count] bool: the entries that queries from `first` on see.
+
+    until: [b, H, first + count or more].
+    """
     queries = torch.arange(first, first + count, device=until.device)[:, None]
     age = queries - torch.arange(first + count, device=until.device)
     near = age >= 0 if window is None else (age >= 0) & (age < window)
@@ -76,33 +77,26 @@ def visible(until: torch.Tensor, first: int, count: int, window: int | None = No
 
 
 class SparseAttention:
-    """Answers every layer's attention over whole sequences, as `train.forward` wants it.
-
-    Where there are more than `rows` queries the gradient computes a block's attention again, so that no more than one
-    block's mask and probabilities are held.
+    """Attention handler for `forward.forward`: every query sees the entries that its head held at that time.
 
     Args:
-        until: as `Lifetimes.tables`; a layer that is not there is causal.
+        until: as from `Lifetimes.tables`; layers without a table attend as the model does.
+        rows: queries that attend at once.
     """
 
     def __init__(self, until: Mapping[int, torch.Tensor], rows: int = ROWS) -> None:
         self.until, self.rows = until, rows
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        n = call.key.shape[2]
         until = self.until.get(call.layer)
         if until is None:
-            until = torch.full((1, 1, n), NEVER, dtype=torch.int32, device=call.key.device)
+            until = torch.full((1, 1, call.key.shape[2]), NEVER, dtype=torch.int32, device=call.key.device)
         else:
             call = call.for_heads(until.shape[1])
-        parts = []
-        for first in range(0, n, self.rows):
-            last = min(first + self.rows, n)
-            tensors = call.query[:, :, first:last], call.key[:, :, :last], call.value[:, :, :last]
-            attend = partial(_attend, call, until, first)
-            again = n > self.rows and torch.is_grad_enabled()
-            parts.append(checkpoint(attend, *tensors, use_reentrant=False) if again else attend(*tensors))
-        return torch.cat(parts, dim=1)
+        return in_blocks(call, partial(_attend, call, until), self.rows)
+
+
+plain = SparseAttention({})  # attention as the model has it, with its windows
 
 
 def _attend(
@@ -113,7 +107,6 @@ def _attend(
     key: torch.Tensor,
     value: torch.Tensor,
 ) -> torch.Tensor:
-    """Attention [b, t, Hq, Dv] of a block of queries to all keys up to its last."""
     seen = visible(until, first, query.shape[2], call.window)
     bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, float("-inf"))
-    return grouped_attention(query, key, value, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks)
+    return attend(call, query, key, value, bias)

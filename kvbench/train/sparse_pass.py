@@ -1,9 +1,9 @@
-"""Forward passes of a model that is trained under masks, and gradients that add up part by part.
+"""Forward passes of a model that is trained under masks, with gradients accumulated over micro-batches.
 
     loss = add_up(model, sequences, lifetimes, objective, micro=8, again=True)
 
-A batch of long answers does not fit into one graph. `objective(logits, part)` is therefore called for a few sequences
-at a time and followed by its backward pass at once; memory holds one part. What comes back is the sum as a number.
+A batch of long answers does not fit into one graph. `add_up` therefore runs forward and backward pass for a few
+sequences at a time, so that memory holds one part, and returns the sum without a graph.
 
 Letters: b sequences, S tokens of the longest, n newest rows of which some sequence has answer tokens, V vocabulary.
 """
@@ -31,7 +31,7 @@ class Answered:
     """A prompt and an answer that was written or read under eviction.
 
     Attributes:
-        keys: noise keys under which its evictions were logged, its prompt's and its own.
+        keys: its noise keys in the log, its prompt's and its own.
         weight: of its tokens in the loss.
     """
 
@@ -46,12 +46,12 @@ class Answered:
 
 
 class Part:
-    """Sequences side by side, padded on the right, where nothing that counts can see it.
+    """A micro-batch of sequences, padded on the right, where no answer token sees the padding.
 
     Attributes:
         ids: [b, S].
         targets: [b, n] tokens that the logits of the newest rows predict.
-        weights: [b, n] of these tokens in the loss; 0 for what belongs to no answer.
+        weights: [b, n] of these tokens in the loss; 0 outside answers.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:
@@ -66,7 +66,7 @@ class Part:
         self.targets, self.weights = self.ids[:, first:], weights[:, first:]
 
     def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """[b, n, V] in float32, of the tokens before the targets. until: as of `Lifetimes.tables`."""
+        """[b, n, V] in float32, of the tokens before the targets. until: as from `Lifetimes.tables`."""
         handler = SparseAttention(until)
         return forward(model, handler, input_ids=self.ids[:, :-1], logits=self.targets.shape[1]).float()
 
@@ -80,18 +80,19 @@ Objective = Callable[[torch.Tensor, Part], torch.Tensor]
 def add_up(
     model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
 ) -> torch.Tensor:
-    """The sum of an objective over all sequences; its gradient is already added to that of every parameter.
+    """The sum of an objective over all sequences. Its gradient is already added to the parameters' gradients.
 
-    objective: of the model's logits [b, n, V] under the masks, for the sequences of a part.
-    micro: sequences of a part.
-    again: compute a layer's activations again for its gradient instead of holding them.
+    Args:
+        objective: takes a part and the model's logits [b, n, V] under the masks.
+        micro: sequences per part.
+        again: recompute a layer's activations for its gradient instead of holding them.
     """
     device = next(model.parameters()).device
     total = torch.zeros((), device=device)
     for start in range(0, len(sequences), micro):
         part = Part(sequences[start : start + micro], device)
         until = part.tables(lifetimes)
-        # The backward pass runs layers again, whose attention must come here then too.
+        # The backward pass recomputes layers, so it needs the same attention.
         with recomputed(model, again), route(model, SparseAttention(until)):
             loss = objective(part.logits(model, until), part)
             loss.backward()
@@ -108,7 +109,7 @@ def recomputed(model: Any, on: bool) -> Iterator[None]:
     try:
         for layer in layers:
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-            # Layers look at `training`. Only their own is set: what lies in them, dropout too, stays in evaluation.
+            # Layers recompute only in training mode. Their children, dropout among them, stay in evaluation mode.
             layer.gradient_checkpointing = layer.training = True
         yield
     finally:

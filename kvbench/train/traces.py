@@ -1,9 +1,9 @@
-"""What learned methods are trained on: the target model's own answers to questions that no evaluation asks.
+"""Training data: the target model's own answers to questions that no evaluation asks.
 
     traces = collect(loaded, built_in(("walk", "lookup"), 512, seed=0), correct=True)
     traces = collect(loaded, prompts_of("questions.jsonl", loaded, 4096), file=AnswerFile(...))
 
-Problems of the built-in tasks are drawn from the 40 bits of seeds that `HELD_OUT` lies outside of.
+Problems of the built-in tasks are drawn from 29 bits of seeds; those of evaluations begin at `HELD_OUT`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvbench.records import Request
 from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Turn
 from kvbench.taskkit.names import get_task
-from kvbench.taskkit.synthetic.cells import CELLS
+from kvbench.taskkit.synthetic.cells import CELLS, Cell
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.train.answers import AnswerFile, Answers
 from kvbench.train.maths import judge
@@ -33,16 +33,21 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, the longest answer it may have, and whether an answer is right (None: nobody knows).
+    """A prompt, the longest answer that it may have, and the judge of answers, if any.
 
-    reference: what answers to questions of a file are compared with.
+    reference: the right answer of a question from a file.
     """
 
     name: str
     ids: tuple[int, ...]
     max_new_tokens: int
-    right: Judge | None = None
+    judge: Judge | None = None
     reference: str | None = None
+
+    def is_right(self, answer: str) -> bool:
+        """Only of questions with a judge."""
+        assert self.judge is not None
+        return self.judge(answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,35 +66,32 @@ class Trace:
 def built_in(
     tasks: Sequence[str], count: int, seed: int, loaded: LoadedModel, *, held_out: bool = False
 ) -> list[Question]:
-    """Problems of the built-in tasks, `count` in all, taking turns; the held-out ones are those of evaluation."""
-    names = [get_task(name) for name in tasks]
-    if unknown := [t.name for t in names if t.suite != "synthetic"]:
+    """`count` problems, the built-in tasks taking turns; held-out problems are those of evaluations."""
+    drawn = [get_task(name) for name in tasks]
+    if unknown := [t.name for t in drawn if t.suite != "synthetic"]:
         raise UserError(f"task {show(unknown[0])} has no training problems; give --data FILE.")
     draw = random.Random(f"kvbench-train-{seed}")
     questions = []
     for index in range(count):
-        cell = CELLS[names[index % len(names)].variant]
+        cell = CELLS[drawn[index % len(drawn)].variant]
         number = HELD_OUT + index if held_out else draw.getrandbits(SEED_BITS)
         problem = cell.generate(number)
         ids = loaded.tokenizer(problem.prompt)["input_ids"]
-        right = _exact(cell, number)
         longest = len(problem.trace_pieces) + 16
-        questions.append(Question(name=f"{cell.name}-{number}", ids=tuple(ids), max_new_tokens=longest, right=right))
+        name = f"{cell.name}-{number}"
+        questions.append(Question(name=name, ids=tuple(ids), max_new_tokens=longest, judge=_exact(cell, number)))
     return questions
 
 
-def _exact(cell: object, number: int) -> Judge:
-    def right(text: str) -> bool:
-        return bool(cell.score(cell.generate(number), text)[0])  # type: ignore[attr-defined]
-
-    return right
+def _exact(cell: Cell, number: int) -> Judge:
+    return lambda text: bool(cell.score(cell.generate(number), text).exact)
 
 
 def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> list[Question]:
     """Questions of a JSON-lines file with the field ``question`` or ``prompt``, through the chat template if any.
 
-    A field ``answer``, LaTeX or a number, says what is right. An answer ends after `max_new_tokens`, or sooner where
-    the model's context does; a question that fills the context is left out.
+    A field ``answer``, LaTeX or a number, is the right answer. Answers end after `max_new_tokens` or with the model's
+    context; a question that fills the context is skipped.
     """
     from kvbench.taskkit.prompts import template_text
     from kvbench.taskkit.reader import ModelReader
@@ -108,10 +110,15 @@ def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> li
         room = loaded.context - len(ids)
         if room > 0:
             reference = str(row["answer"]) if "answer" in row else None
-            right = None if reference is None else judge(reference)
-            longest = min(max_new_tokens, room)
-            name = f"line-{line}"
-            questions.append(Question(name=name, ids=ids, max_new_tokens=longest, right=right, reference=reference))
+            questions.append(
+                Question(
+                    name=f"line-{line}",
+                    ids=ids,
+                    max_new_tokens=min(max_new_tokens, room),
+                    judge=None if reference is None else judge(reference),
+                    reference=reference,
+                )
+            )
     return questions
 
 
@@ -123,28 +130,31 @@ def collect(
     file: AnswerFile | None = None,
     tick: Callable[[int], None] | None = None,
 ) -> list[Trace]:
-    """The model's greedy answers under the full cache, in the order of the questions; with `correct` only right ones,
-    where that can be told. Those that are in the file are not asked for again, and the others are written there.
+    """The model's greedy answers under the full cache, in the order of the questions.
+
+    Args:
+        correct: drop wrong answers to questions that have a judge.
+        file: answers in it are not generated again; new ones are added to it.
     """
     asked = {q.name: q for q in questions}
-    found: Answers = file.read() if file else {}
+    answers: Answers = file.read() if file else {}
     todo = [
         Request(task="train", doc_id=q.name, prompt_ids=q.ids, max_new_tokens=q.max_new_tokens)
         for q in asked.values()
-        if q.name not in found
+        if q.name not in answers
     ]
     if todo:
-        # As if all were asked: what a model says depends in its last bits on the shapes in which it is asked.
+        # Sizes as if no answer were stored: the last bits of logits depend on the shapes of the batch.
         longest = max(len(q.ids) + q.max_new_tokens for q in asked.values())
         full = registry.methods.get("full")()
         engine = Engine(loaded, full, budget=None, interval=128, slots=min(SLOTS, len(asked)), max_tokens=longest)
         for answer in engine.generate(todo):
             q, ids = asked[answer.request.doc_id], answer.token_ids
-            kept = answer.status == "ok" and not (correct and q.right and not q.right(answer.text))
-            found[q.name] = ids if kept else None
+            kept = answer.status == "ok" and not (correct and q.judge and not q.is_right(answer.text))
+            answers[q.name] = ids if kept else None
             if file:
                 file.add(q.name, prompt=q.ids, answer=ids, kept=kept)
             if tick:
-                tick(len(found))
-    answers = ((q, found[q.name]) for q in asked.values())
-    return [Trace(name=q.name, prompt=q.ids, answer=ids) for q, ids in answers if ids is not None]
+                tick(len(answers))
+    pairs = ((q, answers[q.name]) for q in asked.values())
+    return [Trace(name=q.name, prompt=q.ids, answer=ids) for q, ids in pairs if ids is not None]

@@ -202,9 +202,9 @@ def test_an_engine_that_rounds_shares_up(mqa: Subject, monkeypatch: pytest.Monke
 
 
 def test_a_bridge_with_another_interval(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvbench.audit.invariants import case
+    from kvbench.audit.invariants import exam
 
-    monkeypatch.setattr(case, "EvictionCache", lambda *a, **k: EvictionCache(*a, **k | {"interval": 5}))
+    monkeypatch.setattr(exam, "EvictionCache", lambda *a, **k: EvictionCache(*a, **k | {"interval": 5}))
     names, failed = verdicts(Good(), mqa)
     assert names == {"generate"}
     assert "tokens differ from step" in failed[0].reason

@@ -9,7 +9,7 @@ import pytest
 from support.runs import model_folder
 
 from kvbench import registry
-from kvbench.audit.invariants.generation import INVARIANTS
+from kvbench.audit.invariants.checks import INVARIANTS
 from kvbench.cli.app import main
 
 PLUGIN = """

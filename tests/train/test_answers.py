@@ -143,7 +143,7 @@ def test_wrong_answers_are_not_asked_for_again(tmp_path, prepare, engines, monke
 
     rows[3]["answer"] = "right"  # another reference is another question
     data.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(UserError, match="holds answers that were asked otherwise: other questions"):
+    with pytest.raises(UserError, match="holds answers of another training: other questions"):
         prepare(tmp_path / "out", data)
 
 
@@ -153,7 +153,7 @@ def test_answers_that_were_asked_otherwise_are_refused(tmp_path, prepare, engine
     out = tmp_path / "out"
     prepare(out, data, longest=2)
     assert {len(row["answer"]) for row in lines(out)[1:]} == {2}
-    message = "'.*out' holds answers that were asked otherwise: {}.* Choose another --out, or remove the folder.$"
+    message = "'.*out' holds answers of another training: {}.* Choose another --out, or remove the folder.$"
     with pytest.raises(UserError, match=message.format("longest 2, now 3; ")):
         prepare(out, data, longest=3)
     with pytest.raises(UserError, match=message.format("seed 0, now 1")):
@@ -201,7 +201,7 @@ def test_a_file_of_answers(tmp_path):
         assert file.path.read_bytes() == header
     for bad in (b"{\n", b"[]\n", b'{"name": "c"}\n'):
         file.path.write_bytes(whole + bad + b"{}\n")
-        with pytest.raises(SetupError, match=rf"is damaged behind its first {len(whole)} bytes\. Remove it to ask"):
+        with pytest.raises(SetupError, match=rf"is damaged after its first {len(whole)} bytes\. Remove it to ask"):
             file.read()
     file.path.unlink()
     file.path.mkdir()

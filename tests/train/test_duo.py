@@ -166,7 +166,7 @@ def test_a_window_that_no_text_outgrows_is_none():
 
 @pytest.mark.parametrize(
     ("more", "message"),
-    [({"sinks": -1}, "--opt sinks must be at least 0; got -1."), ({"recent": 0}, "--opt recent must be at least 1")],
+    [({"sinks": -1}, "--opt sinks must be 0 or more; got -1."), ({"recent": 0}, "--opt recent must be 1 or more")],
 )
 def test_mistakes(more, message):
     with pytest.raises(UserError, match=message):

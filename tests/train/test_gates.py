@@ -27,10 +27,11 @@ from kvbench.records import Request
 from kvbench.replay.batches import replay
 from kvbench.replay.choices import Chosen
 from kvbench.train.catalogue import RECIPES
-from kvbench.train.forward import forward, plain
+from kvbench.train.forward import forward
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes.gates import RetentionRecipe, Student, TrimKVRecipe, alike, fading
+from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace, built_in, collect
 
 BOTH = [TrimKVRecipe, RetentionRecipe]
@@ -246,12 +247,12 @@ def test_training_improves_eviction(loaded, traces, recipe, tmp_path: Path):
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        ({"gate": "rg7"}, "--opt gate must be rg or rg2 or rg3 or rg10; got 'rg7'."),
-        ({"tie": "heads"}, "--opt tie must be none or layers or layers_and_heads; got 'heads'."),
+        ({"gate": "rg7"}, "--opt gate must be one of rg, rg2, rg3, rg10; got 'rg7'."),
+        ({"tie": "heads"}, "--opt tie must be one of none, layers, layers_and_heads; got 'heads'."),
         ({"form": "x"}, "--opt form must be weight or scale; got 'x'."),
         ({"hinge": "x"}, "--opt hinge must be released or paper; got 'x'."),
-        ({"budget": 0}, "--opt budget must be at least 1; got 0."),
-        ({"capacity": -1.0}, "--opt capacity must be at least 0; got -1.0."),
+        ({"budget": 0}, "--opt budget must be 1 or more; got 0."),
+        ({"capacity": -1.0}, "--opt capacity must be 0 or more; got -1."),
     ],
 )
 def test_mistakes(random_model, option, message):

@@ -219,7 +219,7 @@ def test_usage_errors_and_help_need_no_torch(calls, tmp_path):
 
 
 def test_progress_speaks_of_samples():
-    from kvbench.cli.commands.train import _Counter
+    from kvbench.cli.counter import Counter
 
     clock = iter(range(0, 1000, 20))
     lines = []
@@ -229,10 +229,10 @@ def test_progress_speaks_of_samples():
         flush = staticmethod(lambda: None)
         write = staticmethod(lines.append)
 
-    progress = _Counter("samples", stream=Stream(), clock=lambda: next(clock))
+    progress = Counter("samples", 4, stream=Stream(), clock=lambda: next(clock))
     progress._silent = False
     progress.begin(4, 0)
     progress.cell("headkv tiny")
-    progress.update(1, 100, 0, 0)
+    progress.at(1)
     assert "1/4 samples  headkv tiny" in "".join(lines)
     assert "KV" not in "".join(lines)

@@ -52,7 +52,7 @@ def test_traces_are_right_answers_to_problems_that_no_evaluation_asks(loaded, tr
 
 
 def test_only_right_answers_are_kept(loaded):
-    questions = [dataclasses.replace(q, right=lambda text: False) for q in built_in(("lookup",), 3, 0, loaded)]
+    questions = [dataclasses.replace(q, judge=lambda text: False) for q in built_in(("lookup",), 3, 0, loaded)]
     assert collect(loaded, questions) == []
     assert len(collect(loaded, questions, correct=False)) == 3
 

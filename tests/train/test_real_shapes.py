@@ -104,13 +104,13 @@ def prepared(folder, tmp_path, monkeypatch):
         if name == "foresightkv-grpo":  # goes on from a scorer
             options["init"] = _random_scorer(folder, tmp_path, options["features"])
         data = tmp_path / "questions.jsonl"
-        judged = entry.given == "questions" or entry.tested == "questions"
+        judged = entry.learns_from == "questions" or entry.tested_on == "questions"
         rows = [{"question": q} | ({"answer": "1"} if judged else {}) for q in QUESTIONS[:12]]
         data.write_text("".join(json.dumps(row) + "\n" for row in rows))
         return recipes.prepare(
             name,
             str(folder),
-            data=None if entry.given == "examples" else str(data),
+            data=None if entry.learns_from == "examples" else str(data),
             samples=10,
             steps=2,
             lr=1e-3,

@@ -47,7 +47,7 @@ def test_the_first_questions_are_held_out(prepared):
 def test_nothing_right_is_nothing_to_learn(prepared, name):
     with pytest.raises(
         UserError,
-        match=r"none of the 4 questions rightly; there is nothing to learn\. '.*answers\.jsonl' has what it said\.",
+        match=r"none of the 4 questions rightly; there is nothing to learn\. '.*answers\.jsonl' holds its answers\.",
     ):
         prepared(name, [row | {"answer": "seven"} for row in ASKED])
 
@@ -63,11 +63,11 @@ def test_what_is_right_must_be_known_before_anything_is_asked(prepared, name, mo
     ("name", "own", "message"),
     [
         ("lookaheadkv", {"rank": 0}, "--opt rank must be 1 or more; got 0"),
-        ("retention", {"budget": -4}, "--opt budget must be at least 1; got -4"),
+        ("retention", {"budget": -4}, "--opt budget must be 1 or more; got -4"),
         ("foresightkv", {"margin": 0.0}, "--opt margin must be above 0"),
         ("foresightkv-grpo", {"group": 1}, "--opt group must be 2 or more"),
         ("foresightkv-grpo", {"init": "nowhere"}, "nowhere.* does not exist"),
-        ("gkv-distill", {"recompute": "maybe"}, "--opt recompute must be auto, on or off"),
+        ("gkv-distill", {"recompute": "maybe"}, "--opt recompute must be one of auto, on, off"),
     ],
 )
 def test_settings_are_checked_before_anything_is_asked(prepared, name, own, message, monkeypatch):
@@ -87,7 +87,7 @@ def test_too_few_questions(prepared):
         prepared("trimkv", ASKED[:2])
 
 
-ASKING = [name for name, entry in RECIPES.items() if entry.given != "examples"]
+ASKING = [name for name, entry in RECIPES.items() if entry.learns_from != "examples"]
 DEFAULTS = dict.fromkeys(ASKING, 4096) | {"lookaheadkv": 512}
 
 
@@ -106,7 +106,7 @@ def given(monkeypatch):
     """Any recipe's data, whatever it would make of them, by a judge who finds everything right."""
     monkeypatch.setattr(traces, "judge", lambda answer: lambda text: True)
     for name, entry in RECIPES.items():
-        monkeypatch.setitem(RECIPES, name, replace(entry, place=f"{__name__}:Given"))
+        monkeypatch.setitem(RECIPES, name, replace(entry, location=f"{__name__}:Given"))
 
 
 def most_tokens(item):
@@ -127,7 +127,7 @@ def test_answers_serve_a_recipe_that_asks_the_same(given, prepared, monkeypatch)
     monkeypatch.setattr(traces, "Engine", lambda *args, **more: pytest.fail("the model was asked"))
     again = prepared("retention", ASKED)
     assert (again.given, again.test) == (first.given, first.test)
-    with pytest.raises(UserError, match="holds answers that were asked otherwise: other questions"):
+    with pytest.raises(UserError, match="holds answers of another training: other questions"):
         prepared("foresightkv-grpo", ASKED[1:])
 
 

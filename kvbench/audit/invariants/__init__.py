@@ -1,4 +1,4 @@
 """What every method must hold on real generations of small models.
 
-`generation`, `queries` and `storage` state the invariants, `case` makes the generations, `checks` runs them all.
+`generation`, `queries` and `storage` state the invariants, `exam` makes the generations, `checks` runs them all.
 """

@@ -1,22 +1,60 @@
-"""All invariants of several methods on several models, as a list of checks."""
+"""All invariants, and the checks of several methods on several models."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from kvbench.audit.invariants import queries as queries  # registers its invariant
-from kvbench.audit.invariants import storage as storage  # the same
-from kvbench.audit.invariants.case import SPECIAL, Case, Way
-from kvbench.audit.invariants.generation import INVARIANTS, Invariant
+from kvbench.audit.invariants import generation, queries, storage
+from kvbench.audit.invariants.exam import SPECIAL, Exam, Way
 from kvbench.audit.invariants.subject import Subject
-from kvbench.audit.outcome import Broken, Check, NotApplicable, Stopped, Verdict, told
+from kvbench.audit.outcome import Broken, Check, Mark, NotApplicable, Stopped, in_one_line
 from kvbench.eviction.api import Method
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """One invariant.
+
+    Attributes:
+        check: of an exam run in one `Way`, or in one `AuditLayout`.
+        special: whether it is also checked in the special ways of running.
+        each_layout: False where it does not depend on the layout, or compares layouts.
+    """
+
+    check: Callable[[Exam, Any], None]
+    special: bool = False
+    each_layout: bool = True
+
+    @property
+    def statement(self) -> str:
+        return (self.check.__doc__ or "").splitlines()[0]
+
+
+INVARIANTS = {
+    "runs": Invariant(generation.runs, special=True),
+    "budget": Invariant(generation.budget, special=True),
+    "protect": Invariant(generation.protect, special=True),
+    "real": Invariant(generation.real, special=True),
+    "batch": Invariant(generation.batch),
+    "leak": Invariant(generation.leak),
+    "memory": Invariant(generation.memory),
+    "effect": Invariant(generation.effect, each_layout=False),
+    "full": Invariant(generation.full, each_layout=False),
+    "oracle": Invariant(generation.oracle, special=True),
+    "past": Invariant(generation.past),
+    "layouts": Invariant(generation.layouts, each_layout=False),
+    "generate": Invariant(generation.generate, each_layout=False),
+    "queries": Invariant(queries.queries, special=True),
+    "storage": Invariant(storage.storage),
+}
 
 
 def audit(
     methods: Sequence[tuple[str, Method]], models: Sequence[Subject], tick: Callable[[str], None] = lambda text: None
 ) -> list[Check]:
-    """methods: with the names to show. tick: called with what comes next."""
+    """methods: with the names to show. tick: called with the next method and model."""
     checks: list[Check] = []
     for name, method in methods:
         for subject in models:
@@ -25,39 +63,37 @@ def audit(
     return checks
 
 
-def _checks(name: str, method: Method, subject: Subject) -> Iterator[Check]:
-    def check(invariant: str, layout: str, verdict: Verdict, reason: str) -> Check:
-        return Check(
-            method=name, invariant=invariant, model=subject.name, layout=layout, verdict=verdict, reason=reason
-        )
+def _checks(method_name: str, method: Method, subject: Subject) -> Iterator[Check]:
+    def check(name: str, layout: str, mark: Mark, reason: str) -> Check:
+        return Check(method=method_name, invariant=name, model=subject.name, layout=layout, verdict=mark, reason=reason)
 
     try:
-        case = Case(method, subject)
+        exam = Exam(method, subject)
     except NotApplicable as why:
         yield from [check(name, "", "n/a", str(why)) for name in INVARIANTS]
         return
-    for invariant in INVARIANTS.values():
-        ways: tuple[Way, ...] = case.layouts if invariant.each_layout else case.layouts[:1]
+    for name, invariant in INVARIANTS.items():
+        ways: tuple[Way, ...] = exam.layouts if invariant.each_layout else exam.layouts[:1]
         for way in (*ways, *SPECIAL) if invariant.special else ways:
-            verdict, reason = _judge(invariant, case, way)
-            yield check(invariant.name, way if invariant.each_layout else "", verdict, reason)
+            mark, reason = _mark(name, exam, way)
+            yield check(name, way if invariant.each_layout else "", mark, reason)
 
 
-def _judge(invariant: Invariant, case: Case, way: Way) -> tuple[Verdict, str]:
+def _mark(name: str, exam: Exam, way: Way) -> tuple[Mark, str]:
     try:
-        case.main(way)
+        exam.main(way)
     except NotApplicable as why:
         return "n/a", str(why)
     except Stopped as stopped:
-        # The engine itself refuses some of what is looked for here: it is told once, where it belongs.
+        # The engine itself stops a run over budget. Only the invariant that this breaks reports it.
         guilty = "budget" if str(stopped.error).startswith("budget exceeded") else "runs"
-        return ("FAIL", str(stopped)) if invariant.name == guilty else ("n/a", "the generation ended with an error")
+        return ("FAIL", str(stopped)) if name == guilty else ("n/a", "the generation ended with an error")
     try:
-        invariant.check(case, way)
+        INVARIANTS[name].check(exam, way)
     except NotApplicable as why:
         return "n/a", str(why)
-    except (Broken, Stopped) as found:
-        return "FAIL", str(found)
+    except (Broken, Stopped) as broken:
+        return "FAIL", str(broken)
     except Exception as error:
-        return "FAIL", told(error)
+        return "FAIL", in_one_line(error)
     return "ok", ""

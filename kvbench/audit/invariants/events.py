@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvbench.audit.invariants.case import Case
+from kvbench.audit.invariants.exam import Exam
 from kvbench.audit.invariants.trial import Trial
 from kvbench.engine.cache.layout import entry_budget
 from kvbench.eviction.api import Method, Phase
@@ -35,16 +35,16 @@ class Eviction:
         return f"{self.request.doc_id} prompt, sample {self.sample}, layer {self.layer}, {self.seen} tokens seen"
 
 
-def evictions(case: Case, trial: Trial) -> Iterator[Eviction]:
+def evictions(exam: Exam, trial: Trial) -> Iterator[Eviction]:
     """In the order of each sequence. Its prompt's come first; they are those of all its samples."""
     for request in trial.requests:
-        budget = entry_budget(case.method, trial.budget, len(request.prompt_ids), case.group)
+        budget = entry_budget(exam.method, trial.budget, len(request.prompt_ids), exam.group)
         for sample in request.samples:
             held: dict[int, list[set[int]]] = {}
             upto: dict[int, int] = {}
             times: list[int] = []  # when entries were dropped
-            for key, phase in zip(case.keys(request, sample), PHASES):
-                acting = case.method.during(phase)
+            for key, phase in zip(exam.keys(request, sample), PHASES):
+                acting = exam.method.during(phase)
                 for seen, layer, heads in trial.history.events.get(key, ()):
                     if seen not in times:
                         times.append(seen)
@@ -59,19 +59,19 @@ def evictions(case: Case, trial: Trial) -> Iterator[Eviction]:
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
-def held_at(case: Case, trial: Trial, key: int, seen: int) -> list[int]:
+def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
     """Entries of every head of every evicting layer when a sequence had `seen` tokens, before a tick at that time."""
     for request in trial.requests:
         for sample in request.samples:
-            keys = case.keys(request, sample)
+            keys = exam.keys(request, sample)
             if keys[1] == key:
-                return _counts(case, trial, keys, seen)
+                return _counts(exam, trial, keys, seen)
     raise KeyError(key)
 
 
-def _counts(case: Case, trial: Trial, keys: list[int], seen: int) -> list[int]:
+def _counts(exam: Exam, trial: Trial, keys: list[int], seen: int) -> list[int]:
     counts: list[int] = []
-    for g in case.evicting:
+    for g in exam.evicting:
         last, heads = 0, [0] * g.kv_heads
         for key in keys:
             for at, layer, kept in trial.history.events.get(key, ()):

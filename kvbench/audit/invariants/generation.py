@@ -1,18 +1,16 @@
-"""What must hold for every method. Each function states one invariant in its first line, and raises `Broken` with value
-and cause, or `NotApplicable` with the reason.
+"""Invariants of generations. Each function states one in its first line.
+
+It raises `Broken` with value and cause, or `NotApplicable` with the reason. `checks` lists them all.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from kvbench.audit.invariants.case import CHUNK, INTERVAL, TAIL, AuditLayout, Case, Way
 from kvbench.audit.invariants.events import evictions, held_at
+from kvbench.audit.invariants.exam import CHUNK, INTERVAL, TAIL, AuditLayout, Exam, Way
 from kvbench.audit.invariants.trial import Trial
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Broken, NotApplicable
 from kvbench.engine.cache.paged import PAGE
@@ -21,57 +19,30 @@ from kvbench.records import Request
 
 TOLERANCE = 1e-4  # of logits, relative to the largest; arithmetic is float32
 
-Check = Callable[[Case, Any], None]  # of a case run in one way: a `Way`, or an `AuditLayout`
 
-
-@dataclass(frozen=True, slots=True)
-class Invariant:
-    name: str
-    check: Check
-    each_layout: bool  # else it does not depend on the layout, or compares them
-    special: bool  # looked at in the special ways of running too
-
-    @property
-    def statement(self) -> str:
-        return (self.check.__doc__ or "").splitlines()[0]
-
-
-INVARIANTS: dict[str, Invariant] = {}
-
-
-def invariant(name: str, *, each_layout: bool = True, special: bool = False) -> Callable[[Check], Check]:
-    def add(check: Check) -> Check:
-        INVARIANTS[name] = Invariant(name, check, each_layout, special)
-        return check
-
-    return add
-
-
-@invariant("runs", special=True)
-def runs(case: Case, way: Way) -> None:
+def runs(exam: Exam, way: Way) -> None:
     """Every sequence is generated to its end, whatever the size of query-head groups, and evicted above the budget."""
-    trial = case.main(way)
+    trial = exam.main(way)
     for (doc, sample), done in trial.done.items():
         if done.status != "ok" or len(done.token_ids) != done.request.max_new_tokens:
             raise Broken(f"{doc} prompt, sample {sample}: {len(done.token_ids)} tokens, {done.status} {done.note}")
-        if not case.method.takes_budget:
+        if not exam.method.takes_budget:
             continue
-        context, limit = done.request.compress_at or len(done.request.prompt_ids), case.limit(way, done.request)
+        context, limit = done.request.compress_at or len(done.request.prompt_ids), exam.limit(way, done.request)
         if context > limit and not (done.usage and done.usage.evictions):
             raise Broken(f"{doc} prompt of {len(done.request.prompt_ids)} tokens: no eviction at budget {limit}")
 
 
-@invariant("budget", special=True)
-def budget(case: Case, way: Way) -> None:
+def budget(exam: Exam, way: Way) -> None:
     """After an eviction at most the budget is held, and between two at most the interval more."""
-    _budget(case)
-    trial, kept = case.main(way), defaultdict[tuple[str, int, int], dict[int, int]](dict)
-    for e in evictions(case, trial):
-        if e.phase == "prefill" or case.method.decode_bounded:
+    _budget(exam)
+    trial, kept = exam.main(way), defaultdict[tuple[str, int, int], dict[int, int]](dict)
+    for e in evictions(exam, trial):
+        if e.phase == "prefill" or exam.method.decode_bounded:
             # By layer: one that is decided about twice at the same time holds what the second decision left.
             kept[e.request.doc_id, e.sample, e.seen][e.layer] = sum(len(head) for head in e.kept)
-    heads = sum(g.kv_heads for g in case.evicting) / case.copies
-    limits = {request.doc_id: case.limit(way, request) for request in trial.requests}
+    heads = sum(g.kv_heads for g in exam.evicting) / exam.copies
+    limits = {request.doc_id: exam.limit(way, request) for request in trial.requests}
     for (doc, sample, seen), layers in kept.items():
         total, limit = sum(layers.values()), limits[doc]
         if total > limit * heads:
@@ -79,26 +50,25 @@ def budget(case: Case, way: Way) -> None:
                 f"{total / heads:.2f} entries kept of {limit}, {doc} prompt, sample {sample}, {seen} tokens seen"
             )
     for (doc, _), done in trial.done.items():
-        most = limits[doc] + CHUNK * case.copies
+        most = limits[doc] + CHUNK * exam.copies
         if way == "chunked" and done.usage is not None and done.usage.entries_prefill_peak > most:
             raise Broken(
                 f"{done.usage.entries_prefill_peak:.2f} entries of at most {most} while the {doc} prompt is read"
             )
-    if not case.method.decode_bounded:
+    if not exam.method.decode_bounded:
         return
     for (doc, sample), done in trial.done.items():
-        most = limits[doc] + ((case.growth or 0) + (TAIL if way == "tail" else 0)) * case.copies
+        most = limits[doc] + ((exam.growth or 0) + (TAIL if way == "tail" else 0)) * exam.copies
         if done.usage is not None and done.usage.entries_peak > most:
             raise Broken(f"{done.usage.entries_peak:.2f} entries at the peak of at most {most}, {doc}, sample {sample}")
 
 
-@invariant("protect", special=True)
-def protect(case: Case, way: Way) -> None:
+def protect(exam: Exam, way: Way) -> None:
     """Sinks, recent tokens and prompts that a method protects are kept by every head that held them."""
-    evicts(case)
-    _drops(case, way)
+    evicts(exam)
+    _drops(exam, way)
     protects = False
-    for e in evictions(case, case.main(way)):
+    for e in evictions(exam, exam.main(way)):
         p = e.acting.protect(e.allowed).at(INTERVAL)
         protects = protects or bool(p.sinks or p.recent or p.prompt)
         ends = max(p.sinks, len(e.request.prompt_ids) if p.prompt else 0)
@@ -109,16 +79,15 @@ def protect(case: Case, way: Way) -> None:
                     f"{len(lost)} protected entries evicted, first at position {min(lost)}: {e.where}, head {head}"
                 )
     if not protects:
-        declared = any(p.sinks or p.recent or p.prompt for p in case.protects())
+        declared = any(p.sinks or p.recent or p.prompt for p in exam.protects())
         raise NotApplicable("nothing that it protects was at stake" if declared else "declares nothing protected")
 
 
-@invariant("real", special=True)
-def real(case: Case, way: Way) -> None:
+def real(exam: Exam, way: Way) -> None:
     """Every kept entry is a token that its head still held, and no token is kept twice."""
-    evicts(case)
-    _drops(case, way)
-    for e in evictions(case, case.main(way)):
+    evicts(exam)
+    _drops(exam, way)
+    for e in evictions(exam, exam.main(way)):
         for head, (before, kept) in enumerate(zip(e.before, e.kept)):
             if not kept:
                 raise Broken(f"nothing kept: {e.where}, head {head}")
@@ -128,43 +97,40 @@ def real(case: Case, way: Way) -> None:
                 raise Broken(f"{len(kept) - len(set(kept))} entries kept twice: {e.where}, head {head}")
 
 
-@invariant("batch")
-def batch(case: Case, layout: AuditLayout) -> None:
+def batch(exam: Exam, layout: AuditLayout) -> None:
     """A sequence has the same tokens and kept entries alone, beside others, in another order and another slot."""
-    _drops(case, layout)
-    main = case.main(layout)
+    _drops(exam, layout)
+    main = exam.main(layout)
     for request in main.requests:
         for sample in request.samples:
-            _same(main, case.backwards(layout), request, sample, "in another order and slot")
-    first, second, _ = case.repeated(layout)
+            _same(main, exam.backwards(layout), request, sample, "in another order and slot")
+    first, second, _ = exam.repeated(layout)
     for alone in (first, second):
         [request] = alone.requests
         _same(main, alone, request, 0, "alone")
 
 
-@invariant("leak")
-def leak(case: Case, layout: AuditLayout) -> None:
+def leak(exam: Exam, layout: AuditLayout) -> None:
     """A sequence has the same tokens and kept entries when it is run again after another in its slot."""
-    _drops(case, layout)
-    first, _, again = case.repeated(layout)
+    _drops(exam, layout)
+    first, _, again = exam.repeated(layout)
     [request] = first.requests
     _same(first, again, request, 0, "the second time")
 
 
-@invariant("memory")
-def memory(case: Case, layout: AuditLayout) -> None:
+def memory(exam: Exam, layout: AuditLayout) -> None:
     """Bytes follow the entries (to one page a head where paged), and every page is given back at the end."""
-    _drops(case, layout)
-    trial = case.main(layout)
+    _drops(exam, layout)
+    trial = exam.main(layout)
     if trial.lost_pages:
         raise Broken(trial.lost_pages)
-    g = case.evicting[0]
-    columns = len(expanded(case.method.columns(), g.group))
-    size = (g.head_dim + g.value_dim) * case.loaded.dtype.itemsize + 4 + 4 * columns
-    if any((other.head_dim, other.value_dim) != (g.head_dim, g.value_dim) for other in case.evicting):
+    g = exam.evicting[0]
+    columns = len(expanded(exam.method.columns(), g.group))
+    size = (g.head_dim + g.value_dim) * exam.loaded.dtype.itemsize + 4 + 4 * columns
+    if any((other.head_dim, other.value_dim) != (g.head_dim, g.value_dim) for other in exam.evicting):
         raise NotApplicable("layers have entries of different sizes")
     for h in trial.holdings:
-        counts = held_at(case, trial, h.key, h.seen)
+        counts = held_at(exam, trial, h.key, h.seen)
         if abs(h.entries - sum(counts) / len(counts)) > 1e-6:
             raise Broken(f"{h.entries:.2f} entries held, {sum(counts) / len(counts):.2f} kept, {h.seen} tokens seen")
         low, high = sum(counts) * size, sum(counts) * size
@@ -173,31 +139,29 @@ def memory(case: Case, layout: AuditLayout) -> None:
             low, high = sum(pages) * PAGE * size, (sum(pages) + len(pages)) * PAGE * size
         if not low <= h.bytes <= high:
             raise Broken(f"{h.bytes} bytes for {sum(counts)} entries, expected {low} to {high}, {h.seen} tokens seen")
-    if case.method.takes_budget and case.method.decode_bounded:
-        rows, allowed = trial.cache.shape.rows, case.size + (case.growth or 0) * case.copies
-        if rows * case.copies > allowed + case.copies:
+    if exam.method.takes_budget and exam.method.decode_bounded:
+        rows, allowed = trial.cache.shape.rows, exam.size + (exam.growth or 0) * exam.copies
+        if rows * exam.copies > allowed + exam.copies:
             raise Broken(f"a slot has {rows} rows a head, budget and interval are {allowed}")
 
 
-@invariant("effect", each_layout=False)
-def effect(case: Case, layout: AuditLayout) -> None:
+def effect(exam: Exam, layout: AuditLayout) -> None:
     """Two budgets keep different entries."""
-    limit = _budget(case)
-    request = case.requests[0]
-    a, b = (_prompt(trial, request) for trial in (case.main(layout), case.larger(layout)))
+    limit = _budget(exam)
+    request = exam.requests[0]
+    a, b = (_prompt(trial, request) for trial in (exam.main(layout), exam.larger(layout)))
     if a == b:
         count = sum(len(head) for heads in a.values() for head in heads)
-        raise Broken(f"budgets {limit} and {case.size + 16 * case.copies} keep the same {count} entries of the prompt")
+        raise Broken(f"budgets {limit} and {exam.size + 16 * exam.copies} keep the same {count} entries of the prompt")
 
 
-@invariant("full", each_layout=False)
-def full(case: Case, layout: AuditLayout) -> None:
+def full(exam: Exam, layout: AuditLayout) -> None:
     """With a budget above the length of every sequence, logits and tokens are those of the full cache."""
-    _budget(case)
-    theirs, mine = case.full(), case.unlimited(layout)
+    _budget(exam)
+    theirs, mine = exam.full(), exam.unlimited(layout)
     for request in theirs.requests:
         for sample in request.samples:
-            _, key = case.keys(request, sample)
+            _, key = exam.keys(request, sample)
             for step in range(request.max_new_tokens):
                 a, b = theirs.seen.logits[key, step], mine.seen.logits[key, step]
                 if (change := relative(a, b)) > TOLERANCE:
@@ -207,67 +171,63 @@ def full(case: Case, layout: AuditLayout) -> None:
                 raise Broken(f"tokens differ, {request.doc_id} prompt, sample {sample}")
 
 
-@invariant("oracle", special=True)
-def oracle(case: Case, way: Way) -> None:
+def oracle(exam: Exam, way: Way) -> None:
     """Logits are those of one dense forward pass in which evicted entries are masked: no position is wrong."""
-    _drops(case, way)
-    trial = case.main(way)
+    _drops(exam, way)
+    trial = exam.main(way)
     for request in trial.requests:
         for sample in request.samples:
-            _compare(case, trial, way, request, sample, masked=True, upto=None)
+            _compare(exam, trial, way, request, sample, masked=True, upto=None)
 
 
-@invariant("past")
-def past(case: Case, layout: AuditLayout) -> None:
+def past(exam: Exam, layout: AuditLayout) -> None:
     """An eviction changes no logits of earlier tokens: up to the first one they are those of the full cache."""
-    evicts(case)
-    _drops(case, layout)
-    trial = case.main(layout)
+    evicts(exam)
+    _drops(exam, layout)
+    trial = exam.main(layout)
     for request in trial.requests:
         for sample in request.samples:
             times = [seen for seen, _ in trial.kept(request, sample)]
             # A prompt is evicted once it was read, so that its last logits are always among those compared.
             first = max(min(times), len(request.prompt_ids)) if times else None
-            _compare(case, trial, layout, request, sample, masked=False, upto=first)
+            _compare(exam, trial, layout, request, sample, masked=False, upto=first)
 
 
-@invariant("layouts", each_layout=False)
-def layouts(case: Case, layout: AuditLayout) -> None:
+def layouts(exam: Exam, layout: AuditLayout) -> None:
     """The dense and the paged layout give the same tokens and kept entries."""
-    if len(case.layouts) < 2:
+    if len(exam.layouts) < 2:
         raise NotApplicable("keeps heads unequal, so there is only the paged layout")
-    _drops(case, layout)
-    dense, paged = case.main("dense"), case.main("paged")
+    _drops(exam, layout)
+    dense, paged = exam.main("dense"), exam.main("paged")
     for request in dense.requests:
         for sample in request.samples:
             _same(dense, paged, request, sample, "in the paged layout")
 
 
-@invariant("generate", each_layout=False)
-def generate(case: Case, layout: AuditLayout) -> None:
+def generate(exam: Exam, layout: AuditLayout) -> None:
     """EvictionCache in model.generate gives the greedy tokens of the engine."""
-    _drops(case, layout)
-    for row, (mine, theirs) in enumerate(zip(*case.greedy(), strict=True)):
+    _drops(exam, layout)
+    for row, (mine, theirs) in enumerate(zip(*exam.greedy(), strict=True)):
         if mine != theirs:
             step = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
             raise Broken(f"tokens differ from step {step} of {len(mine)} on, row {row}")
 
 
-def _budget(case: Case) -> int:
-    evicts(case)
-    if not case.method.takes_budget:
+def _budget(exam: Exam) -> int:
+    evicts(exam)
+    if not exam.method.takes_budget:
         raise NotApplicable("takes no budget")
-    return case.size
+    return exam.size
 
 
-def evicts(case: Case) -> None:
-    if not case.method.evicts:
+def evicts(exam: Exam) -> None:
+    if not exam.method.evicts:
         raise NotApplicable(EVICTS_NOTHING)
 
 
-def _drops(case: Case, way: Way) -> None:
+def _drops(exam: Exam, way: Way) -> None:
     """Nothing is proved of a method that evicts by sequences that it leaves as they are."""
-    if case.method.evicts and not any(e.dropped for e in evictions(case, case.main(way))):
+    if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
 
 
@@ -294,11 +254,11 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
 
 
 def _compare(
-    case: Case, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None
+    exam: Exam, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None
 ) -> None:
     """The engine's logits against a dense pass, for queries at positions below `upto`."""
-    dense = case.dense(trial, way, request, sample, masked=masked).logits
-    _, key = case.keys(request, sample)
+    dense = exam.dense(trial, way, request, sample, masked=masked).logits
+    _, key = exam.keys(request, sample)
     for step in range(len(trial.done[request.doc_id, sample].token_ids)):
         at = len(request.prompt_ids) - 1 + step
         if upto is not None and at >= upto:

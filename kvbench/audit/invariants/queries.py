@@ -6,28 +6,27 @@ from collections.abc import Iterator
 
 import torch
 
-from kvbench.audit.invariants.case import Case, Way
-from kvbench.audit.invariants.generation import TOLERANCE, evicts, invariant, relative
+from kvbench.audit.invariants.exam import Exam, Way
+from kvbench.audit.invariants.generation import TOLERANCE, evicts, relative
 from kvbench.audit.invariants.trial import Trial
 from kvbench.audit.outcome import Broken, NotApplicable
 from kvbench.eviction.view import LayerView
 from kvbench.records import Request
 
 
-@invariant("queries", special=True)
 @torch.inference_mode()
-def queries(case: Case, way: Way) -> None:
+def queries(exam: Exam, way: Way) -> None:
     """Queries that a method is shown are those of the newest tokens, as one dense forward pass computes them.
 
     Entries that were evicted before are masked in that pass, so that it is the full cache's as far as a prompt is
     evicted for the first time.
     """
-    evicts(case)
-    trial = case.main(way)
+    evicts(exam)
+    trial = exam.main(way)
     compared = False
     for view, width in _shown(trial):
         for row in range(len(view.seen)):
-            request, sample = _whose(case, trial, int(view.noise_key[row]))
+            request, sample = _whose(exam, trial, int(view.noise_key[row]))
             _are_newest(
                 view, row, width, f"{request.doc_id} prompt, layer {view.layer}, {int(view.seen[row])} tokens seen"
             )
@@ -35,7 +34,7 @@ def queries(case: Case, way: Way) -> None:
             real = at >= 0  # a window may be longer than a sequence
             if not bool(real.any()):
                 continue
-            theirs = case.dense(trial, way, request, sample, masked=True).queries[view.layer][:, at[real]]
+            theirs = exam.dense(trial, way, request, sample, masked=True).queries[view.layer][:, at[real]]
             change = relative(theirs, view.queries[row][:, real])
             if not change <= TOLERANCE:
                 raise Broken(
@@ -44,7 +43,7 @@ def queries(case: Case, way: Way) -> None:
                 )
             compared = True
     if not compared:
-        needs = [case.method.during(phase).needs().queries for phase in ("prefill", "decode")]
+        needs = [exam.method.during(phase).needs().queries for phase in ("prefill", "decode")]
         asks = any(kind != "none" for kind in needs)
         raise NotApplicable("never shown queries in sequences this short" if asks else "is shown no queries")
 
@@ -68,10 +67,10 @@ def _are_newest(view: LayerView, row: int, width: int | None, where: str) -> Non
         raise Broken(f"queries are said to be at positions {at[0]} to {at[-1]}: {where}")
 
 
-def _whose(case: Case, trial: Trial, key: int) -> tuple[Request, int]:
+def _whose(exam: Exam, trial: Trial, key: int) -> tuple[Request, int]:
     """The sequence of a noise key; a prompt's is that of its first sample."""
     for request in trial.requests:
         for sample in request.samples:
-            if key in case.keys(request, sample):
+            if key in exam.keys(request, sample):
                 return request, sample
     raise KeyError(key)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from kvbench.audit.invariants.case import AuditLayout, Case
-from kvbench.audit.invariants.generation import evicts, invariant
+from kvbench.audit.invariants.exam import AuditLayout, Exam
+from kvbench.audit.invariants.generation import evicts
 from kvbench.audit.invariants.scramble import by_position, largest_change, scrambled, some_of
 from kvbench.audit.outcome import Broken, NotApplicable
 from kvbench.eviction.api import Method, ScoreOut
@@ -22,12 +22,11 @@ WAYS: dict[str, float | None] = {
 }
 
 
-@invariant("storage")
 @torch.inference_mode()
-def storage(case: Case, layout: AuditLayout) -> None:
+def storage(exam: Exam, layout: AuditLayout) -> None:
     """Scores do not depend on storage order, on rows that are not valid, or on other sequences of the batch."""
-    seen = case.main(layout).seen
-    evicts(case)
+    seen = exam.main(layout).seen
+    evicts(exam)
     if not seen.decisions:
         raise NotApplicable("never asked to decide in sequences this short")
     for acting, views in seen.decisions:

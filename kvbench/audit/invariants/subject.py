@@ -41,7 +41,7 @@ class Subject:
     loaded: LoadedModel
     source: str | None
     scratch: Path
-    full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `case`
+    full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `Exam.full`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
         """The method with tables, trained weights and a draft model, and the model beside which they lie.

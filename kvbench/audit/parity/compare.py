@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants import Plan
+from kvbench.audit.parity.variants import CasePlan
 from kvbench.eviction.api import Column, Method
 from kvbench.eviction.choose import make
 from kvbench.eviction.columns import expanded
@@ -91,7 +91,7 @@ class ReferenceLayer:
 class ReferenceCache:
     """The smallest cache that can run a method over the layers of a case."""
 
-    def __init__(self, case: Case, plan: Plan, method: Method, watch: Watch | None = None) -> None:
+    def __init__(self, case: Case, plan: CasePlan, method: Method, watch: Watch | None = None) -> None:
         self.plan, self.method, self.heads, self.watch = plan, method, case.heads, watch
         q, k, v = (case.tensors.get(name) for name in ("q", "k", "v"))  # [L, H, T, d]
         if q is not None and plan.rope is not None:  # the file holds queries before rotation
@@ -217,7 +217,9 @@ class ReferenceCache:
         )
 
 
-def replay(case: Case, plan: Plan, watch: Callable[[int, list[LayerView]], None] | None = None) -> list[StepResult]:
+def run_case(
+    case: Case, plan: CasePlan, watch: Callable[[int, list[LayerView]], None] | None = None
+) -> list[StepResult]:
     """Run one case by one plan; one result for every stored step that the plan judges.
 
     watch: called with the step and the views of all layers right before each decision.
@@ -250,7 +252,7 @@ def replay(case: Case, plan: Plan, watch: Callable[[int, list[LayerView]], None]
     return results
 
 
-def _compare(plan: Plan, case: Case, step: int, forced: bool, got: list[set[int]]) -> StepResult:
+def _compare(plan: CasePlan, case: Case, step: int, forced: bool, got: list[set[int]]) -> StepResult:
     want, scores = plan.kept(case, step), plan.scores(case, step)
     overlaps = [len(a & b) / len(a | b) if a | b else 1.0 for a, b in zip(got, want)]
     equal = [tied(a, b, None if scores is None else scores[u]) for u, (a, b) in enumerate(zip(got, want))]

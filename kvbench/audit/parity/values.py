@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.compare import run_case
 from kvbench.audit.parity.variants import plans
 from kvbench.eviction.choose import make
 from kvbench.eviction.new_tokens import NewTokens
@@ -114,7 +114,7 @@ def _scorer(case: Case) -> Pairs:
         found.append(("attention features", ours, case.tensors[f"aux.attn_info.{step}"]))
         found.append(("drop score", drop_scores(view.weights, 0, x).gather(-1, order), theirs))
 
-    replay(case, plan, watch)
+    run_case(case, plan, watch)
     yield from found
 
 
@@ -146,7 +146,7 @@ def _retention_scores(case: Case) -> Pairs:
             pair = [(mine.get(token, float("nan")), score) for token, score in theirs.items() if score < float("inf")]
             found.append(("score", *torch.tensor(pair, dtype=torch.float64).T))
 
-    replay(case, plan, watch)
+    run_case(case, plan, watch)
     yield from found
 
 

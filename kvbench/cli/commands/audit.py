@@ -1,22 +1,21 @@
-"""``kvbench audit``: the invariants of methods on small models (`kvbench.audit`), and with ``--parity DIR`` our methods
-against the decisions of the published reference code (`kvbench.audit.parity`).
+"""``kvbench audit``: checks the invariants of methods on small models; ``--parity``, ``--sandbox`` and ``--scorers``
+run other audits instead.
 """
 
 from __future__ import annotations
 
-import sys
-from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvbench import registry
 from kvbench.cli import options
+from kvbench.cli.commands.audit_parity import audit_parity, plain
+from kvbench.cli.counter import Counter
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
-from kvbench.console.progress import Progress
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.options import describe as describe_options
@@ -24,9 +23,6 @@ from kvbench.eviction.options import split_option
 from kvbench.sources.models import describe as describe_model
 
 if TYPE_CHECKING:
-    from kvbench.audit.parity.cases import Case
-    from kvbench.audit.parity.compare import StepResult
-    from kvbench.audit.parity.variants import Plan
     from kvbench.eviction.api import Method
 
 EPILOG = """Examples:
@@ -84,27 +80,26 @@ def audit(
 
     Exit code 0 when all hold, 1 when one does not or nothing was checked.
     """
+    others = {
+        "parity": (parity, "compares recorded decisions"),
+        "sandbox": (sandbox, "runs hostile programs"),
+        "scorers": (scorers, "compares recorded scores"),
+    }
+    for name, (folder, about) in others.items():
+        if folder is not None:
+            if methods or every or method_opt or model:
+                raise UserError(f"--{name} {about} and takes no methods, options or model.")
+            if not Path(folder).is_dir():
+                raise UserError(f"--{name} {show(folder)} is not a folder.")
     if parity is not None:
-        if methods or every or method_opt or model:
-            raise UserError("--parity compares recorded decisions and takes no methods, options or model.")
-        if not Path(parity).is_dir():
-            raise UserError(f"--parity {show(parity)} is not a folder.")
         return audit_parity(Path(parity), json)
     if sandbox is not None:
-        if methods or every or method_opt or model:
-            raise UserError("--sandbox runs hostile programs and takes no methods, options or model.")
-        if not Path(sandbox).is_dir():
-            raise UserError(f"--sandbox {show(sandbox)} is not a folder.")
         from kvbench.cli.commands.audit_sandbox import audit_sandbox
 
         return audit_sandbox(Path(sandbox), as_json=json, throughput=throughput, quiet=quiet)
     if throughput:
         raise UserError("--throughput goes with --sandbox.")
     if scorers is not None:
-        if methods or every or method_opt or model:
-            raise UserError("--scorers compares recorded scores and takes no methods, options or model.")
-        if not Path(scorers).is_dir():
-            raise UserError(f"--scorers {show(scorers)} is not a folder.")
         from kvbench.cli.commands.audit_scorers import audit_scorers
 
         return audit_scorers(Path(scorers), as_json=json, quiet=quiet)
@@ -117,34 +112,14 @@ def audit(
     from kvbench.audit.invariants.checks import audit as check_all
     from kvbench.audit.invariants.subject import subjects
 
-    progress = _Methods(quiet=quiet)
-    with subjects(model) as models:
-        progress.begin(len(chosen) * len(models), 0)
-        try:
-            checks = check_all(chosen, models, progress.next)
-        finally:
-            progress.end()
+    with subjects(model) as models, Counter("methods x models", len(chosen) * len(models), quiet=quiet) as counter:
+        checks = check_all(chosen, models, counter.begin_next)
         names = [subject.name for subject in models]
     if json:
         terminal.data(table.document(checks, names))
     else:
         table.show(checks, names)
     return 0 if table.overall(checks) == "ok" else 1
-
-
-class _Methods(Progress):
-    """A method on a model instead of a row."""
-
-    _begun = -1
-
-    def next(self, text: str) -> None:
-        self._begun += 1
-        self.update(self._begun, tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
-        self.cell(text)
-
-    def line(self) -> str:
-        parts = [f"{self._done}/{self._total} methods x models", self._cell, self._left()]
-        return "  ".join(part for part in parts if part)
 
 
 def _chosen(names: list[str], every: bool, given: list[str]) -> list[tuple[str, Method]]:
@@ -205,114 +180,5 @@ def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[
 def _label(name: str, method: Method) -> str:
     if "(" in name:
         return name
-    changed = ", ".join(f"{option}={_plain(value)}" for option, value in choose.changed(name, method))
+    changed = ", ".join(f"{option}={plain(value)}" for option, value in choose.changed(name, method))
     return f"{name}({changed})" if changed else name
-
-
-def audit_parity(folder: Path, as_json: bool) -> int:
-    """Run all cases below a folder, print a table or one JSON document to stdout.
-
-    Returns:
-        The exit code: 0 when every decision of every covered case equals the reference's up to ties, every value
-        within rounding, and at least one case is covered; 1 otherwise.
-    """
-    from kvbench.audit.parity.cases import load_cases
-    from kvbench.audit.parity.compare import replay
-    from kvbench.audit.parity.values import values
-    from kvbench.audit.parity.variants import NotCoveredError, plans
-    from kvbench.lazy import torch
-
-    rows: list[dict[str, Any]] = []
-    numbers: list[dict[str, Any]] = []
-    not_covered: list[dict[str, str]] = []
-    with torch.inference_mode():
-        for case in load_cases(folder):
-            try:
-                found = values(case)
-                numbers.extend({"case": case.name, **asdict(v), "equal": v.equal} for v in found)
-                for plan in plans(case) if case.has_decisions or not found else ():
-                    rows.append(_row(case, plan, replay(case, plan)))
-            except NotCoveredError as reason:
-                not_covered.append({"case": case.name, "variant": case.variant, "reason": str(reason)})
-            case.__dict__.pop("tensors", None)  # a large folder need not be in memory at once
-    equal = bool(rows or numbers) and all(row["equal"] for row in rows + numbers)
-    if as_json:
-        document = {"folder": str(folder), "equal": equal, "cases": rows, "values": numbers, "not_covered": not_covered}
-        terminal.data(document)
-    else:
-        _print_tables(rows, numbers, not_covered, equal)
-    return 0 if equal else 1
-
-
-def _row(case: Case, plan: Plan, results: list[StepResult]) -> dict[str, Any]:
-    return {
-        "case": case.name,
-        "variant": case.variant,
-        "method": plan.method,
-        "options": plan.options,
-        "budget": plan.budget,
-        "mode": "sorted steps" if plan.sorted_steps else "free running",
-        "steps": len(results),
-        "steps_not_judged": plan.rest,
-        "forced_steps": sum(r.forced for r in results),
-        "min_overlap": min(r.min_overlap for r in results),
-        "mean_overlap": sum(r.mean_overlap for r in results) / len(results),
-        "exact": sum(r.exact for r in results) / len(results),
-        "equal_up_to_ties": sum(r.equal for r in results) / len(results),
-        "equal": all(r.equal == 1 for r in results),
-    }
-
-
-def _print_tables(
-    rows: list[dict[str, Any]], numbers: list[dict[str, Any]], not_covered: list[dict[str, str]], equal: bool
-) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console(file=sys.stdout)
-    table = Table(title="decisions against the reference code", title_justify="left")
-    for heading in ("case", "method and options", "steps", "min overlap", "equal up to ties"):
-        right = heading in ("steps", "min overlap", "equal up to ties")
-        table.add_column(heading, justify="right" if right else "left", overflow="fold")
-    for row in rows:
-        options = " ".join(f"{name}={_plain(value)}" for name, value in row["options"].items())
-        if row["mode"] == "sorted steps":
-            forced = " in text order"
-        else:
-            forced = f" ({row['forced_steps']} forced)" if row["forced_steps"] else ""
-        verdict = "yes" if row["equal"] else f"NO ({row['equal_up_to_ties']:.3f})"
-        steps = f"{row['steps']}{forced}"
-        if row["steps_not_judged"]:
-            steps += f"; not the others: {row['steps_not_judged']}"
-        table.add_row(row["case"], f"{row['method']} {options}".strip(), steps, f"{row['min_overlap']:.3f}", verdict)
-    console.print(table)
-    if numbers:
-        second = Table(title="values against the reference code", title_justify="left")
-        second.add_column("case", overflow="fold")
-        second.add_column("value", overflow="fold")
-        for heading in ("numbers", "difference / tolerance", "equal"):
-            second.add_column(heading, justify="right")
-        for row in numbers:
-            verdict = "yes" if row["equal"] else "NO"
-            second.add_row(row["case"], row["value"], f"{row['numbers']}", f"{row['error']:.2g}", verdict)
-        console.print(second)
-    if not_covered:
-        missing = Table(title="not covered", title_justify="left")
-        for heading in ("case", "variant", "reason"):
-            missing.add_column(heading, overflow="fold")
-        for entry in not_covered:
-            missing.add_row(entry["case"], entry["variant"], entry["reason"])
-        console.print(missing)
-    good = sum(row["equal"] for row in rows)
-    covered = len({row["case"] for row in rows + numbers})
-    verdict = "all decisions equal up to ties" if equal else "DECISIONS DIFFER" if rows else "nothing was compared"
-    if not all(row["equal"] for row in numbers):
-        verdict = "VALUES DIFFER" if good == len(rows) else "DECISIONS AND VALUES DIFFER"
-    compared = f"{good} of {len(rows)} comparisons"
-    if numbers:
-        compared += f" and {sum(row['equal'] for row in numbers)} of {len(numbers)} values"
-    console.print(f"{compared} on {covered} cases; {len(not_covered)} cases not covered: {verdict}.")
-
-
-def _plain(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,4 +1,4 @@
-"""``kvbench audit --sandbox DIR``: hostile programs in every tier of the sandbox that works here."""
+"""``kvbench audit --sandbox DIR``: runs hostile programs in every tier of the sandbox that works here."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvbench.cli.counter import Counter
 from kvbench.console import terminal
-from kvbench.console.progress import Progress
 from kvbench.errors import SetupError
 from kvbench.scoring.sandbox import Report, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
-    """Run the corpus in `folder`; as root also as an ordinary user.
+    """Run the programs of `folder`. Root also runs them as an ordinary user.
 
     Returns:
         The exit code: 0 when no attack succeeds and at least one tier works, 1 otherwise.
@@ -33,22 +33,22 @@ def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool)
     if not good:
         raise SetupError("no sandbox works here: " + "; ".join(f"{r.tier}: {r.problems[0]}" for r in reports) + ".")
     root = os.geteuid() == 0
-    progress = _Attacks(quiet=quiet)
-    progress.begin(len(corpus) * len(good) * (1 + root), 0)
-    rows, missing = [], ""
-    try:
-        for row in audit(corpus, reports):
+    rows: list[dict[str, Any]] = []
+    missing = ""
+    with Counter("attacks", len(corpus) * len(good) * (1 + root), quiet=quiet) as counter:
+
+        def add(row: dict[str, Any]) -> None:
             rows.append(row)
-            progress.next(row)
+            counter.advance(f"{row['attack']} {row['tier']} as {row['user']}")
+
+        for row in audit(corpus, reports):
+            add(row)
         if root:
             try:
                 for row in _as_ordinary_user(corpus):
-                    rows.append(row)
-                    progress.next(row)
+                    add(row)
             except OSError as error:
                 missing = str(error)
-    finally:
-        progress.end()
     speeds = [measure(BY_NAME[report.tier]()) for report in good] if throughput else []
     succeeded = [row for row in rows if row["successes"]]
     document = {
@@ -67,20 +67,8 @@ def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool)
     return 1 if succeeded else 0
 
 
-class _Attacks(Progress):
-    """An attack instead of a row."""
-
-    def next(self, row: Mapping[str, Any]) -> None:
-        self.update(self._done + 1, tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
-        self.cell(f"{row['attack']} {row['tier']} as {row['user']}")
-
-    def line(self) -> str:
-        parts = [f"{self._done}/{self._total} attacks", self._cell, self._left()]
-        return "  ".join(part for part in parts if part)
-
-
 def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The rows of a process of another user. Raises OSError with a reason when there can be none."""
+    """The rows of a process of another user. Raises OSError when it cannot run any."""
     with tempfile.TemporaryDirectory(prefix="kvbench-ordinary-") as folder, tempfile.TemporaryFile() as errors:
         os.chmod(folder, 0o755)
         command = [sys.executable, "-P", "-m", "kvbench.audit.attacks.ordinary", folder, "kvbench.audit.attacks.corpus"]
@@ -99,8 +87,10 @@ def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             code = process.wait()
         if code or not count:
             errors.seek(0)
-            said = errors.read().decode(errors="replace").strip().splitlines()
-            raise OSError(f"as an ordinary user nothing could be run: {said[-1] if said else 'no tier works there'}")
+            lines = errors.read().decode(errors="replace").strip().splitlines()
+            raise OSError(
+                f"no attack could be run as an ordinary user: {lines[-1] if lines else 'no tier works there'}"
+            )
 
 
 def _show(document: Mapping[str, Any], reports: list[Report]) -> None:
@@ -108,10 +98,10 @@ def _show(document: Mapping[str, Any], reports: list[Report]) -> None:
     places = list(dict.fromkeys((row["tier"], row["user"]) for row in document["attacks"]))
     names = [f"{tier}, {'root' if user == 0 else f'uid {user}'}" for tier, user in places]
     table = terminal.grid("attack", "class", *names)
-    found: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = {}
+    by_attack: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = {}
     for row in document["attacks"]:
-        found.setdefault(row["attack"], {})[row["tier"], row["user"]] = row
-    for attack, rows in found.items():
+        by_attack.setdefault(row["attack"], {})[row["tier"], row["user"]] = row
+    for attack, rows in by_attack.items():
         cells = [_cell(rows[place]) if place in rows else "-" for place in places]
         table.add_row(terminal.clean(attack), terminal.clean(next(iter(rows.values()))["class"]), *cells)
     console.print(table)
@@ -127,7 +117,7 @@ def _show(document: Mapping[str, Any], reports: list[Report]) -> None:
         )
     print(
         f"{document['succeeded']} of {len(document['attacks'])} attacks succeeded; "
-        f"{document['unexpected_statuses']} ended with another status than their header says."
+        f"{document['unexpected_statuses']} ended with a status other than their header's."
     )
 
 

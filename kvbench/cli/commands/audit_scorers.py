@@ -1,4 +1,4 @@
-"""``kvbench audit --scorers DIR``: scorers against recorded results of the official ones."""
+"""``kvbench audit --scorers DIR``: compares our scorers with recorded results of the official ones."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvbench.cli.counter import Counter
 from kvbench.console import terminal
-from kvbench.console.progress import Progress
 from kvbench.errors import show
 
 if TYPE_CHECKING:
     from kvbench.audit.scorers import Row
 
-SHOWN = 3  # differences of a file
+SHOWN = 3  # differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
-    """Compare every golden file of a folder, print a table or one JSON document.
+    """Compare every golden file of a folder, and print a table or one JSON document.
 
     Returns:
         The exit code: 0 when every value of every row is equal, 1 otherwise.
@@ -26,16 +26,11 @@ def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
     from kvbench.audit import scorers
 
     goldens = scorers.read_goldens(folder)
-    progress = _Rows(quiet=quiet)
-    progress.begin(sum(map(len, goldens.values())), 0)
     rows = []
-    try:
+    with Counter("rows", sum(map(len, goldens.values())), quiet=quiet) as counter:
         for row in scorers.audit(goldens):
             rows.append(row)
-            progress.cell(row.file)
-            progress.update(len(rows), tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
-    finally:
-        progress.end()
+            counter.advance(row.file)
     files = [_file(name, [row for row in rows if row.file == name]) for name in goldens]
     equal = bool(rows) and all(row.equal for row in rows)
     if as_json:
@@ -44,11 +39,6 @@ def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
     else:
         _print(files, rows, equal)
     return 0 if equal else 1
-
-
-class _Rows(Progress):
-    def line(self) -> str:
-        return "  ".join(part for part in (f"{self._done}/{self._total} rows", self._cell, self._left()) if part)
 
 
 def _file(name: str, rows: Sequence[Row]) -> dict[str, Any]:

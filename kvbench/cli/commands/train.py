@@ -1,20 +1,22 @@
-"""``kvbench train METHOD``: weights and tables that methods need, made for one model. Imports torch only at work."""
+"""``kvbench train METHOD``: trains weights, or estimates tables, that methods need for one model.
+
+Imports torch only when the work begins.
+"""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvbench.cli.counter import Counter
 from kvbench.config.parsers import BadValue, number, parse, whole
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
-from kvbench.console.progress import Progress
 from kvbench.errors import UserError, show
 from kvbench.registry import did_you_mean
 from kvbench.sources.models import TINY, describe
@@ -24,7 +26,7 @@ from kvbench.train.catalogue import RECIPES, TABLES, Entry
 if TYPE_CHECKING:
     from kvbench.train.loop import Trained
     from kvbench.train.recipe import Settings
-    from kvbench.train.recipes.head_tables import Made
+    from kvbench.train.recipes.head_tables import HeadTable
 
 EPILOG = """Examples:
   kvbench train lookaheadkv --model tiny --out runs/lookahead                  # the built-in model's own problems
@@ -33,7 +35,7 @@ EPILOG = """Examples:
   kvbench train headkv --model tiny --out tables
   kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json
 """
-CONTINUES = "interrupted: answers and the last checkpoint are saved; the same command goes on from there."
+CONTINUES = "interrupted: answers and the last checkpoint are saved; the same command continues from there."
 NAMES = (*RECIPES, *TABLES)
 SHOWN = 8
 TABLE_SAMPLES = 32
@@ -63,7 +65,7 @@ def train(
     ] = None,
     steps: Annotated[str | None, typer.Option("--steps", metavar="N", help="Optimiser steps.")] = None,
     lr: Annotated[str | None, typer.Option("--lr", metavar="X", help="Peak learning rate.")] = None,
-    batch: Annotated[str | None, typer.Option("--batch", metavar="N", help="Answers in a step.")] = None,
+    batch: Annotated[str | None, typer.Option("--batch", metavar="N", help="Answers per step.")] = None,
     opt: Annotated[
         list[str] | None, typer.Option("--opt", metavar="NAME=VALUE", help="A setting of the recipe; repeatable.")
     ] = None,
@@ -72,21 +74,21 @@ def train(
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.", metavar="")] = False,
 ) -> None:
-    """Make what a method needs for a model: trained weights, or a table of heads estimated from its attention.
+    """Train what a method needs for a model, or estimate a table of heads from the model's attention.
 
-    Writes DIR/METHOD.safetensors (DIR/model where the model itself is trained) and a card of the same name, .json.
-    After a kill the same command goes on where the last checkpoint was. A method finds the file beside the model, or
-    by its option.
+    Writes DIR/METHOD.safetensors (DIR/model where the model itself is trained) and its card, a .json of the same name.
+    After a kill the same command continues from the last checkpoint. A method finds its file beside the model, or by
+    its option.
     """
     if kind not in NAMES:
         raise UserError(f"cannot train {show(kind)}.{did_you_mean(kind, list(NAMES))} There are {', '.join(NAMES)}.")
     problems = Problems()
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     positive = number("a finite number > 0", lambda x: x > 0)
     parsers = {"samples": whole(1), "seed": whole(0, 2**64 - 1), "steps": whole(1), "lr": positive, "batch": whole(1)}
     for name, raw in (("samples", samples), ("seed", seed), ("steps", steps), ("lr", lr), ("batch", batch)):
         with problems.collect():
-            found[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
+            values[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
     options: dict[str, Any] = {}
     with problems.collect():
         options = _options(kind, model, opt or [])
@@ -96,7 +98,7 @@ def train(
     with problems.collect():
         describe(model)
     problems.stop()
-    numbers = _Numbers(**found)
+    numbers = _Numbers(**values)
     folder = check_out(out)
     if kind in RECIPES:
         with signals.phase(lambda: CONTINUES):
@@ -148,11 +150,9 @@ def _recipe(
     entry: Entry = RECIPES[kind]
     first = is_first()
     quiet = quiet or not first
-    progress = _Counter("answers", quiet=quiet)
     total = (numbers.samples or entry.traces) + entry.held_out
-    progress.begin(total, 0)
-    progress.cell(f"{kind} {model}: the model answers")
-    try:
+    with Counter("answers", total, quiet=quiet) as counter:
+        counter.cell(f"{kind} {model}: the model answers")
         ready = prepare(
             kind,
             model,
@@ -165,20 +165,15 @@ def _recipe(
             options=options,
             device=device,
             out=folder,
-            tick=lambda done: progress.update(done, 0, kv_bytes_now=0, kv_bytes_peak=0),
+            tick=counter.at,
         )
-    finally:
-        progress.end()
     before = steps_done(folder)
-    steps = _Counter("steps", quiet=quiet)
-    steps.begin(ready.recipe.settings.steps, 0)
-    steps.cell(f"{kind} {model}, going on after step {before}" if before else f"{kind} {model}")
+    with Counter("steps", ready.recipe.settings.steps, quiet=quiet) as counter:
+        counter.cell(f"{kind} {model}, continuing after step {before}" if before else f"{kind} {model}")
 
-    def tick(done: int, figures: dict[str, float]) -> None:
-        steps.note = "  ".join(f"{name} {value:.4g}" for name, value in figures.items())
-        steps.update(done, 0, kv_bytes_now=0, kv_bytes_peak=0)
+        def tick(done: int, figures: dict[str, float]) -> None:
+            counter.at(done, "  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
 
-    try:
         done = run_loop(
             ready.recipe,
             folder,
@@ -187,8 +182,6 @@ def _recipe(
             command=_command(kind, model, data, ready.recipe.settings),
             tick=tick,
         )
-    finally:
-        steps.end()
     if not first:
         return
     if not done.improved(ready.recipe):
@@ -200,7 +193,7 @@ def _recipe(
 
 
 def _command(kind: str, model: str, data: str | None, settings: Settings) -> str:
-    """What makes these weights again, without the places of one machine."""
+    """The command that repeats this training, without the paths of this machine."""
     numbers = f"--steps {settings.steps} --lr {settings.lr:g} --batch {settings.batch} --seed {settings.seed}"
     own = "".join(" --opt " + shlex.quote(f"{name}={settings.more[name]}") for name in RECIPES[kind].options)
     file = f" --data {shlex.quote(Path(data).name)}" if data else ""
@@ -212,33 +205,13 @@ def _table(kind: str, model: str, folder: Path, numbers: _Numbers, device: str, 
     from kvbench.train.recipes.head_tables import make
 
     samples = numbers.samples or TABLE_SAMPLES
-    progress = _Counter("samples", quiet=quiet)
-    progress.begin(samples, 0)
-    progress.cell(f"{kind} {model}")
-    try:
-        made = make(model, folder, samples=samples, seed=numbers.seed, device=device, tick=_ticker(progress))
-    finally:
-        progress.end()
+    with Counter("samples", samples, quiet=quiet) as counter:
+        counter.cell(f"{kind} {model}")
+        table = make(model, folder, samples=samples, seed=numbers.seed, device=device, tick=counter.at)
     if not quiet:
-        _print(made)
+        _print_table(table)
     if json:
-        terminal.data(made.card | {"path": str(made.path)})
-
-
-class _Counter(Progress):
-    """Steps, samples or answers instead of rows, and no cache."""
-
-    def __init__(self, noun: str, **progress: Any) -> None:
-        super().__init__(**progress)
-        self.noun, self.note = noun, ""
-
-    def line(self) -> str:
-        parts = [f"{self._done}/{self._total} {self.noun}", self._cell, self.note, self._left()]
-        return "  ".join(part for part in parts if part)
-
-
-def _ticker(progress: Progress) -> Callable[[int, int], None]:
-    return lambda done, tokens: progress.update(done, tokens, kv_bytes_now=0, kv_bytes_peak=0)
+        terminal.data(table.card | {"path": str(table.path)})
 
 
 def _print_trained(done: Trained) -> None:
@@ -247,18 +220,21 @@ def _print_trained(done: Trained) -> None:
     for name in done.after:
         table.add_row(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}")
     terminal.console().print(table)
-    print(f"wrote {terminal.clean(str(done.path))} and {terminal.clean(done.path.with_suffix('.json').name)}")
+    _print_files(done.path)
 
 
-def _print(made: Made) -> None:
-    """The heads that stand out."""
+def _print_table(heads: HeadTable) -> None:
+    """The most important heads."""
     columns = ("layer", "query head", "importance")
     table = terminal.grid(*columns, right=columns)
-    width = made.table.shape[1]
-    for index in made.table.flatten().argsort(descending=True)[:SHOWN].tolist():
-        table.add_row(str(index // width), str(index % width), f"{made.table.flatten()[index]:.3f}")
+    width, importance = heads.table.shape[1], heads.table.flatten()
+    for index in importance.argsort(descending=True)[:SHOWN].tolist():
+        table.add_row(str(index // width), str(index % width), f"{importance[index]:.3f}")
     terminal.console().print(table)
-    more = made.table.numel() - SHOWN
-    if more > 0:
-        print(f"and {more} more heads")
-    print(f"wrote {terminal.clean(str(made.path))} and {terminal.clean(made.path.with_suffix('.json').name)}")
+    if len(importance) > SHOWN:
+        print(f"and {len(importance) - SHOWN} more heads")
+    _print_files(heads.path)
+
+
+def _print_files(path: Path) -> None:
+    print(f"wrote {terminal.clean(str(path))} and {terminal.clean(path.with_suffix('.json').name)}")

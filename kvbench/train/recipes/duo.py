@@ -18,20 +18,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from kvbench.config.parsers import BadValue
 from kvbench.engine.attention.geometry import check_evicts, for_lengths
-from kvbench.engine.attention.interface import AttentionCall, causal_bias, grouped_attention, route
+from kvbench.engine.attention.interface import AttentionCall, causal_bias, route
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import SetupError, UserError
+from kvbench.errors import SetupError
+from kvbench.train.forward import ROWS, attend, in_blocks
 from kvbench.train.head_data import Example
-from kvbench.train.recipe import Recipe, Settings, drawing
+from kvbench.train.recipe import Recipe, Settings, check_least, draw_batch, with_gradient
 from kvbench.train.sparse_pass import recomputed
 
-LARGE = 100_000_000  # parameters of a model from which on its layers are run again for the gradient
-ROWS = 1024  # queries that attend at once
+LARGE = 100_000_000  # parameters from which on a model's activations are recomputed for the gradient
 
 
 class DuoRecipe(Recipe):
@@ -52,9 +50,7 @@ class DuoRecipe(Recipe):
             raise SetupError("layers of this model differ in KV heads; one table cannot hold them.")
         self.loaded, self.examples, self.test = loaded, examples, held_out
         self.sinks, self.recent = int(settings.more["sinks"]), int(settings.more["recent"])
-        for option, value, least in (("sinks", self.sinks, 0), ("recent", self.recent, 1)):
-            if value < least:
-                raise UserError(BadValue(f"at least {least}", str(value)).sentence(f"--opt {option}"))
+        check_least(settings.more, sinks=0, recent=1)
         self.reg = float(settings.more["reg"])
         loaded.model.requires_grad_(False)
         longest = max(len(example.ids) for example in (*examples, *held_out))
@@ -79,9 +75,8 @@ class DuoRecipe(Recipe):
         self.alpha.clamp_(0, 1)
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        generator = drawing(self.settings.seed, step)
-        order = torch.randint(0, len(self.examples), (self.settings.batch,), generator=generator).tolist()[share]
-        deviation = torch.stack([self._deviation(self.examples[i], self.alpha) for i in order]).mean()
+        batch = draw_batch(self.examples, self.settings, step)[share]
+        deviation = torch.stack([self._deviation(example, self.alpha) for example in batch]).mean()
         size = self.alpha.abs().mean()
         return deviation + self.reg * size, {"deviation": float(deviation.detach()), "alpha": float(size.detach())}
 
@@ -104,18 +99,13 @@ class DuoRecipe(Recipe):
         }
 
     def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:
-        """Mean square of what the mixture changes in the last hidden states of the rows that write the answer.
-
-        Its gradient has been taken when it comes back, and of all it was computed from nothing is left in memory.
-        """
+        """Mean squared change that the mixture makes in the last hidden states of the rows that write the answer."""
         with torch.no_grad(), self._mixing({}):
             full = self._hidden(example)
         with self._mixing(dict(zip(self.layers, alpha))), recomputed(self.loaded.model, self.again):
             deviation = (self._hidden(example) - full).square().mean()
-            if not deviation.requires_grad:
-                return deviation
-            (slope,) = torch.autograd.grad(deviation, [alpha])  # runs layers again, so inside the block
-        return deviation.detach() + ((alpha - alpha.detach()) * slope).sum()
+            # The gradient runs layers again, so it is taken inside the block.
+            return with_gradient(deviation, [alpha]) if deviation.requires_grad else deviation
 
     def _mixing(self, alpha: dict[int, torch.Tensor]) -> AbstractContextManager[None]:
         """alpha: [Hk] of the layers that mix."""
@@ -136,24 +126,13 @@ class DuoRecipe(Recipe):
 
 
 class _Mixture:
-    """An attention handler: full attention, and streaming attention for the rest that alpha leaves to it.
-
-    Of more than `ROWS` queries only one block's masks and probabilities are held: a gradient computes them again.
-    """
+    """An attention handler: alpha times full attention, and the rest streaming attention."""
 
     def __init__(self, alpha: dict[int, torch.Tensor], sinks: int, recent: int) -> None:
         self.alpha, self.sinks, self.recent = alpha, sinks, recent
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        n = call.key.shape[2]
-        again = n > ROWS and torch.is_grad_enabled()
-        parts = []
-        for first in range(0, n, ROWS):
-            last = min(first + ROWS, n)
-            tensors = call.query[:, :, first:last], call.key[:, :, :last], call.value[:, :, :last]
-            rows = partial(self._rows, call, first)
-            parts.append(checkpoint(rows, *tensors, use_reentrant=False) if again else rows(*tensors))
-        return torch.cat(parts, dim=1)
+        return in_blocks(call, partial(self._rows, call), ROWS)
 
     def _rows(
         self, call: AttentionCall, first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
@@ -161,22 +140,14 @@ class _Mixture:
         """[1, t, Hq, Dv] of t queries from position `first` on."""
         last = key.shape[2]
         rows, keys = (torch.arange(start, last, device=key.device) for start in (first, 0))
-        full = _attend(call, query, key, value, causal_bias(rows, keys, call.window, query.dtype))
+        full = attend(call, query, key, value, causal_bias(rows, keys, call.window, query.dtype)[None, None])
         if call.layer not in self.alpha:
             return full
         seen = (keys < self.sinks) | (keys > first - self.recent)  # by any of the rows
         keys = keys[seen]
         old = (rows[:, None] - keys >= self.recent) & (keys >= self.sinks)
-        bias = causal_bias(rows, keys, call.window, query.dtype).masked_fill(old, float("-inf"))
-        streaming = _attend(call, query, key[:, :, seen], value[:, :, seen], bias)
+        bias = causal_bias(rows, keys, call.window, query.dtype).masked_fill(old, float("-inf"))[None, None]
+        streaming = attend(call, query, key[:, :, seen], value[:, :, seen], bias)
         alpha = self.alpha[call.layer]
         share = alpha.repeat_interleave(query.shape[1] // len(alpha)).to(full.dtype)[:, None]  # [Hq, 1]
         return share * full + (1 - share) * streaming
-
-
-def _attend(
-    call: AttentionCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, bias: torch.Tensor
-) -> torch.Tensor:
-    return grouped_attention(
-        query, key, value, bias[None, None], scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
-    )

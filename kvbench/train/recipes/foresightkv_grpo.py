@@ -32,71 +32,59 @@ import torch
 
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import card_path, find, load_weights
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError
 from kvbench.eviction.terms.foresight import drop_scores
 from kvbench.eviction.terms.objectives import advantages, chosen_log_probs, policy_loss
 from kvbench.registry import methods
-from kvbench.train.foresight_scorer import TrainedScorer
-from kvbench.train.foresight_states import Reading, batch, check_settings, evictions_of, usable
-from kvbench.train.recipe import Recipe, Settings
+from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
+from kvbench.train.foresight_states import TraceReading
+from kvbench.train.recipe import Settings, check_choices, check_least, draw_batch
 from kvbench.train.traces import Trace
 
 REWARDS = ("squared", "large", "low", "high", "all")
 LARGE = 1.5  # nats that a token's loss must grow by to be looked at
 LOW_SHARE = 0.8  # of the tokens, those of lowest entropy
-MEASURED = 32  # traces that say how large inputs are
 AUTO = "auto"
 
 
-class PolicyRecipe(Recipe):
-    """A scorer from draws of its own; `settings.more`: init, budget, interval, features, group, reward, clip, kl.
+class PolicyRecipe(ScorerRecipe):
+    """A scorer from its own draws; `settings.more`: init, budget, interval, features, group, reward, clip, kl.
 
     Held out: `reward`, of `group` readings of every trace; `loss_increase`, nats a token after the first eviction; and
     `loss_ratio`, the loss of these tokens over that of the full cache.
     """
 
-    name, kind, figure, higher = "foresightkv-grpo", "foresightkv", "reward", True
+    name, figure, higher = "foresightkv-grpo", "reward", True
 
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
     ) -> None:
-        super().__init__(settings)
+        super().__init__(loaded, settings, traces, held_out)
         more = settings.more
-        self.check(loaded, more)
         self.before, self.origin = _initial(loaded, more["init"], more["features"])
-        # The scorer is known by its hash; where it lay is of no interest elsewhere.
+        # The record names the scorer by its hash: paths mean nothing on another machine.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
         self.settings = replace(settings, more={**more, **where})
-        self.evictions = evictions_of(loaded, settings, [*traces, *held_out])
-        self.traces, self.test = usable(self.evictions, traces), usable(self.evictions, held_out)
         measured = [self.evictions.golden(trace).choices for trace in self.traces[:MEASURED]]
         self.trained = TrainedScorer.of(self.before, measured)
-        self._full: dict[str, Reading] = {}
+        self._full: dict[str, TraceReading] = {}
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        check_settings(more)
-        if more["reward"] not in REWARDS:
-            raise UserError(f"--opt reward must be one of {', '.join(REWARDS)}; got {show(more['reward'])}.")
-        if more["group"] < 2:
-            raise UserError(f"--opt group must be 2 or more, to compare draws; got {more['group']}.")
+        super().check(loaded, more)
+        check_choices(more, reward=REWARDS)
+        check_least(more, group=2)
         _initial(loaded, more["init"], more["features"])
-
-    def parameters(self) -> dict[str, torch.Tensor]:
-        return self.trained.parameters
-
-    def tensors(self) -> dict[str, torch.Tensor]:
-        return {name: t.detach() for name, t in self.trained.scorer().items()}
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         first = 1 + self.settings.batch * step
-        drawn = list(enumerate(batch(self.traces, self.settings, step), start=first))[share]
+        drawn = list(enumerate(draw_batch(self.traces, self.settings, step), start=first))[share]
         losses, rewards, divergences = [], [], []
         for number, trace in drawn:
             reading = self._drawn(trace, number)
             reward = self._rewards(trace, reading)
             loss, divergence = self._policy(reading, advantages(reward))
-            losses.append(self.trained.settled(loss))
+            losses.append(self.trained.with_gradient(loss))
             rewards.append(float(reward.mean()))
             divergences.append(float(divergence.detach()))
         figures = {"reward": sum(rewards) / len(drawn), "kl": sum(divergences) / len(drawn)}
@@ -121,27 +109,26 @@ class PolicyRecipe(Recipe):
         }
 
     def card(self) -> dict[str, Any]:
-        counts = {"traces": len(self.traces), "held_out": len(self.test), "recent": self.evictions.recent}
-        return counts | {"began_with": dict(self.origin)}
+        return super().card() | {"began_with": dict(self.origin)}
 
-    def _drawn(self, trace: Trace, number: int) -> Reading:
+    def _drawn(self, trace: Trace, number: int) -> TraceReading:
         """A group of readings; `number` says which draws."""
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
         return self.evictions.drawn(trace, seeds, self.trained.scorer())
 
-    def _full_reading(self, trace: Trace) -> Reading:
+    def _full_reading(self, trace: Trace) -> TraceReading:
         if trace.name not in self._full:
             self._full[trace.name] = self.evictions.full(trace)
         return self._full[trace.name]
 
-    def _rewards(self, trace: Trace, reading: Reading) -> torch.Tensor:
+    def _rewards(self, trace: Trace, reading: TraceReading) -> torch.Tensor:
         """[G]"""
         full, first = self._full_reading(trace), _first(trace, reading)
         added = reading.losses[:, first:] - full.losses[:, first:]
         return rewards(added, full.entropy[0, first:], self.settings.more["reward"])
 
-    def _policy(self, reading: Reading, worth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _policy(self, reading: TraceReading, worth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Loss of a group of readings with advantages [G], and the divergence in it."""
         scorer = self.trained.scorer()
         now, reference, gains = [], [], []
@@ -174,7 +161,7 @@ def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tens
     return -d.mean(dim=1)
 
 
-def _first(trace: Trace, reading: Reading) -> int:
+def _first(trace: Trace, reading: TraceReading) -> int:
     """The first token of the answer that is predicted after an eviction."""
     return min(choice.seen for choice in reading.choices) - len(trace.prompt) + 1
 

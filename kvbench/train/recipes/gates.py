@@ -13,31 +13,28 @@ answer. Gates are called as the engine calls them when it evicts.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch.nn import functional as F
-from torch.utils.checkpoint import checkpoint
 
 from kvbench import registry
-from kvbench.config.parsers import BadValue
-from kvbench.config.run_config import MethodChoice
 from kvbench.engine.attention.geometry import LayerGeometry, check_equal_heads, check_evicts, for_lengths
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.cache.prompt import Rules, given
 from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.model.weights import Base, model_fields, save_weights
-from kvbench.errors import UserError, show
+from kvbench.engine.model.weights import model_fields
+from kvbench.eviction.api import Method
 from kvbench.eviction.terms.capacity import Hinge, capacity_loss
 from kvbench.eviction.terms.gates import Gate, GateForm, Tie
 from kvbench.eviction.terms.retention import Form, gated_attention
-from kvbench.replay.batches import replay
-from kvbench.replay.choices import Chosen
+from kvbench.replay.comparison import Comparison
+from kvbench.replay.reader import TraceReader
+from kvbench.replay.reference import batches, read_full
 from kvbench.train.forced import forced
-from kvbench.train.forward import forward, plain
-from kvbench.train.recipe import Recipe, Settings, drawing
+from kvbench.train.forward import forward, in_blocks
+from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least
+from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
 BLOCK = 512  # queries whose attention is computed together
@@ -45,57 +42,48 @@ MOST_TOKENS = 4096  # of a batch in one graph; longer traces are read one by one
 CHOICES = {"gate": get_args(Gate), "tie": get_args(Tie), "form": get_args(Form), "hinge": get_args(Hinge)}
 
 
-class GateRecipe(Recipe):
-    """`settings.more`: gate, tie and width of the gates, their first bias, form of the student's attention, hinge and
+class GateRecipe(TraceRecipe):
+    """Retention gates from traces.
+
+    `settings.more`: gate, tie and width of the gates, their first bias, form of the student's attention, hinge and
     weight of the capacity loss, budget M; and the interval at which the held-out answers are evicted.
 
-    Held out: `kl`, what eviction at the budget adds to every token of an answer, KL(full || evicted) as in `kvbench
-    replay`; beside it the two parts of the loss, `soft_kl` and `capacity`. Each a mean over answers.
+    Held out, as means over answers: `kl`, KL(full || evicted) per token with eviction at the budget, as in `kvbench
+    replay`; and the two parts of the loss, `soft_kl` and `capacity`.
     """
 
     figure = "kl"
-    over: ClassVar[Literal["head", "model"]]  # who shares a budget
+    over: ClassVar[Literal["head", "model"]]  # what shares a budget
 
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
     ) -> None:
-        super().__init__(settings)
+        super().__init__(loaded, settings, traces, held_out)
         more = settings.more
-        self.check(loaded, more)
-        self.loaded, self.traces, self.test = loaded, traces, held_out
         self.longest = max(len(t.ids) for t in (*traces, *held_out))
         self.geometry = for_lengths(loaded.geometry, self.longest)
         check_evicts(self.geometry, self.longest)
         check_equal_heads(self.geometry)
-        self.budget = int(more["budget"])
-        loaded.model.requires_grad_(False)
+        self.budget, self.interval = int(more["budget"]), int(more["interval"])
         form = GateForm(more["gate"], more["tie"], int(more["width"]))
-        self.trained = _drawn(form, loaded, float(more["bias"]), settings.seed)
+        self.trained = _random_gates(form, loaded, float(more["bias"]), settings.seed)
         method = registry.methods.get(self.name)()
-        self.rules = Rules(method=method, budget=None, interval=int(more["interval"]), weights=self.trained)
+        self.rules = Rules(method=method, budget=None, interval=self.interval, weights=self.trained)
 
     @property
-    def at_once(self) -> int | None:  # type: ignore[override]  # here it follows the traces
+    def at_once(self) -> int | None:  # type: ignore[override]  # depends on the traces
         return None if self.settings.batch * self.longest <= MOST_TOKENS else 1
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        for option, known in CHOICES.items():
-            if more[option] not in known:
-                raise UserError(BadValue(" or ".join(known), show(more[option])).sentence(f"--opt {option}"))
-        for option in ("width", "budget", "interval"):
-            if int(more[option]) < 1:
-                raise UserError(BadValue("at least 1", str(more[option])).sentence(f"--opt {option}"))
-        if float(more["capacity"]) < 0:
-            raise UserError(BadValue("at least 0", str(more["capacity"])).sentence("--opt capacity"))
+        check_choices(more, **CHOICES)
+        check_least(more, width=1, budget=1, interval=1, capacity=0)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        generator = drawing(self.settings.seed, step)
-        order = torch.randint(0, len(self.traces), (self.settings.batch,), generator=generator).tolist()[share]
-        kl, ce, capacity = self._means([self.traces[i] for i in order])
+        kl, ce, capacity = self._means(self.batch(step, share))
         figures = {"kl": float(kl.detach()), "capacity": float(capacity.detach())}
         return (kl + ce) / 2 + float(self.settings.more["capacity"]) * capacity, figures
 
@@ -103,9 +91,6 @@ class GateRecipe(Recipe):
     def held_out(self) -> dict[str, float]:
         soft, _, capacity = self._means(self.test)
         return {"kl": self._evicted(), "soft_kl": float(soft), "capacity": float(capacity)}
-
-    def card(self) -> dict[str, Any]:
-        return {"traces": len(self.traces), "held_out": len(self.test)}
 
     def _means(self, traces: Sequence[Trace]) -> tuple[torch.Tensor, ...]:
         """KL to the teacher, cross-entropy and capacity loss: means over traces."""
@@ -128,20 +113,18 @@ class GateRecipe(Recipe):
         return kl.mean(dim=-1), ce.mean(dim=-1), capacity
 
     def _evicted(self) -> float:
-        """Mean over the held-out answers of KL(full || evicted) a token, with the gates as they are."""
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / f"{self.kind}.safetensors"
-            save_weights(path, self.kind, self.tensors(), Base(name="", config=self.loaded.model.config), made={})
-            method = MethodChoice(name=self.name, options=(("gates", str(path)),))
-            found = replay(
-                self.loaded,
-                "held out",
-                [forced(t) for t in self.test],
-                [Chosen(method=method, budget=self.budget)],
-                interval=int(self.settings.more["interval"]),
-                max_tokens=self.longest,
-            )
-        return sum(row["kl"] for row in found.traces) / len(found.traces)
+        """KL(full || evicted) per token with the gates as they are, a mean over the held-out answers."""
+        full = self._reader(registry.methods.get("full")(), None)
+        evicting = self._reader(_without_file(self.rules.method), self.budget)
+        divergences: list[float] = []
+        for group in batches([forced(trace) for trace in self.test], self.loaded, self.interval):
+            comparison = Comparison(read_full(full, group), copies=1)
+            evicting.read(group, comparison, self.trained)
+            divergences += [float(figures.divergence.mean()) for figures in comparison.figures()]
+        return sum(divergences) / len(divergences)
+
+    def _reader(self, method: Method, budget: int | None) -> TraceReader:
+        return TraceReader(self.loaded, method, budget=budget, interval=self.interval, max_tokens=self.longest)
 
 
 class TrimKVRecipe(GateRecipe):
@@ -174,29 +157,29 @@ class Student:
 
 
 def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int = BLOCK) -> torch.Tensor:
-    """[b, T, Hq, Dv] gated attention, `block` queries at a time: a gradient computes all but a single block once more,
-    so that no T x T matrix is kept.
-    """
-    t = call.query.shape[2]
+    """[b, T, Hq, Dv] gated attention, `block` queries at a time."""
 
-    def rows(first: int) -> torch.Tensor:
-        end = min(first + block, t)
-        return gated_attention(
-            call.query[:, :, first:end],
-            call.key[:, :, :end],
-            call.value[:, :, :end],
-            log_beta[..., :end],
+    def attend_block(first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        out = gated_attention(
+            query,
+            key,
+            value,
+            log_beta[..., : key.shape[2]],
             scaling=call.scaling,
             form=form,
             first=first,
             softcap=call.softcap,
             sinks=call.sinks,
         )
+        return out.transpose(1, 2)
 
-    if t <= block:
-        return rows(0).transpose(1, 2)
-    parts = [checkpoint(rows, first, use_reentrant=False) for first in range(0, t, block)]
-    return torch.cat(parts, dim=2).transpose(1, 2)
+    return in_blocks(call, attend_block, block)
+
+
+def _without_file(method: Method) -> Method:
+    """The method without a weights file: the reader gets the gates with each call."""
+    cls = type(method)
+    return type(cls.__name__, (cls,), {"weights": lambda self: None})()
 
 
 def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
@@ -209,10 +192,10 @@ def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
         yield from (group[start : start + size] for start in range(0, len(group), size))
 
 
-def _drawn(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:
-    """Gates that hardly forget: a large last bias, and otherwise small weights, N(0, 1 / inputs), without biases."""
+def _random_gates(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:
+    """Gates that hardly forget: a large last bias, zero for the other biases, weights from N(0, 1 / inputs)."""
     generator = torch.Generator().manual_seed(seed)
-    drawn = {}
+    gates = {}
     for name, shape in form.shapes(model_fields(loaded.model.config)).items():
         if name == "out.bias":
             tensor = torch.full(shape, bias)
@@ -220,5 +203,5 @@ def _drawn(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[
             tensor = torch.zeros(shape)
         else:
             tensor = torch.randn(shape, generator=generator) / shape[-1] ** 0.5
-        drawn[name] = tensor.to(loaded.device).requires_grad_(True)
-    return drawn
+        gates[name] = tensor.to(loaded.device).requires_grad_(True)
+    return gates

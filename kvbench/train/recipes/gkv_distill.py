@@ -1,11 +1,11 @@
 """`gkv-distill`: the model under eviction learns to predict as the original does with a full cache.
 
-Every step simulates the eviction of some of the model's own right answers with the current weights and lowers
+Every step reads some of the model's own right answers under eviction, with the current weights, and lowers
 
-    T^2 KL( softmax(z_full / T)  ||  softmax(z_sparse / T) )      a token of these answers
+    T^2 KL( softmax(z_full / T)  ||  softmax(z_sparse / T) )      per token of these answers
 
-where z_full are the logits of the frozen original and z_sparse those of the model that learns, under the masks that
-the eviction left (G-KV, arXiv 2512.00504). What the eviction chooses has no gradient.
+where z_full are the logits of the frozen original and z_sparse those of the trained model under the masks that the
+eviction left (G-KV, arXiv 2512.00504). The choice of entries has no gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvbench.train.traces import Question, Trace
 
 
 class DistillRecipe(SparseRecipe):
-    """A model that was its own teacher."""
+    """A model trained to match its original."""
 
     name = "gkv-distill"
 
@@ -53,7 +53,7 @@ class DistillRecipe(SparseRecipe):
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         batch = [self.traces[i] for i in self.drawn(step, len(self.traces))]
         mine = batch[share]
-        # A mean over the tokens of the whole batch, also where processes have unequal parts of it.
+        # A mean over the tokens of the whole batch, also where the processes' shares differ in tokens.
         tokens = sum(len(t.answer) for t in batch) * len(mine) / len(batch)
         answered = self.simulate(mine, weight=self.temperature**2 / tokens)
         return add_up(
@@ -64,28 +64,28 @@ class DistillRecipe(SparseRecipe):
         return super().card() | {"traces": len(self.traces)}
 
     def simulate(self, traces: Sequence[Trace], weight: float = 1.0) -> list[Answered]:
-        """Read answers with the evicting cache and the current weights; `lifetimes` then knows what it held."""
+        """Read answers with the evicting cache and the current weights; `lifetimes` logs the evictions."""
         self.lifetimes.clear()
         groups: dict[tuple[int, int], dict[str, Replayed]] = defaultdict(dict)
         answered = []
-        for trace in traces:  # one that a batch has twice is read once
+        for trace in traces:  # a trace that a batch has twice is read once
             answer = forced(trace)
             groups[len(trace.prompt), len(trace.answer)][trace.name] = answer
             keys = noise.signed64(answer.request.noise_key(-1)), noise.signed64(answer.request.noise_key(0))
             answered.append(Answered(prompt=trace.prompt, answer=trace.answer, keys=keys, weight=weight))
-        for group in (list(found.values()) for found in groups.values()):
-            size = self.micro if self.reader.together else 1
+        size = self.micro if self.reader.together else 1
+        for group in (list(traces_by_name.values()) for traces_by_name in groups.values()):
             for start in range(0, len(group), size):
-                self.reader.read(group[start : start + size], _Nobody())
+                self.reader.read(group[start : start + size], _Silent())
         return answered
 
     def _divergence(self, logits: torch.Tensor, part: Part) -> torch.Tensor:
         with torch.no_grad():
             wanted = (part.logits(self.teacher, {}) / self.temperature).log_softmax(dim=-1)
-        said = (logits / self.temperature).log_softmax(dim=-1)
-        divergence = (wanted.exp() * (wanted - said)).sum(dim=-1)  # [b, n]
+        learned = (logits / self.temperature).log_softmax(dim=-1)
+        divergence = (wanted.exp() * (wanted - learned)).sum(dim=-1)  # [b, n]
         return (divergence * part.weights).sum()
 
 
-class _Nobody(Listener):
-    """Listens to nothing of a reading but its evictions, which are logged."""
+class _Silent(Listener):
+    """Ignores a reading: its evictions go to the log."""

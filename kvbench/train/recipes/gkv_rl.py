@@ -1,14 +1,14 @@
-"""`gkv-rl`: the model learns from the rewards of answers that it wrote with an evicted cache ("RL-sparse").
+"""`gkv-rl`: the model learns from rewards of answers that it writes with an evicted cache ("RL-sparse").
 
-A step asks B questions G times each, with the current weights and evictions, and maximises
+A step samples G answers to each of B questions, with the current weights and evictions, and maximises
 
     J = 1/G sum_i 1/|o_i| sum_t rho_it A_i       rho = exp(log p - log p without gradient) = 1,   a mean over questions
     A_i = (r_i - mean r) / std r                 over the G answers of a question
 
-where r is 1 for a right answer and 0 for others, and log p is that of the sampled token under the masks that the
-evictions left, at the temperature of sampling (G-KV, arXiv 2512.00504; GRPO without a KL term, one update a step). An
-answer that was cut off at its longest length has A = 0, as in the paper; the released code only lifts it to 0 or more.
-Held out is what J raises, the reward of G sampled answers to each question, and beside it what greedy ones are worth.
+where r is 1 for a right answer and 0 for others, and p is the sampled token's probability under the masks that the
+evictions left, at the sampling temperature (G-KV, arXiv 2512.00504; GRPO without a KL term, one update per step). A
+truncated answer has A = 0, as in the paper; the released code only raises a negative A to 0. The held-out figures are
+the mean reward of G sampled answers per question, which J raises, and the accuracies of greedy answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EPSILON = 1e-6  # against a standard deviation of 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One sampled answer. cut: it was stopped at its longest length."""
+    """One sampled answer. cut: truncated at its longest length."""
 
     answered: Answered
     reward: float
@@ -42,9 +42,9 @@ class Rollout:
 
 
 class RLRecipe(SparseRecipe):
-    """Group-relative policy optimisation under eviction; more of `settings.more`: group, the answers to a question.
+    """Group-relative policy optimisation under eviction.
 
-    `settings.batch` counts questions.
+    `settings.more` also has `group`, the answers per question; `settings.batch` counts questions.
     """
 
     name, figure = "gkv-rl", "reward"
@@ -53,7 +53,6 @@ class RLRecipe(SparseRecipe):
         self, loaded: LoadedModel, settings: Settings, questions: Sequence[Question], test: Sequence[Question]
     ) -> None:
         super().__init__(loaded, settings, test)
-        self.check_judged(questions)
         self.questions, self.group = questions, int(settings.more["group"])
         self.lifetimes = Lifetimes()
 
@@ -82,53 +81,52 @@ class RLRecipe(SparseRecipe):
         return super().card() | {"questions": len(self.questions)}
 
     def held_out(self) -> dict[str, float]:
-        """Mean reward of answers that are sampled as in training, and what `SparseRecipe` holds out."""
+        """Mean reward of answers sampled as in training, and the figures of `SparseRecipe`."""
         groups = self._answers(self.test, -1)
         rewards = [rollout.reward for group in groups for rollout in group]
         return {"reward": sum(rewards) / len(rewards)} | super().held_out()
 
     def sample(self, step: int, share: slice) -> list[list[Rollout]]:
-        """G answers to each of a step's questions; `lifetimes` then knows what the cache held."""
+        """G answers to each of a step's questions; `lifetimes` logs their evictions."""
         self.lifetimes.clear()
         drawn = self.drawn(step, len(self.questions))[share]
-        return self._answers([self.questions[place] for place in drawn], step, share.start, self.lifetimes)
+        return self._answers([self.questions[i] for i in drawn], step, share.start, self.lifetimes)
 
     def _answers(
         self, questions: Sequence[Question], number: int, first: int = 0, log: KeptLog | None = None
     ) -> list[list[Rollout]]:
-        """G sampled answers to each question. Their noise follows from `number` and the places from `first` on."""
-        asked = {str(first + place): question for place, question in enumerate(questions)}
+        """G sampled answers to each question. Their noise follows from `number` and the indices from `first` on."""
+        asked = {str(first + index): question for index, question in enumerate(questions)}
         sampling = Sampling(temperature=self.temperature)
         seed = self.settings.seed * 1_000_003 + number
-        requests = [request(q, place, self.group, sampling, seed) for place, q in asked.items()]
+        requests = [request(q, name, self.group, sampling, seed) for name, q in asked.items()]
         engine = self.engine(questions, self.method, self.budget, self.group, log)
-        found = {(g.request.doc_id, g.sample): g for g in engine.generate(requests)}
-        return [[_judged(asked[place], found[place, sample]) for sample in range(self.group)] for place in asked]
+        answers = {(g.request.doc_id, g.sample): g for g in engine.generate(requests)}
+        return [[_judged(q, answers[name, sample]) for sample in range(self.group)] for name, q in asked.items()]
 
     def _objective(self, logits: torch.Tensor, part: Part) -> torch.Tensor:
-        said = log_probs(logits, part.targets, self.temperature)
-        ratio = (said - said.detach()).exp()
+        sampled = log_probs(logits, part.targets, self.temperature)
+        ratio = (sampled - sampled.detach()).exp()
         return -(ratio * part.weights).sum()
 
 
 def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Of sampled tokens [b, n], from logits [b, n, V]."""
+    """Log-probabilities [b, n] of sampled tokens, from logits [b, n, V]."""
     return (logits / temperature).log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
 
 
 def advantages(rewards: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
-    """A [B, G] of the answers to each question; 0 for those that were cut, and where all have one reward."""
+    """A [B, G] of the answers to each question; 0 for truncated answers, and where all rewards are equal."""
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     spread = rewards.std(dim=1, correction=0, keepdim=True)
     return (centred / spread.clamp_min(EPSILON)).masked_fill(cut, 0.0)
 
 
 def _judged(question: Question, answer: Generation) -> Rollout:
-    assert question.right is not None
-    asked = answer.request
-    keys = noise.signed64(asked.noise_key(-1)), noise.signed64(asked.noise_key(answer.sample))
+    request = answer.request
+    keys = noise.signed64(request.noise_key(-1)), noise.signed64(request.noise_key(answer.sample))
     return Rollout(
-        answered=Answered(prompt=asked.prompt_ids, answer=answer.token_ids, keys=keys),
-        reward=float(question.right(answer.text)),
+        answered=Answered(prompt=request.prompt_ids, answer=answer.token_ids, keys=keys),
+        reward=float(question.is_right(answer.text)),
         cut=answer.stop_reason == "length" or answer.status != "ok",
     )

@@ -18,17 +18,17 @@ from typing import Any
 import torch
 
 from kvbench.engine.adapter import adapted, projections
-from kvbench.engine.attention.interface import AttentionCall, causal_bias, grouped_attention
+from kvbench.engine.attention.interface import AttentionCall, causal_bias
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError
-from kvbench.train.forward import forward, plain
-from kvbench.train.recipe import Recipe, Settings, drawing
+from kvbench.train.forward import attend, forward
+from kvbench.train.recipe import Settings, TraceRecipe, check_least
+from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
 EPSILON = 1e-9  # against the logarithm of a key that nothing attends to
 
 
-class LookaheadRecipe(Recipe):
+class LookaheadRecipe(TraceRecipe):
     """Embeddings and adapter from traces; `settings.more`: rows, rank, alpha, budget of the held-out figure.
 
     Held out: `loss`, and `hit`, the share of the target's best `budget` entries that the guess would keep.
@@ -40,11 +40,8 @@ class LookaheadRecipe(Recipe):
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
     ) -> None:
-        super().__init__(settings)
-        self.check(loaded, settings.more)
-        self.loaded, self.traces, self.test = loaded, traces, held_out
+        super().__init__(loaded, settings, traces, held_out)
         self.rows, self.rank = int(settings.more["rows"]), int(settings.more["rank"])
-        loaded.model.requires_grad_(False)
         generator = torch.Generator().manual_seed(settings.seed)
         table = loaded.model.get_input_embeddings().weight
         # Rows begin as embeddings of random tokens, which the model can read; the adapter begins as nothing.
@@ -60,9 +57,7 @@ class LookaheadRecipe(Recipe):
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        for option in ("rows", "rank", "budget"):
-            if (value := int(more[option])) < 1:
-                raise UserError(f"--opt {option} must be 1 or more; got {value}.")
+        check_least(more, rows=1, rank=1, budget=1)
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained
@@ -71,9 +66,7 @@ class LookaheadRecipe(Recipe):
         return {name: t.detach() for name, t in self.trained.items()} | {"scaling": self.scaling}
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        generator = drawing(self.settings.seed, step)
-        order = torch.randint(0, len(self.traces), (self.settings.batch,), generator=generator).tolist()[share]
-        losses = [self._divergence(*self._shares(self.traces[i])) for i in order]
+        losses = [self._divergence(*self._shares(trace)) for trace in self.batch(step, share)]
         return torch.stack(losses).mean(), {}
 
     @torch.no_grad()
@@ -85,9 +78,6 @@ class LookaheadRecipe(Recipe):
             losses.append(float(self._divergence(target, guess)))
             hits.append(_hit(target, guess, self._groups(), min(budget, len(trace.prompt))))
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
-
-    def card(self) -> dict[str, Any]:
-        return {"traces": len(self.traces), "held_out": len(self.test)}
 
     def _groups(self) -> int:
         return max(g.kv_heads for g in self.loaded.geometry)
@@ -145,9 +135,7 @@ class _Look:
         if call.window is None:
             self.shares.append(_paid(call, call.query, keys, rows)[:, :, :prompt].mean(1))
         bias = causal_bias(rows, torch.arange(keys.shape[2], device=keys.device), call.window, call.query.dtype)
-        return grouped_attention(
-            call.query, keys, values, bias[None, None], scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
-        )
+        return attend(call, call.query, keys, values, bias[None, None])
 
 
 def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -10,9 +10,9 @@ from safetensors.torch import load_file, save_file
 from support.folders import DATA
 
 from kvbench.audit.parity.cases import load_cases
-from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.compare import run_case
 from kvbench.audit.parity.variants import NotCoveredError, plans
-from kvbench.cli.commands.audit import audit_parity
+from kvbench.cli.commands.audit_parity import audit_parity
 
 HERE = DATA / "parity"
 CASES = {case.name: case for case in load_cases(HERE)}
@@ -35,9 +35,9 @@ MISTAKES = {
 @pytest.mark.parametrize(("name", "mistake"), [(name, m) for name, ms in MISTAKES.items() for m in ms])
 def test_a_wrong_option_is_noticed(name, mistake):
     [plan] = plans(CASES[name])
-    assert min(result.equal for result in replay(CASES[name], plan)) == 1
+    assert min(result.equal for result in run_case(CASES[name], plan)) == 1
     wrong = replace(plan, options=plan.options | mistake)
-    assert min(result.equal for result in replay(CASES[name], wrong)) < 1
+    assert min(result.equal for result in run_case(CASES[name], wrong)) < 1
 
 
 def test_a_wrong_rotation_is_noticed():
@@ -45,7 +45,7 @@ def test_a_wrong_rotation_is_noticed():
     [plan] = plans(case)
     assert plan.rope is not None
     slower = replace(plan.rope, frequencies=plan.rope.frequencies / 2)
-    assert replay(case, replace(plan, rope=slower))[0].equal < 1
+    assert run_case(case, replace(plan, rope=slower))[0].equal < 1
 
 
 def test_cake_whose_prompt_stays_whole_is_not_covered():
@@ -71,7 +71,7 @@ def test_morphkv_misaligned_steps_are_left_out_with_a_reason(tmp_path, capsys):
     case = as_llama(tmp_path, 121)
     [plan] = plans(case)
     assert plan.until == 121
-    assert [result.step for result in replay(case, plan)] == [0, 1]
+    assert [result.step for result in run_case(case, plan)] == [0, 1]
     assert audit_parity(tmp_path, as_json=True) == 1  # the decisions are those of the other file
     [row] = json.loads(capsys.readouterr().out)["cases"]
     assert row["steps"] == 2

@@ -9,9 +9,9 @@ import pytest
 from support.folders import DATA, SHARED
 
 from kvbench.audit.parity.cases import load_cases
-from kvbench.audit.parity.compare import replay, tied
-from kvbench.audit.parity.variants import VARIANTS, NotCoveredError, Plan, plans
-from kvbench.cli.commands.audit import audit_parity
+from kvbench.audit.parity.compare import run_case, tied
+from kvbench.audit.parity.variants import VARIANTS, CasePlan, NotCoveredError, plans
+from kvbench.cli.commands.audit_parity import audit_parity
 from kvbench.errors import UserError
 
 HERE = DATA / "parity"
@@ -23,7 +23,7 @@ HELD_BACK = {("trimkv", "global_layer_wise_alpha")}  # variants of which the col
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.has_decisions])
 def test_decisions_equal_the_reference(name):
     for plan in plans(CASES[name]):
-        assert all(result.equal == 1 for result in replay(CASES[name], plan))
+        assert all(result.equal == 1 for result in run_case(CASES[name], plan))
 
 
 def test_whole_collection(capsys):
@@ -57,14 +57,14 @@ MISTAKES = {
 @pytest.mark.parametrize(("name", "mistake"), [(name, m) for name, ms in MISTAKES.items() for m in ms])
 def test_a_wrong_option_is_noticed(name, mistake):
     plan = plans(CASES[name])[0]
-    wrong = Plan(**{**{f: getattr(plan, f) for f in plan.__dataclass_fields__}, "options": plan.options | mistake})
-    assert min(result.equal for result in replay(CASES[name], wrong)) < 1
+    wrong = CasePlan(**{**{f: getattr(plan, f) for f in plan.__dataclass_fields__}, "options": plan.options | mistake})
+    assert min(result.equal for result in run_case(CASES[name], wrong)) < 1
 
 
 def test_a_wrong_budget_is_noticed():
     case = CASES["knorm/kvpress_mqa6x1_d32_n250"]
-    assert replay(case, Plan(method="knorm", budget=49))[0].equal == 1
-    assert replay(case, Plan(method="knorm", budget=50))[0].equal == 0
+    assert run_case(case, CasePlan(method="knorm", budget=49))[0].equal == 1
+    assert run_case(case, CasePlan(method="knorm", budget=50))[0].equal == 0
 
 
 def test_ties_excuse_exchanges_at_the_cut_only():
@@ -83,7 +83,7 @@ def test_after_an_exchange_the_reference_state_is_taken_over():
     """Teacher forcing starts from the file's slots, so one wrong decision does not condemn the later ones."""
     case = CASES["rkv/gqa8x2_d16_b96_w8"]
     plan = plans(case)[0]
-    results = replay(case, Plan(method="rkv", options=plan.options | {"lam": 0.101}, budget=plan.budget))
+    results = run_case(case, CasePlan(method="rkv", options=plan.options | {"lam": 0.101}, budget=plan.budget))
     assert not results[0].forced
     first_miss = next(r.step for r in results if r.exact < 1)
     assert all(r.forced == (r.step > first_miss) for r in results)

@@ -11,10 +11,10 @@ from support.folders import DATA
 
 from kvbench.audit.parity import values as parity_values
 from kvbench.audit.parity.cases import Case, load_cases
-from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.compare import run_case
 from kvbench.audit.parity.values import FAR, values
 from kvbench.audit.parity.variants import NotCoveredError, learned, plans
-from kvbench.cli.commands.audit import audit_parity
+from kvbench.cli.commands.audit_parity import audit_parity
 from kvbench.eviction.terms import foresight
 
 HERE = DATA / "parity"
@@ -33,12 +33,12 @@ MISTAKES = {
 def test_a_wrong_option_is_noticed(name, mistake):
     [plan] = plans(CASES[name])
     wrong = dataclasses.replace(plan, options=plan.options | mistake)
-    assert min(result.equal for result in replay(CASES[name], wrong)) < 1
+    assert min(result.equal for result in run_case(CASES[name], wrong)) < 1
 
 
 def test_a_chunk_that_begins_elsewhere_is_noticed():
     [plan] = plans(CASES[TRAINING])
-    assert min(result.equal for result in replay(CASES[TRAINING], dataclasses.replace(plan, prefix=0))) < 1
+    assert min(result.equal for result in run_case(CASES[TRAINING], dataclasses.replace(plan, prefix=0))) < 1
 
 
 @pytest.mark.parametrize("name", [TRAINING, KNORM])
@@ -46,7 +46,7 @@ def test_every_step_can_start_from_the_state_of_the_file(name):
     case = CASES[name]
     [plan] = plans(case)
     forced = dataclasses.replace(plan, steps=tuple(range(1, len(case.seen))), prefix=0)
-    results = replay(case, forced)
+    results = run_case(case, forced)
     assert len(results) == len(case.seen) - 1
     assert all(result.forced and result.exact == 1 for result in results)
 

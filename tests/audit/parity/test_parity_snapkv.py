@@ -10,7 +10,7 @@ import torch
 from support.folders import DATA
 
 from kvbench.audit.parity.cases import Case, load_cases
-from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.compare import run_case
 from kvbench.audit.parity.variants import NotCoveredError, plans
 
 HERE = DATA / "parity"
@@ -34,7 +34,7 @@ MISTAKES = {
 def test_a_wrong_option_is_noticed(name, mistake):
     plan = plans(CASES[name])[0]
     wrong = dataclasses.replace(plan, options=plan.options | mistake)
-    assert min(result.equal for result in replay(CASES[name], wrong)) < 1
+    assert min(result.equal for result in run_case(CASES[name], wrong)) < 1
 
 
 def made(name, sizes, **hyper):
@@ -75,7 +75,7 @@ def test_shares_that_are_no_whole_number():
     case = made(PYRAMID, [188, 188, 132, 132, 77, 77, 21, 21], compression_ratio=0.599)
     [plan] = plans(case)
     assert plan.budget == 104
-    assert all(result.equal == 1 for result in replay(case, plan))
+    assert all(result.equal == 1 for result in run_case(case, plan))
     case = made(PYRAMID, [188, 188, 132, 132, 77, 77, 21, 21], compression_ratio=0.901)
     with pytest.raises(NotCoveredError, match="uniform"):
         plans(case)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from kvbench.audit.parity.cases import Case
 from kvbench.audit.parity.variants import decode, kvzip, learned, other, snapkv
-from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Reasons, Variants
 
-__all__ = ["REASONS", "VARIANTS", "NotCoveredError", "Plan", "plans"]
+__all__ = ["REASONS", "VARIANTS", "CasePlan", "NotCoveredError", "plans"]
 
 FAMILIES = (decode, kvzip, snapkv, other, learned)
 VARIANTS: Variants = {key: make for family in FAMILIES for key, make in family.VARIANTS.items()}
 REASONS: Reasons = {key: reason for family in FAMILIES for key, reason in family.REASONS.items()}
 
 
-def plans(case: Case) -> list[Plan]:
+def plans(case: Case) -> list[CasePlan]:
     """Plans of a case. Raises NotCoveredError."""
     if not case.has_decisions:
         raise NotCoveredError("values without decisions")

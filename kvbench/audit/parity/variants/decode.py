@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants, kvpress_budget
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Reasons, Variants, kvpress_budget
 
 
-def _snapkv_rkv_repo(case: Case) -> list[Plan]:
+def _snapkv_rkv_repo(case: Case) -> list[CasePlan]:
     h = case.hyper
     return _reference_and_sorted(
         "snapkv-decode", h, {"variant": "rkv", "window": h["window_size"], "kernel": h["kernel_size"]}
     )
 
 
-def _rkv_rkv_repo(case: Case) -> list[Plan]:
+def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
     h = case.hyper
     spare = h.get("retain_direction", "last")
     if spare not in ("last", "first"):
@@ -24,16 +24,16 @@ def _rkv_rkv_repo(case: Case) -> list[Plan]:
     return _reference_and_sorted("rkv", h, options)[: 2 if spare == "last" else 1]  # "first" is slot 0 there, a defect
 
 
-def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[Plan]:
+def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
     """The slot order of the R-KV code all the way, and our text order wherever that code starts from it too."""
     budget = hyper["budget"]
     return [
-        Plan(method=method, options={**options, "compat": "reference"}, budget=budget),
-        Plan(method=method, options=options, budget=budget, sorted_steps=True),
+        CasePlan(method=method, options={**options, "compat": "reference"}, budget=budget),
+        CasePlan(method=method, options=options, budget=budget, sorted_steps=True),
     ]
 
 
-def _gkv_repo(case: Case) -> list[Plan]:
+def _gkv_repo(case: Case) -> list[CasePlan]:
     """The G-KV repository has one class whose switches make SnapKV, R-KV and "H2O" forms."""
     h = case.hyper
     memory, redundancy = h.get("enable_score_cache", False), h.get("suppressing_redundancy", False)
@@ -41,7 +41,7 @@ def _gkv_repo(case: Case) -> list[Plan]:
     kernel = h.get("kernel_size", 5) if h.get("enable_pooling", False) else 1
     if not (memory or redundancy or shift):
         options = {"variant": "gkv", "window": h["window_size"], "kernel": kernel}
-        return [Plan(method="snapkv-decode", options=options, budget=h["budget"])]
+        return [CasePlan(method="snapkv-decode", options=options, budget=h["budget"])]
     options = {"window": h["window_size"], "kernel": kernel, "redundancy": redundancy}
     if memory:
         options |= {"form": h["smooth_method"], "alpha": h["alpha"], "norm": not h.get("disable_norm", False)}
@@ -54,58 +54,58 @@ def _gkv_repo(case: Case) -> list[Plan]:
         options["gamma"] = h["gamma"]
     states = {"memory": "score_cache"} if memory else {}
     prompt_memory = h.get("init_from_prefill", False)
-    return [Plan(method="gkv", options=options, budget=h["budget"], states=states, prompt_memory=prompt_memory)]
+    return [CasePlan(method="gkv", options=options, budget=h["budget"], states=states, prompt_memory=prompt_memory)]
 
 
-def _h2o_real_drop(case: Case) -> list[Plan]:
+def _h2o_real_drop(case: Case) -> list[CasePlan]:
     h = case.hyper
     budget = h["hh_size"] + h["recent_size"]
     options = {"recent": h["recent_size"]}
-    return [Plan(method="h2o", options=options, budget=budget, every_token=True, states={"acc": "hh_score"})]
+    return [CasePlan(method="h2o", options=options, budget=budget, every_token=True, states={"acc": "hh_score"})]
 
 
-def _h2o_prefill(case: Case) -> list[Plan]:
+def _h2o_prefill(case: Case) -> list[CasePlan]:
     h = case.hyper
     group = case.tensors["q"].shape[1] // case.tensors["k"].shape[1]
     options = {"recent": h["window_size"]}
     if h.get("gqa_score_agg", "mean") == "max" and group > 1:
         options |= {"reduce_g": "max", "group": group}
-    return [Plan(method="h2o", options=options, budget=h["max_capacity_prompt"])]
+    return [CasePlan(method="h2o", options=options, budget=h["max_capacity_prompt"])]
 
 
-def _streaming_call(case: Case) -> list[Plan]:
+def _streaming_call(case: Case) -> list[CasePlan]:
     h = case.hyper
     return _streaming(h["start_size"], h["start_size"] + h["recent_size"])
 
 
-def _streaming_evict_for_space(case: Case) -> list[Plan]:
+def _streaming_evict_for_space(case: Case) -> list[CasePlan]:
     h = case.hyper  # evicts before `num_coming` tokens arrive, so that start + recent will hold them
     return _streaming(h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"])
 
 
-def _streaming_rkv_repo(case: Case) -> list[Plan]:
+def _streaming_rkv_repo(case: Case) -> list[CasePlan]:
     return _streaming(case.hyper["first_tokens"], case.hyper["budget"])
 
 
-def _streaming_prefill(case: Case) -> list[Plan]:
+def _streaming_prefill(case: Case) -> list[CasePlan]:
     h = case.hyper  # everything but the window is a sink there
     return _streaming(h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"])
 
 
-def _streaming_kvpress(case: Case) -> list[Plan]:
+def _streaming_kvpress(case: Case) -> list[CasePlan]:
     return _streaming(case.hyper["n_sink"], kvpress_budget(case))
 
 
-def _streaming(sinks: int, budget: int) -> list[Plan]:
-    return [Plan(method="streaming-llm", options={"sinks": sinks}, budget=budget)]
+def _streaming(sinks: int, budget: int) -> list[CasePlan]:
+    return [CasePlan(method="streaming-llm", options={"sinks": sinks}, budget=budget)]
 
 
-def _knorm_kvpress(case: Case) -> list[Plan]:
-    return [Plan(method="knorm", budget=kvpress_budget(case))]
+def _knorm_kvpress(case: Case) -> list[CasePlan]:
+    return [CasePlan(method="knorm", budget=kvpress_budget(case))]
 
 
-def _tova_kvpress(case: Case) -> list[Plan]:
-    return [Plan(method="tova", options={"recent": 1}, budget=kvpress_budget(case))]
+def _tova_kvpress(case: Case) -> list[CasePlan]:
+    return [CasePlan(method="tova", options={"recent": 1}, budget=kvpress_budget(case))]
 
 
 VARIANTS: Variants = {

@@ -7,12 +7,12 @@ from functools import partial
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.plan import Plan, Reasons, Variants
+from kvbench.audit.parity.variants.case_plan import CasePlan, Reasons, Variants
 from kvbench.eviction.api import Probe
 from kvbench.lazy import torch
 
 
-def _kvzip_score(case: Case) -> list[Plan]:
+def _kvzip_score(case: Case) -> list[CasePlan]:
     """Steps are alternatives on one input: a ratio in "pair" mode for each, then the same in "uniform" mode."""
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
@@ -22,7 +22,7 @@ def _kvzip_score(case: Case) -> list[Plan]:
         heads = units if level == "pair" else 1
         budget = prefix + int((case.seen[step] - prefix) * heads * ratio) // heads
         made.append(
-            Plan(
+            CasePlan(
                 method="kvzip",
                 options={"chunk": h["chunk"], "sinks": prefix, "level": level},
                 budget=budget,

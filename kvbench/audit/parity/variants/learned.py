@@ -6,16 +6,16 @@ from dataclasses import replace
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Reasons, Variants
 from kvbench.lazy import torch
 
 
-def _foresightkv_training(case: Case) -> list[Plan]:
+def _foresightkv_training(case: Case) -> list[CasePlan]:
     """The first `budget` tokens are a chunk of their own; then every `window_size` tokens bring an eviction."""
     h = case.hyper
     options = {"features": "released8", "recent": h["window_size"], "sampling": False}
     return [
-        Plan(
+        CasePlan(
             method="foresightkv",
             options=options,
             budget=h["budget"],
@@ -29,14 +29,14 @@ def _foresightkv_training(case: Case) -> list[Plan]:
     ]
 
 
-def _foresightkv_evaluation(case: Case) -> list[Plan]:
+def _foresightkv_evaluation(case: Case) -> list[CasePlan]:
     """Queries begin to count when the budget is reached, with all that came before."""
     h = case.hyper
     options = {"features": "released8", "recent": h["length"], "sampling": False, "compat": "reference"}
     lengths = [min(step["cache_len"]) for step in case.meta["steps"]]
     first = next((seen for seen, held in zip(case.seen, lengths) if held >= h["budget"]), case.seen[-1])
     return [
-        Plan(
+        CasePlan(
             method="foresightkv",
             options=options,
             budget=h["budget"],
@@ -67,11 +67,11 @@ def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
     return [dict(zip(tokens.tolist(), row)) for tokens, row in zip(slots, scores)]
 
 
-def _trimkv_local(case: Case) -> list[Plan]:
+def _trimkv_local(case: Case) -> list[CasePlan]:
     return [_trimkv(case, "trimkv", {"recent": case.hyper.get("sliding_window_size", 0)})]
 
 
-def _trimkv_global(case: Case) -> list[Plan]:
+def _trimkv_global(case: Case) -> list[CasePlan]:
     h = case.hyper
     plan = _trimkv(case, "retention", {"level": "layer" if "layer_wise" in h["strategy"] else "model"})
     floor = h.get("floor_budget_ratio", 0.0)
@@ -117,7 +117,7 @@ def _worths(case: Case, step: int) -> list[dict[int, float]]:
     return found
 
 
-def _trimkv(case: Case, method: str, options: dict[str, Any]) -> Plan:
+def _trimkv(case: Case, method: str, options: dict[str, Any]) -> CasePlan:
     h = case.hyper
     if not all(all(case.kept(step)) for step in range(len(case.seen))):
         raise NotCoveredError("a head is left without entries there; kvbench leaves every head one")
@@ -128,7 +128,7 @@ def _trimkv(case: Case, method: str, options: dict[str, Any]) -> Plan:
 
     options |= {"age_offset": 1, "knorm": "knorm" in h["strategy"]}
     given = {"log_beta": case.tensors["log_beta"].view(case.layers, case.heads, -1)}
-    return Plan(method=method, options=options, budget=h["memory_size"], due=due, given=given)
+    return CasePlan(method=method, options=options, budget=h["memory_size"], due=due, given=given)
 
 
 VARIANTS: Variants = {

@@ -7,21 +7,21 @@ from __future__ import annotations
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants, kvpress_budget
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Reasons, Variants, kvpress_budget
 from kvbench.eviction.rope import Rope
 from kvbench.lazy import torch
 
 
-def _cake(case: Case) -> list[Plan]:
+def _cake(case: Case) -> list[CasePlan]:
     h = case.hyper
     if h["prefill"] <= h["cache_size"] + h["window_size"]:
         raise NotCoveredError("the prompt stays whole in the reference, which leaves the layers without budgets")
     options = {"window": h["window_size"], "tau1": h["tau1"], "tau2": h["tau2"], "gamma": h["gamma"]}
     options |= {"rounding": "official", "decode": True, "compat": "reference"}
-    return [Plan(method="cake", options=options, budget=h["cache_size"], every_token=True)]
+    return [CasePlan(method="cake", options=options, budget=h["cache_size"], every_token=True)]
 
 
-def _morphkv(case: Case) -> list[Plan]:
+def _morphkv(case: Case) -> list[CasePlan]:
     h = case.hyper
     llama = case.variant == "morphkv_llama"
     fuse = h["morph_type"].removesuffix("_fused")
@@ -43,10 +43,10 @@ def _morphkv(case: Case) -> list[Plan]:
         if first not in case.seen:
             raise NotCoveredError(f"{reason}; the first one, at token {first}, is not stored")
         more = {"until": first, "rest": reason}
-    return [Plan(method="morphkv", options=options, budget=capacity + 1, every_token=True, due=due, **more)]
+    return [CasePlan(method="morphkv", options=options, budget=capacity + 1, every_token=True, due=due, **more)]
 
 
-def _rpc(case: Case) -> list[Plan]:
+def _rpc(case: Case) -> list[CasePlan]:
     h = case.hyper
     options = {
         "form": "native",
@@ -59,7 +59,7 @@ def _rpc(case: Case) -> list[Plan]:
         "selectors": h["selectors"],
         "compat": "reference",
     }
-    return [Plan(method="rpc", options=options, budget=None, prompt_len=h["prompt_len"], scores=_rpc_scores)]
+    return [CasePlan(method="rpc", options=options, budget=None, prompt_len=h["prompt_len"], scores=_rpc_scores)]
 
 
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
@@ -70,19 +70,19 @@ def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
     return [dict(zip(t, row.tolist())) for t, row in zip(tokens, rows)]
 
 
-def _duo(case: Case) -> list[Plan]:
+def _duo(case: Case) -> list[CasePlan]:
     h = case.hyper
     units = case.layers * case.heads
     share = round(units * h["head_compression_ratio"]) / units  # kvpress rounds the number of heads
     options = {"sinks": h["sink_size"], "recent": h["recent_size"], "sparsity": share}
-    return [Plan(method="duo", options=options, budget=None, weights={"alpha": case.tensors["head_scores"]})]
+    return [CasePlan(method="duo", options=options, budget=None, weights={"alpha": case.tensors["head_scores"]})]
 
 
-def _keydiff(case: Case) -> list[Plan]:
-    return [Plan(method="keydiff", budget=kvpress_budget(case))]
+def _keydiff(case: Case) -> list[CasePlan]:
+    return [CasePlan(method="keydiff", budget=kvpress_budget(case))]
 
 
-def _expected_attention(case: Case) -> list[Plan]:
+def _expected_attention(case: Case) -> list[CasePlan]:
     h = case.hyper
     options = {
         "n_future": h["n_future_positions"],
@@ -93,7 +93,7 @@ def _expected_attention(case: Case) -> list[Plan]:
     }
     d = case.tensors["q"].shape[-1]
     rope = Rope(1e4 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d))  # as the notes say: theta 10000, half-split
-    return [Plan(method="expected-attention", options=options, budget=kvpress_budget(case), rope=rope)]
+    return [CasePlan(method="expected-attention", options=options, budget=kvpress_budget(case), rope=rope)]
 
 
 VARIANTS: Variants = {

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.plan import NotCoveredError, Plan, Reasons, Variants, kvpress_budget
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Reasons, Variants, kvpress_budget
 from kvbench.eviction.choose import make
 from kvbench.eviction.terms.shares import split_exactly
 from kvbench.lazy import torch
@@ -31,19 +31,19 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
     return {"window": h["window_size"], "kernel": h["kernel_size"], "pool": pool, "reduce_g": reduce_g, "heads": heads}
 
 
-def _snapkv_kvpress(case: Case) -> list[Plan]:
+def _snapkv_kvpress(case: Case) -> list[CasePlan]:
     """Pooling before the mean over the group: with averages the order does not matter."""
-    return [Plan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
+    return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
 
 
-def _snapkv_prefill(case: Case) -> list[Plan]:
+def _snapkv_prefill(case: Case) -> list[CasePlan]:
     """The official code, one set for every query head, and KVCache-Factory, one for every KV head."""
     h = case.hyper
     options = _options(case, h.get("gqa_score_agg", "mean"))
-    return [Plan(method="snapkv", options=options, budget=h["max_capacity_prompt"])]
+    return [CasePlan(method="snapkv", options=options, budget=h["max_capacity_prompt"])]
 
 
-def _pyramidkv_kvpress(case: Case) -> list[Plan]:
+def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
     """kvpress shares out a real number of entries; the layers are cut to what the whole ones give."""
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
     budget = _kvpress_budget(case)
@@ -57,29 +57,29 @@ def _pyramidkv_kvpress(case: Case) -> list[Plan]:
     return [_bounded(case, "pyramidkv", options, budget, sizes)]
 
 
-def _pyramidkv_official(case: Case) -> list[Plan]:
+def _pyramidkv_official(case: Case) -> list[CasePlan]:
     h = case.hyper
     options = _options(case, h.get("gqa_score_agg", "mean")) | {"beta": h["beta"], "rounding": "official"}
     return [_bounded(case, "pyramidkv", options, h["max_capacity_prompt"])]
 
 
-def _adakv_kvpress(case: Case) -> list[Plan]:
+def _adakv_kvpress(case: Case) -> list[CasePlan]:
     options = {
         "base": _label(_options(case, "mean")),
         "floor_alpha": case.hyper["alpha_safeguard"],
         "floor": "guarantee",
         "normalize": False,
     }
-    return [Plan(method="ada-kv", options=options, budget=_kvpress_budget(case))]
+    return [CasePlan(method="ada-kv", options=options, budget=_kvpress_budget(case))]
 
 
-def _adakv_official(case: Case) -> list[Plan]:
+def _adakv_official(case: Case) -> list[CasePlan]:
     h = case.hyper
     inner = _options(case, h.get("gqa_func", "mean"))
     if h.get("pyram_mode"):
         raise NotCoveredError("the pyramid needs the case's other layers")
     if h.get("layer_idx", 0) < (h.get("skip") or 0):  # the first layers are SnapKV's
-        return [Plan(method="snapkv", options=inner, budget=h["base_capacity"])]
+        return [CasePlan(method="snapkv", options=inner, budget=h["base_capacity"])]
     options = {
         "base": _label(inner),
         "floor_alpha": h["floor_alpha"],
@@ -100,13 +100,15 @@ def _kvpress_budget(case: Case) -> int:
     return budget
 
 
-def _bounded(case: Case, method: str, options: dict[str, Any], budget: int, sizes: Sequence[int] | None = None) -> Plan:
+def _bounded(
+    case: Case, method: str, options: dict[str, Any], budget: int, sizes: Sequence[int] | None = None
+) -> CasePlan:
     window = case.hyper["window_size"]
 
     def kept(case: Case, step: int) -> list[set[int]]:
         return _within(case, step, budget, window, sizes)
 
-    return Plan(method=method, options=options, budget=budget, kept=kept)
+    return CasePlan(method=method, options=options, budget=budget, kept=kept)
 
 
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:

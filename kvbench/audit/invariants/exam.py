@@ -37,7 +37,7 @@ MORE_BUDGET = 16  # what the second of two budgets has more
 CHUNK, TAIL, SHARE = 16, 7, 0.4  # tokens between evictions of a prompt, tokens after its compression, share of a prompt
 
 
-class Case:
+class Exam:
     """Raises NotApplicable where the method cannot serve the model at all."""
 
     def __init__(self, method: Method, subject: Subject) -> None:

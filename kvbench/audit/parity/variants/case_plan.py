@@ -12,7 +12,7 @@ from kvbench.lazy import torch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class CasePlan:
     """How to run one case. `states` maps method columns to the reference's states, for teacher forcing."""
 
     method: str
@@ -41,7 +41,7 @@ class NotCoveredError(Exception):
     """A case that is not run; the message is the reason."""
 
 
-Variants = dict[tuple[str, str], Callable[[Case], list[Plan]]]
+Variants = dict[tuple[str, str], Callable[[Case], list[CasePlan]]]
 Reasons = dict[tuple[str, str], str]
 
 

@@ -1,0 +1,47 @@
+"""Progress of work that is counted in steps, answers or checks instead of rows, and that has no cache to show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvbench.console.progress import Progress
+
+
+class Counter(Progress):
+    """A progress line; begins and ends with its with-block.
+
+    with Counter("attacks", len(attacks), quiet=quiet) as counter:
+        for attack in attacks:
+            counter.advance(attack.name)
+    """
+
+    def __init__(self, noun: str, total: int, **progress: Any) -> None:
+        super().__init__(**progress)
+        self.noun, self.note = noun, ""
+        self._total, self._begun = total, 0
+
+    def __enter__(self) -> Counter:
+        self.begin(self._total, 0)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.end()
+
+    def at(self, done: int, note: str = "") -> None:
+        self.note = note
+        self.update(done, tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
+
+    def advance(self, text: str) -> None:
+        """Count one more; `text` names it."""
+        self.at(self._done + 1)
+        self.cell(text)
+
+    def begin_next(self, text: str) -> None:
+        """Count those before `text`, which begins now."""
+        self.at(self._begun)
+        self._begun += 1
+        self.cell(text)
+
+    def line(self) -> str:
+        parts = [f"{self._done}/{self._total} {self.noun}", self._cell, self.note, self._left()]
+        return "  ".join(part for part in parts if part)
