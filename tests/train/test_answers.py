@@ -34,7 +34,7 @@ import os, signal, sys
 from dataclasses import replace
 from pathlib import Path
 from kvbench import tiny
-from kvbench.train import recipes
+from kvbench.train import prepare as recipes
 from kvbench.train.catalogue import RECIPES
 
 entry = RECIPES["lookaheadkv"] = replace(RECIPES["lookaheadkv"], held_out={TESTED})

@@ -28,7 +28,7 @@ CHILD = """
 import re, sys
 import torch, transformers
 from kvbench.engine.model.load import prepare
-from kvbench.train import duo, gates
+from kvbench.train.recipes import duo, gates
 from kvbench.train.catalogue import RECIPES
 from kvbench.train.head_data import Example
 from kvbench.train.recipe import Settings

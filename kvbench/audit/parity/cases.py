@@ -1,4 +1,4 @@
-"""Parity cases on disk: fixed inputs, and the decisions that published reference code took on them.
+"""Parity cases on disk: fixed inputs and the decisions that published reference code took on them.
 
 One case is ``<name>.json`` (hyperparameters, steps) with ``<name>.safetensors`` (queries, keys, slots before and kept
 tokens after every step). Format ``kvbench-parity/1``; files of other formats are listed, not run.
@@ -21,7 +21,7 @@ FORMAT = "kvbench-parity/1"
 
 @dataclass(frozen=True)
 class Case:
-    """One case. Units are the heads that hold sets of their own, layer by layer: L layers, H heads, T tokens."""
+    """One case. Units are the heads with entries of their own, layer by layer: L layers, H heads, T tokens."""
 
     path: Path  # of the .json file
     meta: dict[str, Any]
@@ -56,7 +56,7 @@ class Case:
 
     @property
     def seen(self) -> list[int]:
-        """Tokens of the stream consumed at each stored step."""
+        """Tokens seen at each stored step."""
         return [int(step["seen"]) for step in self.meta["steps"]]
 
     @cached_property
@@ -70,12 +70,12 @@ class Case:
             raise UserError(f"cannot read the tensors of parity case {show(self.path)}: {error}") from None
 
     def slots(self, step: int) -> list[list[torch.Tensor]]:
-        """Token in every slot before a step, for each layer and head, in the reference's own slot order."""
+        """The token in every slot before a step, per layer and head, in the reference's slot order."""
         units = [unit.long() for unit in self._split("cache", step)]
         return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
     def kept(self, step: int) -> list[set[int]]:
-        """Tokens that each unit keeps."""
+        """Tokens that each unit keeps after a step."""
         return [set(unit.tolist()) for unit in self._split("kept", step)]
 
     def scores(self, step: int) -> list[dict[int, float]] | None:
@@ -87,7 +87,7 @@ class Case:
         return [dict(zip(s.tolist(), x.double().tolist())) for s, x in zip(slots, scores)]
 
     def state(self, name: str, step: int) -> torch.Tensor | None:
-        """[L, H, n] a state of the reference before a step, for its first n slots."""
+        """[L, H, n] a state of the reference before a step, of its first n slots."""
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 

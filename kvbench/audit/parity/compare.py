@@ -1,8 +1,7 @@
-"""Run parity cases through the rulebook, the real `Method` and `keep_mask`, and compare the kept sets.
+"""Runs parity cases with the real `Method` and `decide`, and compares the kept sets with the reference's.
 
-Runs freely: our own sets and columns carry from step to step. Only after a step that differs from the reference do
-later ones start from its state (teacher forcing), because max pooling makes exact ties, and which of the tied survive
-is nobody's rule.
+Our own sets and columns carry from step to step. After a step that differs from the reference, later steps start from
+the reference's state (teacher forcing): max pooling makes exact ties, and no rule says which of the tied entries stay.
 """
 
 from __future__ import annotations
@@ -40,10 +39,13 @@ class StepResult:
 
 
 class ReferenceLayer:
-    """Entries of one layer, padded to the longest head: positions [1, H, N], which of them exist, and columns."""
+    """Entries of one layer, padded to the longest head: positions [1, H, N], which of them exist, and columns.
 
-    def __init__(self, heads: int, group: int, method: Method, given: Mapping[str, torch.Tensor]) -> None:
-        self.specs, self.given = expanded(method.columns(), group), given  # [H, T], of columns that come with tokens
+    initial: [H, T] values of columns that are computed from new tokens.
+    """
+
+    def __init__(self, heads: int, group: int, method: Method, initial: Mapping[str, torch.Tensor]) -> None:
+        self.specs, self.initial = expanded(method.columns(), group), initial
         self.positions = torch.empty(1, heads, 0, dtype=torch.int64)
         self.valid = torch.empty(1, heads, 0, dtype=torch.bool)
         self.columns = {c.name: torch.empty(1, heads, 0) for c in self.specs}
@@ -69,10 +71,10 @@ class ReferenceLayer:
             self.columns[column.name] = torch.cat([self.columns[column.name], values], dim=-1)
 
     def _new(self, column: Column, positions: torch.Tensor) -> torch.Tensor:
-        """What a column begins with at tokens [1, H, n]."""
-        if column.name not in self.given:
+        """First values of a column at tokens [1, H, n]."""
+        if column.name not in self.initial:
             return torch.full(positions.shape, column.init)
-        return self.given[column.name].gather(-1, positions[0].clamp(min=0))[None]
+        return self.initial[column.name].gather(-1, positions[0].clamp(min=0))[None]
 
     def update(self, values: dict[str, torch.Tensor]) -> None:
         """New values of columns and states."""
@@ -98,8 +100,8 @@ class ReferenceCache:
             q = plan.rope.rotate(q, torch.arange(q.shape[2]))
         self.q, self.k, self.v = q, self._per_unit(k), self._per_unit(v)
         self.group = 1 if q is None else q.shape[1] // case.heads
-        given = [{name: values[layer] for name, values in plan.given.items()} for layer in range(case.layers)]
-        self.layers = [ReferenceLayer(case.heads, self.group, method, own) for own in given]
+        initial = [{name: values[layer] for name, values in plan.initial.items()} for layer in range(case.layers)]
+        self.layers = [ReferenceLayer(case.heads, self.group, method, own) for own in initial]
         for layer in self.layers:
             for state in method.states():
                 sizes = {"kv_heads": case.heads}
@@ -113,11 +115,11 @@ class ReferenceCache:
         self.evictions = 0
 
     def _per_unit(self, x: torch.Tensor | None) -> torch.Tensor | None:
-        """Where every query head has a set of its own, it has keys of its own."""
+        """Repeat keys or values where every query head has entries of its own."""
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
     def load(self, case: Case, step: int) -> None:
-        """Take over the slots and states that the reference had before a step."""
+        """Take over the reference's slots and states before a step."""
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):
@@ -128,7 +130,7 @@ class ReferenceCache:
                 if column.name == RANK.name and step:
                     columns[column.name] = [torch.arange(len(row)).float() for row in slots[index]]
                 elif state is not None:
-                    if head:  # one of a query head
+                    if head:  # a column of one query head
                         state = state.unflatten(-1, (-1, self.group))[..., int(head)]
                     columns[column.name] = list(state[index])
                     self.observed = self.seen - (len(slots[index][0]) - state.shape[-1])
@@ -137,7 +139,7 @@ class ReferenceCache:
                 layer.update({n: torch.full((1,), x) for n, x in self.plan.resume(self.evictions).items()})
 
     def append(self, seen: int) -> None:
-        """Let tokens arrive until `seen` have."""
+        """Add tokens until `seen` have arrived."""
         first = self.seen == 0
         for layer in self.layers:
             layer.append(self.seen, seen)
@@ -149,7 +151,7 @@ class ReferenceCache:
                 layer.update({"memory": view.attend(reduce_g="max", reduce_q="sum")})
 
     def evict(self) -> None:
-        """What an engine does at an eviction."""
+        """Observe and evict as the engine does."""
         held = sum(int(layer.valid.sum()) for layer in self.layers) / (len(self.layers) * self.heads)
         due = self.plan.due
         if not (self.method.trigger(1).full(held, self._allowed()) if due is None else due(held, self.seen)):
@@ -165,7 +167,7 @@ class ReferenceCache:
         self.evictions += 1
 
     def probe(self, case: Case) -> None:
-        """Let the method see the probes of the plan."""
+        """Show the method the probes of the plan."""
         if self.plan.probes is None:
             return
         for index, layer in enumerate(self.layers):
@@ -220,7 +222,7 @@ class ReferenceCache:
 def run_case(
     case: Case, plan: CasePlan, watch: Callable[[int, list[LayerView]], None] | None = None
 ) -> list[StepResult]:
-    """Run one case by one plan; one result for every stored step that the plan judges.
+    """Run one case as planned; one result per stored step that the plan judges.
 
     watch: called with the step and the views of all layers right before each decision.
     """
@@ -267,13 +269,13 @@ def _compare(plan: CasePlan, case: Case, step: int, forced: bool, got: list[set[
 
 
 def tied(got: set[int], want: set[int], scores: dict[int, float] | None) -> bool:
-    """Whether two sets differ at most by exchanging tokens whose reference scores tie at the cut."""
+    """Whether two sets differ at most in tokens whose reference scores tie at the cut."""
     swapped = got ^ want
     if not swapped:
         return True
     if scores is None or len(got) != len(want) or not swapped <= scores.keys():
         return False
     cut = min(scores[token] for token in want if token in scores)
-    # torch's median, the lower of the two middle values, as the format's description has it
+    # the lower median, as torch computes it and the format prescribes
     tolerance = TIE * max(statistics.median_low(abs(s) for s in scores.values()), 1e-12)
     return all(abs(scores[token] - cut) <= tolerance for token in swapped)

@@ -1,6 +1,6 @@
-"""Values beside decisions that the reference code computed: gates, attention under them, features, labels, losses.
+"""Compares values that the reference code recorded beside its decisions: gates, features, labels, losses.
 
-Compared number by number in float32, as the files were made: relative 1e-4 and absolute 1e-6 are tolerated.
+Numbers are compared in float32, in which the files were made; the tolerance is 1e-4 relative and 1e-6 absolute.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
 RELATIVE, ABSOLUTE = 1e-4, 1e-6
-FAR = 1e9  # the error of what is not comparable at all
+FAR = 1e9  # the error of values with different shapes, or NaN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueResult:
-    """One value of a case, over all steps at which it was stored."""
+    """One value of a case, over all its stored steps."""
 
     value: str
     numbers: int
@@ -46,12 +46,12 @@ Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]  # name, ours, theirs
 def values(case: Case) -> list[ValueResult]:
     """All values of a case that kvbench computes too."""
     make_pairs = VALUES.get((case.method, case.variant if case.has_decisions else case.path.stem.partition("_")[0]))
-    found: dict[str, list[tuple[int, float]]] = {}
+    errors: dict[str, list[tuple[int, float]]] = {}
     for name, ours, theirs in make_pairs(case) if make_pairs else ():
-        found.setdefault(name, []).append((theirs.numel(), _error(ours, theirs)))
+        errors.setdefault(name, []).append((theirs.numel(), _error(ours, theirs)))
     return [
         ValueResult(value=name, numbers=sum(n for n, _ in parts), error=max(error for _, error in parts))
-        for name, parts in found.items()
+        for name, parts in errors.items()
     ]
 
 
@@ -73,7 +73,7 @@ def _gates(case: Case) -> Pairs:
         weights = published_checkpoints.gates([layer], gate)
         new = NewTokens(layer=0, hidden=t["x"], keys=keys, values=cached, weights=weights)
         yield f"{gate} log_beta", log_retention(new)[0], log_beta
-    powers = next(x for name, x in t.items() if name.startswith("power_stair"))  # of the first tokens
+    powers = next(x for name, x in t.items() if name.startswith("power_stair"))  # for the first tokens
     log_beta = t["rg.log_beta"][:, : powers.shape[-1]]
     yield "decay", decay(log_beta), powers
     alive = occupancy(log_beta, block=16)
@@ -99,10 +99,10 @@ def _policy(case: Case) -> Pairs:
 
 
 def _scorer(case: Case) -> Pairs:
-    """What the scorer reads and answers at every decision, in the file's order of entries."""
+    """Inputs and outputs of the scorer at every decision, in the file's order of entries."""
     [plan] = plans(case)
     method: Any = make(plan.method, plan.options)
-    found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = []
 
     def watch(step: int, views: list[LayerView]) -> None:
         [view] = views
@@ -111,11 +111,11 @@ def _scorer(case: Case) -> Pairs:
         order = view.positions.argsort(dim=-1)[..., : theirs.shape[-1]]
         attention = x[..., 2 * view.keys.shape[-1] :]
         ours = attention.gather(2, order[..., None].expand(-1, -1, -1, attention.shape[-1]))
-        found.append(("attention features", ours, case.tensors[f"aux.attn_info.{step}"]))
-        found.append(("drop score", drop_scores(view.weights, 0, x).gather(-1, order), theirs))
+        pairs.append(("attention features", ours, case.tensors[f"aux.attn_info.{step}"]))
+        pairs.append(("drop score", drop_scores(view.weights, 0, x).gather(-1, order), theirs))
 
     run_case(case, plan, watch)
-    yield from found
+    yield from pairs
 
 
 def _scorer_and_labels(case: Case) -> Pairs:
@@ -134,20 +134,20 @@ def _scorer_and_labels(case: Case) -> Pairs:
 
 
 def _retention_scores(case: Case) -> Pairs:
-    """The score of every entry, where the file has it."""
+    """The scores that the file has."""
     [plan] = plans(case)
     method: Any = make(plan.method, plan.options)
-    found: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = []
 
     def watch(step: int, views: list[LayerView]) -> None:
         ours = [scores for view in views for scores in zip(view.positions[0].tolist(), method.score(view)[0].tolist())]
         for (positions, scores), theirs in zip(ours, case.scores(step) or ()):
             mine = dict(zip(positions, scores))
-            pair = [(mine.get(token, float("nan")), score) for token, score in theirs.items() if score < float("inf")]
-            found.append(("score", *torch.tensor(pair, dtype=torch.float64).T))
+            scored = [(mine.get(token, float("nan")), score) for token, score in theirs.items() if score < float("inf")]
+            pairs.append(("score", *torch.tensor(scored, dtype=torch.float64).T))
 
     run_case(case, plan, watch)
-    yield from found
+    yield from pairs
 
 
 VALUES: dict[tuple[str, str], Callable[[Case], Pairs]] = {

@@ -1,7 +1,7 @@
 """Which kvbench method, options and budget stand for which variant of the reference code.
 
-One file for each family of variants turns a case's hyperparameters into plans; `VARIANTS` is the table, `REASONS` says
-why the others are not run. The prose of it is docs/parity.md.
+One file per family of variants turns a case's hyperparameters into plans; `VARIANTS` is the table, `REASONS` says why
+the others are not run. docs/parity.md explains them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How one parity case is run, and why one is not."""
+"""The plan of a parity case: which method, options and budget stand for the reference, and what is judged."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ class CasePlan:
     method: str
     options: dict[str, Any] = field(default_factory=dict)
     budget: int | None
-    due: Callable[[float, int], bool] | None = None  # by entries held and tokens seen; None: as the method's trigger
-    until: int | None = None  # judge only steps that have seen at most this many tokens,
-    rest: str = ""  # and this is why
-    every_token: bool = False  # the reference is called after every token, the file stores only some of the calls
+    due: Callable[[float, int], bool] | None = None  # by entries held and tokens seen; None: the method's trigger
+    until: int | None = None  # judge only steps that have seen at most this many tokens
+    rest: str = ""  # why the other steps are not judged
+    every_token: bool = False  # the reference is called after every token; the file stores some of the calls
     states: dict[str, str] = field(default_factory=dict)
     prompt_memory: bool = False  # G-KV's memory starts with the attention that the prompt's own queries pay
     sorted_steps: bool = False  # judge, teacher-forced, only the steps that start from slots in text order
     prompt_len: int = 0  # 0: what the first step has seen
-    prefix: int = 0  # so many tokens arrive, and are observed, by themselves before the first step
-    given: Mapping[str, torch.Tensor] = field(default_factory=dict)  # columns that come with tokens, [L, H, T]
-    resume: Callable[[int], Mapping[str, float]] | None = None  # states after so many evictions, for teacher forcing
-    rope: Rope | None = None  # the file's queries are not rotated yet: this is how
-    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # as `Method.weights` would bring
+    prefix: int = 0  # tokens that arrive and are observed before the first step
+    initial: Mapping[str, torch.Tensor] = field(default_factory=dict)  # first values of columns, [L, H, T]
+    resume: Callable[[int], Mapping[str, float]] | None = None  # states by number of evictions, for teacher forcing
+    rope: Rope | None = None  # the rotation that the file's queries still need
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # in place of the file of `Method.weights`
     steps: tuple[int, ...] = ()  # judge only these, each from the file's own slots; empty: all
-    probes: Callable[[Case, int], Iterable[dict[str, Any]]] | None = None  # fields of a layer's view, for each
-    kept: Callable[[Case, int], list[set[int]]] = Case.kept  # or what the reference would keep under an exact budget
-    scores: Callable[[Case, int], list[dict[int, float]] | None] = Case.scores  # where the file has them elsewhere
+    probes: Callable[[Case, int], Iterable[dict[str, Any]]] | None = None  # fields of a layer's view, per probe
+    kept: Callable[[Case, int], list[set[int]]] = Case.kept  # or the reference's sets cut to an exact budget
+    scores: Callable[[Case, int], list[dict[int, float]] | None] = Case.scores  # or scores stored under other names
 
 
 class NotCoveredError(Exception):
-    """A case that is not run; the message is the reason."""
+    """Raised for a case that is not run; the message is the reason."""
 
 
 Variants = dict[tuple[str, str], Callable[[Case], list[CasePlan]]]

@@ -25,7 +25,7 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
 
 
 def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
-    """The slot order of the R-KV code all the way, and our text order wherever that code starts from it too."""
+    """Two plans: the slot order of the R-KV code throughout, and our text order where its slots are in text order."""
     budget = hyper["budget"]
     return [
         CasePlan(method=method, options={**options, "compat": "reference"}, budget=budget),
@@ -34,7 +34,7 @@ def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str,
 
 
 def _gkv_repo(case: Case) -> list[CasePlan]:
-    """The G-KV repository has one class whose switches make SnapKV, R-KV and "H2O" forms."""
+    """The G-KV repository has one class; its switches select SnapKV, R-KV and "H2O" forms."""
     h = case.hyper
     memory, redundancy = h.get("enable_score_cache", False), h.get("suppressing_redundancy", False)
     shift = h.get("attention_shift_indicator", False)
@@ -79,7 +79,7 @@ def _streaming_call(case: Case) -> list[CasePlan]:
 
 
 def _streaming_evict_for_space(case: Case) -> list[CasePlan]:
-    h = case.hyper  # evicts before `num_coming` tokens arrive, so that start + recent will hold them
+    h = case.hyper  # evicts before `num_coming` tokens arrive, to make room for them in start + recent
     return _streaming(h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"])
 
 

@@ -1,4 +1,4 @@
-"""KVzip: the reference's scores of given reconstruction queries, and what they decide in its two modes."""
+"""KVzip: the reference's scores of recorded reconstruction queries, and its decisions in two modes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from kvbench.lazy import torch
 
 
 def _kvzip_score(case: Case) -> list[CasePlan]:
-    """Steps are alternatives on one input: a ratio in "pair" mode for each, then the same in "uniform" mode."""
+    """Steps are alternatives on one input: all ratios in "pair" mode, then all in "uniform" mode."""
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
-    made = []
+    case_plans = []
     for step, (level, ratio) in enumerate([("pair", r) for r in ratios] + [("head", r) for r in ratios]):
         units = case.layers * case.heads
         heads = units if level == "pair" else 1
         budget = prefix + int((case.seen[step] - prefix) * heads * ratio) // heads
-        made.append(
+        case_plans.append(
             CasePlan(
                 method="kvzip",
                 options={"chunk": h["chunk"], "sinks": prefix, "level": level},
@@ -31,11 +31,11 @@ def _kvzip_score(case: Case) -> list[CasePlan]:
                 kept=partial(_at_budget, entries=budget * units) if level == "pair" else Case.kept,
             )
         )
-    return made
+    return case_plans
 
 
 def _reconstructions(case: Case, layer: int) -> Iterator[dict[str, Any]]:
-    """The stored queries and keys of the pass that repeats each chunk; it runs behind the whole context."""
+    """The stored queries and keys of the pass that repeats each chunk, which follows the whole context."""
     total, prefix, chunk = case.seen[0], case.hyper["prefix_len"], case.hyper["chunk"]
     for index in range(case.hyper["n_chunks"]):
         queries, keys = (case.tensors[f"rep_{name}.{index}.{layer}"] for name in "qk")
@@ -51,10 +51,10 @@ def _reconstructions(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 
 
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
-    """What the reference keeps, with its next best entries until there are `entries` of all units, or less its worst.
+    """The reference's sets, with its next best entries added or its worst removed until all units hold `entries`.
 
-    It asks for a number of entries, takes the score of the last of them as threshold and keeps what lies above; the
-    number need not divide by the heads either.
+    The reference keeps the entries above a threshold, the score of the last entry of the budget, so that its count may
+    differ; nor does the budget always divide by the number of heads.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens behind the prefix]

@@ -1,4 +1,4 @@
-"""Methods with trained weights: ForesightKV on the random scorer of a case, TRIM-KV on given retentions."""
+"""Methods with trained weights: ForesightKV with the random scorer of a case, TRIM-KV with a case's retentions."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ def scorer(case: Case) -> dict[str, torch.Tensor]:
 
 
 def _same_chunk(evictions: int) -> dict[str, float]:
-    """As if the last eviction were accounted for: the file's sums are."""
+    """The state after the last eviction, which the file's sums include."""
     return {"chunk": evictions + 1.0}
 
 
 def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Of the older entries; large ones are dropped."""
+    """Negated drop scores of the older entries: higher is kept."""
     slots = [slots for layer in case.slots(step) for slots in layer]
     scores = (-case.tensors[f"aux.drop_score.{step}"].double()).tolist()
     return [dict(zip(tokens.tolist(), row)) for tokens, row in zip(slots, scores)]
@@ -82,23 +82,23 @@ def _trimkv_global(case: Case) -> list[CasePlan]:
 
 
 def _floored(case: Case, step: int) -> list[set[int]]:
-    """What the reference keeps under a floor, with its two slips made good.
+    """The sets that the reference keeps under a floor, with two mistakes of its code corrected.
 
-    It counts how many of the best entries are a head's, and takes the first entry of a head for one of the head before;
-    and it rounds both the floor and the rest down, which can leave entries of the budget to nobody.
+    Its code counts the first entry of a head among the best of the head before; and it rounds both the floor and the
+    rest down, which can leave a part of the budget unused.
     """
     h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
     slots = [slots.tolist() for layer in case.slots(step) for slots in layer]
     total, sure = len(kept) * h["memory_size"], int(h["memory_size"] * h["floor_budget_ratio"])
     ranked = [sorted(own, key=lambda token: (own[token], token), reverse=True) for own in worths]
-    everyone = sorted(((worths[u][token], u, token) for u, own in enumerate(slots) for token in own), reverse=True)
-    best = {(u, token) for _, u, token in everyone[: int(total * (1 - h["floor_budget_ratio"]))]}
+    overall = sorted(((worths[u][token], u, token) for u, own in enumerate(slots) for token in own), reverse=True)
+    best = {(u, token) for _, u, token in overall[: int(total * (1 - h["floor_budget_ratio"]))]}
     for unit in range(1, len(kept)):
         if (unit, slots[unit][0]) in best:
             kept[unit - 1].remove(min(kept[unit - 1], key=worths[unit - 1].__getitem__))
             kept[unit].add(next(token for token in ranked[unit] if token not in kept[unit]))
     while sum(map(len, kept)) < total:
-        # A head's next entry competes with the score that stands `sure` places above it.
+        # A head's next entry competes with the score that stands `sure` ranks above it.
         open_ = [u for u in range(len(kept)) if len(kept[u]) < len(ranked[u])]
         unit = max(open_, key=lambda u: worths[u][ranked[u][len(kept[u]) - sure]])
         kept[unit].add(next(token for token in ranked[unit] if token not in kept[unit]))
@@ -106,15 +106,15 @@ def _floored(case: Case, step: int) -> list[set[int]]:
 
 
 def _worths(case: Case, step: int) -> list[dict[int, float]]:
-    """The score of every entry, which the file lacks where there is a floor."""
-    seen, found = case.seen[step], []
+    """The score of every entry; files with a floor lack it."""
+    seen, scores = case.seen[step], []
     for layer, units in enumerate(case.slots(step)):
         for head, slots in enumerate(units):
             worth = (seen + 1 - slots) * case.tensors["log_beta"].view(case.layers, case.heads, -1)[layer, head, slots]
             if "knorm" in case.hyper["strategy"]:
                 worth = worth + case.tensors["k"][layer, head, slots].norm(dim=-1).log()
-            found.append(dict(zip(slots.tolist(), worth.tolist())))
-    return found
+            scores.append(dict(zip(slots.tolist(), worth.tolist())))
+    return scores
 
 
 def _trimkv(case: Case, method: str, options: dict[str, Any]) -> CasePlan:
@@ -127,8 +127,8 @@ def _trimkv(case: Case, method: str, options: dict[str, Any]) -> CasePlan:
         return held > full if strict else held >= full
 
     options |= {"age_offset": 1, "knorm": "knorm" in h["strategy"]}
-    given = {"log_beta": case.tensors["log_beta"].view(case.layers, case.heads, -1)}
-    return CasePlan(method=method, options=options, budget=h["memory_size"], due=due, given=given)
+    initial = {"log_beta": case.tensors["log_beta"].view(case.layers, case.heads, -1)}
+    return CasePlan(method=method, options=options, budget=h["memory_size"], due=due, initial=initial)
 
 
 VARIANTS: Variants = {

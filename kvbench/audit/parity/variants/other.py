@@ -15,7 +15,7 @@ from kvbench.lazy import torch
 def _cake(case: Case) -> list[CasePlan]:
     h = case.hyper
     if h["prefill"] <= h["cache_size"] + h["window_size"]:
-        raise NotCoveredError("the prompt stays whole in the reference, which leaves the layers without budgets")
+        raise NotCoveredError("the reference keeps the whole prompt and sets no budgets for its layers")
     options = {"window": h["window_size"], "tau1": h["tau1"], "tau2": h["tau2"], "gamma": h["gamma"]}
     options |= {"rounding": "official", "decode": True, "compat": "reference"}
     return [CasePlan(method="cake", options=options, budget=h["cache_size"], every_token=True)]
@@ -27,7 +27,7 @@ def _morphkv(case: Case) -> list[CasePlan]:
     fuse = h["morph_type"].removesuffix("_fused")
     options: dict[str, Any] = {"window": h["window_size"], "fuse": fuse, "form": "llama" if llama else "mistral"}
     if not llama:
-        options["voters"] = h["window_size"] - 1  # the newest query is stored among them, then left out
+        options["voters"] = h["window_size"] - 1  # the reference stores the newest query and does not count it
     capacity, prompt = h["max_capacity"], h["prefill"]
 
     def due(held: float, seen: int) -> bool:  # only while decoding, and then from `evict_after` on
@@ -63,7 +63,7 @@ def _rpc(case: Case) -> list[CasePlan]:
 
 
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Of the tokens between the prompt and the newest R; one row where all heads share it."""
+    """Scores of the tokens between the prompt and the newest R; one row where all heads share it."""
     h = case.hyper
     rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)
     tokens = [slots[h["prompt_len"] : -h["R"]].tolist() for layer in case.slots(step) for slots in layer]

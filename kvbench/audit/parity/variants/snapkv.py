@@ -1,7 +1,7 @@
 """SnapKV's vote over a prompt, and the methods that spread its budget unevenly: PyramidKV, Ada-KV.
 
-Where the rounding of the released code adds up to more than the budget, kvbench takes the surplus back, as no run may
-exceed its budget. `_within` takes the same entries, the lowest-scored ones, from what the reference kept.
+Where rounding in the released code adds up to more than the budget, kvbench drops the surplus: no run may exceed
+its budget. `_within` drops the same entries, those with the lowest scores, from the reference's sets.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def _snapkv_prefill(case: Case) -> list[CasePlan]:
 
 
 def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
-    """kvpress shares out a real number of entries; the layers are cut to what the whole ones give."""
+    """kvpress distributes a fractional number of entries; the layers are cut to the sizes of a whole number."""
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
     budget = _kvpress_budget(case)
     asked = case.seen[0] * (1 - case.hyper["compression_ratio"])
@@ -53,7 +53,7 @@ def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
         method: Any = make("pyramidkv", options)
         sizes = method.layer_sizes(budget, case.seen[0], case.layers)
         if len(set(sizes)) == 1 and len({len(unit) for unit in case.kept(0)}) > 1:
-            raise NotCoveredError(f"a pyramid for {asked:g} entries a layer, but uniform for a whole number of them")
+            raise NotCoveredError(f"a pyramid for {asked:g} entries per layer, but uniform for a whole number of them")
     return [_bounded(case, "pyramidkv", options, budget, sizes)]
 
 
@@ -78,7 +78,7 @@ def _adakv_official(case: Case) -> list[CasePlan]:
     inner = _options(case, h.get("gqa_func", "mean"))
     if h.get("pyram_mode"):
         raise NotCoveredError("the pyramid needs the case's other layers")
-    if h.get("layer_idx", 0) < (h.get("skip") or 0):  # the first layers are SnapKV's
+    if h.get("layer_idx", 0) < (h.get("skip") or 0):  # the first layers run SnapKV
         return [CasePlan(method="snapkv", options=inner, budget=h["base_capacity"])]
     options = {
         "base": _label(inner),
@@ -112,9 +112,9 @@ def _bounded(
 
 
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
-    """What the reference kept; where that is more than the budget, less by as much, taken evenly from all units.
+    """The reference's sets, cut to the budget evenly over all units where they exceed it.
 
-    Layers are cut alike in all their heads. `sizes` says instead how many entries each layer's heads may have.
+    All heads of a layer are cut alike. sizes: entries per head of each layer, instead of even cuts.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:
