@@ -128,8 +128,8 @@ class ReturnsNan(Method):
 @pytest.mark.parametrize(
     ("method", "expected", "reason"),
     [
-        (ReadsInvalid(), {"storage"}, "scores change by .* beside rows that are not valid"),
-        (ReadsInvalidSlightly(), {"storage"}, "scores change by .* beside rows that are not valid and hold 1e4"),
+        (ReadsInvalid(), {"storage"}, "scores change by .* beside invalid rows"),
+        (ReadsInvalidSlightly(), {"storage"}, "scores change by .* beside invalid rows with 1e4"),
         (TakesStorageForText(), {"storage"}, "in another storage order"),
         (Leaks(), {"leak", "batch", "storage"}, "entries kept differently the second time"),
         (MixesBatch(), {"batch", "storage"}, "without the other sequences of the batch"),

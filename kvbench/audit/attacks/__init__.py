@@ -1,1 +1,1 @@
-"""Hostile programs in every tier of the sandbox: `corpus` runs them all, `grader` runs one, `watch` observes."""
+"""Hostile programs in every tier of the sandbox: `corpus` runs all, `grader` runs one, `watch` observes it."""

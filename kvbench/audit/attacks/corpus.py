@@ -1,9 +1,9 @@
-"""Runs a corpus of hostile programs in every tier that works here, and says which of them succeed.
+"""Runs a corpus of hostile programs in every tier that works here, and reports which of them succeed.
 
     python -m kvbench.audit.attacks.corpus < attacks.json        # {"name": "text of a program", ...}; one row a line
 
-The programs and their targets: `kvbench.audit.attacks.program`. Each is run by a process of its own that does what
-scoring does. As root all of it is done once more by an ordinary user (`kvbench.audit.attacks.ordinary`).
+`kvbench.audit.attacks.program` describes programs and targets. A fresh process runs each program as scoring would. Root
+runs the corpus once more as an ordinary user (`kvbench.audit.attacks.ordinary`).
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ Row = dict[str, Any]
 
 
 def read_corpus(folder: Path) -> dict[str, str]:
-    """The programs of a folder and of the folders in it, by name. Raises UserError."""
-    found = {}
+    """The programs of a folder and its subfolders, by name. Raises UserError."""
+    programs = {}
     for path in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
         if text.startswith("# id:"):
-            found[str(path.relative_to(folder))] = text
-    for name, text in found.items():
+            programs[str(path.relative_to(folder))] = text
+    for name, text in programs.items():
         try:
             Attack.read(text, name)
         except ValueError as error:
             raise UserError(f"{show(folder)}: {error}.") from None
-    if not found:
+    if not programs:
         raise UserError(f"{show(folder)} holds no attacks (Python files that begin with '# id:').")
-    return found
+    return programs
 
 
 def audit(corpus: Mapping[str, str], reports: Sequence[Report]) -> Iterator[Row]:
-    """Run every program in every tier without problems; a row for each."""
+    """Run every program in every working tier; one row each."""
     adopt_orphans()
     attacks = [Attack.read(text, name) for name, text in corpus.items()]
     for report in reports:
@@ -113,7 +113,7 @@ def _run(attack: Attack, tier: str) -> Row:
 def _successes(
     attack: Attack, aims: Targets, peaks: Peaks, alive: list[int], result: Row, secret: list[str]
 ) -> Iterator[str]:
-    """What the attack achieved, of what its header asks for. To harm the grader always counts, and so does no run."""
+    """The successes that the header asks for. Harm to the grader and a program that did not run always count."""
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")
     rules: dict[str, Callable[[], bool]] = {
@@ -132,7 +132,7 @@ def _successes(
         "output": lambda: len(out) > _MOST["output"] or peaks.grader_memory > _MOST["grader"],
         "wall": lambda: result.get("seconds", _GRADER_SECONDS) > LIMITS["wall"] + _SLACK_SECONDS,
         "residue": lambda: bool(aims.left()),
-        "sandbox_error": lambda: result.get("status") == "sandbox_error",  # nothing was shown
+        "sandbox_error": lambda: result.get("status") == "sandbox_error",  # the attack proved nothing
         "damage": lambda: not result or "damage" in result or aims.sentinel.poll() is not None,
     }
     for check in dict.fromkeys((*attack.checks, "damage", "sandbox_error")):

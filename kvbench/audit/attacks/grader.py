@@ -1,6 +1,6 @@
-"""The process that runs one hostile program, as scoring would: ``python -m kvbench.audit.attacks.grader JOB``.
+"""The process that runs one hostile program as scoring would: ``python -m kvbench.audit.attacks.grader JOB``.
 
-It is a target itself: its memory holds a canary, and so do its command line and its environment.
+It is a target itself: its memory, its command line and its environment hold canaries.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ BY_NAME: dict[str, type[Tier]] = {tier.name: tier for tier in (Bwrap, Landlock, 
 def run_program(
     source: str, mode: str, tests: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], tier: Tier | None = None
 ) -> dict[str, Any]:
-    """Run a program on tests up to the first that fails.
+    """Run a program on tests until one fails.
 
     Args:
         mode: "stdio" (tests hold ``stdin`` and ``expected``) or "call" (``args`` of ``Solution.add`` and ``expected``).
         limits: wall (seconds), mem, fsize and out (bytes).
-        tier: by default the one that scoring would use.
+        tier: by default scoring's own.
 
     Returns:
         status (a verdict), passed, stdout, stderr.
     """
-    given = Limits(memory=limits["mem"], file_bytes=limits["fsize"], output=limits["out"])
+    box_limits = Limits(memory=limits["mem"], file_bytes=limits["fsize"], output=limits["out"])
     options = {"prelude": PRELUDE, "preload": [], "function": "add", "native": True}
     out, err, status = b"", b"", "not_run"
     try:
-        with Box(tier or choose().tier, given) as box:
+        with Box(tier or choose().tier, box_limits) as box:
             box.load(text("script") if mode == "stdio" else harness(), source, options)
             for test in tests:
                 if mode == "stdio":
@@ -65,15 +65,6 @@ def run_program(
         "stdout": out.decode(errors="replace"),
         "stderr": err.decode(errors="replace"),
     }
-
-
-def bwrap(source: str, mode: str, tests: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]) -> dict[str, Any]:
-    """`run_program` in this tier; so are the next ones, for other checkers."""
-    return run_program(source, mode, tests, limits, Bwrap())
-
-
-def landlock(source: str, mode: str, tests: Sequence[Mapping[str, Any]], limits: Mapping[str, Any]) -> dict[str, Any]:
-    return run_program(source, mode, tests, limits, Landlock())
 
 
 def _verdict(outcome: Outcome, right: bool, mode: str) -> str:

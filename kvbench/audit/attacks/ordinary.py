@@ -1,9 +1,9 @@
-"""Runs a module of this package as an ordinary user; root calls it.
+"""Runs a module of this package as an ordinary user. Root calls it.
 
     python -m kvbench.audit.attacks.ordinary FOLDER MODULE
 
-An interpreter or a checkout in a private home is of no use to another user; where it is, a mount that only the new
-process sees shows it in FOLDER.
+Another user cannot read an interpreter or a checkout in a private home. The process therefore mounts them below FOLDER,
+in a mount namespace of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NEWNS, _BIND_ALL, _PRIVATE_ALL = (
 
 
 def main(folder: str, module: str) -> None:
-    """Become the user and the module. Raises OSError."""
+    """Drop to an unprivileged user and execute the module. Raises OSError."""
     program, code = Path(interpreter.program()), Path(kvbench.__file__).parent.parent
     prefix = Path(interpreter.prefix())
     if not interpreter.readable_by_others([str(program), os.__file__]):
@@ -46,7 +46,7 @@ def main(folder: str, module: str) -> None:
 
 
 def _show(source: Path, target: Path) -> None:
-    """Make a folder appear at another place, for this process and its children."""
+    """Mount a folder at another path, for this process and its children."""
     libc = ctypes.CDLL(None, use_errno=True)
     target.mkdir()
     calls = (

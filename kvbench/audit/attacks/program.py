@@ -1,9 +1,9 @@
-"""One hostile program of a corpus, and what is put in its way for it to read, change, reach and kill.
+"""One hostile program of a corpus, and the targets that it tries to read, change, reach and kill.
 
-An attack is a Python file that begins with comment lines ``# name: value``: id, class, mode (stdio or call), check
-(what counts as success, several with commas), expected-status, and the size of its input in ``stdin-bytes``. Names
-between double @ signs are filled in. Every target is made here and is harmless: files in a temporary folder, sockets on
-loopback, a process that sleeps.
+An attack is a Python file that begins with comment lines ``# name: value``: id, class, mode (stdio or call), check (the
+successes to look for, separated by commas), expected-status, and its input's size in ``stdin-bytes``. Names between
+double @ signs are replaced by the targets' values. All targets are made here and harmless: files in a temporary folder,
+sockets on loopback, a sleeping process.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _CANARIES = ("hub", "netrc", "ssh", "aws", "host", "package", "variable", "key",
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A program and what its header says of it."""
+    """A program with the fields of its header."""
 
     id: str
     kind: str
@@ -62,7 +62,7 @@ class Attack:
             raise ValueError(f"{name} has no header line {missing}") from None
 
     def filled(self, values: Mapping[str, Any]) -> str:
-        """The program with the names of its targets."""
+        """The program with its targets' values."""
         source = self.source
         for name, value in values.items():
             source = source.replace(f"@@{name}@@", str(value))
@@ -71,7 +71,7 @@ class Attack:
 
 @dataclass
 class Targets:
-    """Everything an attack may aim at. `canaries` are texts that must not come out of the box."""
+    """The targets of an attack. `canaries` are texts that must not leave the box."""
 
     folder: Path
     canaries: dict[str, str]
@@ -91,17 +91,17 @@ class Targets:
         return self.before != self._contents()
 
     def left(self) -> list[str]:
-        """What lies about that was not there before."""
+        """Files and shared memory that the program left behind."""
         token, key = self.values["TOKEN"], self.values["SHMKEY"]
-        found = [name for name in os.listdir(self.temporary) if not name.startswith("kvbench-second-try-")]
-        found += [str(path) for place in ("/dev/shm", "/var/tmp") for path in Path(place).glob(f"evil-{token}*")]
+        leftovers = [name for name in os.listdir(self.temporary) if not name.startswith("kvbench-second-try-")]
+        leftovers += [str(path) for place in ("/dev/shm", "/var/tmp") for path in Path(place).glob(f"evil-{token}*")]
         with contextlib.suppress(OSError):
             rows = Path("/proc/sysvipc/shm").read_text(encoding="ascii").splitlines()
-            found += [f"segment {key}" for row in rows if row.split()[:1] == [str(key)]]
-        return found
+            leftovers += [f"segment {key}" for row in rows if row.split()[:1] == [str(key)]]
+        return leftovers
 
     def environment(self) -> dict[str, str]:
-        """Of the grader: with tokens, and with temporary files where they can be counted."""
+        """The grader's environment: with canary tokens, and with a TMPDIR whose files are counted."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
         return kept | {
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -112,19 +112,19 @@ class Targets:
         }
 
     def _contents(self) -> dict[str, tuple[Any, ...]]:
-        found: dict[str, tuple[Any, ...]] = {}
+        contents: dict[str, tuple[Any, ...]] = {}
         for name in ("home", "victim", "grader"):
             for path in (self.folder / name).rglob("*"):
                 status = path.lstat()
                 plain = stat.S_ISREG(status.st_mode)
                 digest = hashlib.sha1(path.read_bytes()).hexdigest() if plain else ""
-                found[str(path)] = (status.st_mode, status.st_size, int(status.st_mtime) if plain else 0, digest)
-        return found
+                contents[str(path)] = (status.st_mode, status.st_size, int(status.st_mtime) if plain else 0, digest)
+        return contents
 
 
 @contextlib.contextmanager
 def targets(answer: str) -> Iterator[Targets]:
-    """Make the targets of one attack; `answer` is an expected output, which lies in a file among the results."""
+    """Make the targets of one attack. answer: an expected output, which a file among the results holds."""
     folder = Path(tempfile.mkdtemp(prefix="kvbench-attack-"))
     folder.chmod(0o755)
     token, canaries = secrets.token_hex(8), {name: f"CANARY-{secrets.token_hex(16)}" for name in _CANARIES}
@@ -167,9 +167,9 @@ def targets(answer: str) -> Iterator[Targets]:
             "TOKEN": token,
             "SHMKEY": secrets.randbelow(1 << 29) + (1 << 24),
         }
-        made = Targets(folder, canaries, values, sentinel)
-        stack.enter_context(_listening(sockets, made))
-        yield made
+        aims = Targets(folder, canaries, values, sentinel)
+        stack.enter_context(_listening(sockets, aims))
+        yield aims
 
 
 def _sockets(stack: contextlib.ExitStack, folder: Path, token: str) -> dict[str, socket.socket]:
@@ -179,30 +179,30 @@ def _sockets(stack: contextlib.ExitStack, folder: Path, token: str) -> dict[str,
         "abstract": (socket.AF_UNIX, socket.SOCK_STREAM, f"\0abs-{token}"),
         "unix": (socket.AF_UNIX, socket.SOCK_STREAM, str(folder / "u.sock")),
     }
-    made = {}
+    sockets = {}
     for name, (family, kind, address) in kinds.items():
-        made[name] = stack.enter_context(socket.socket(family, kind))
-        made[name].bind(address)
-        made[name].setblocking(False)
+        sockets[name] = stack.enter_context(socket.socket(family, kind))
+        sockets[name].bind(address)
+        sockets[name].setblocking(False)
         if kind == socket.SOCK_STREAM:
-            made[name].listen()
-    return made
+            sockets[name].listen()
+    return sockets
 
 
 @contextlib.contextmanager
-def _listening(sockets: Mapping[str, socket.socket], made: Targets) -> Iterator[None]:
-    """Take whatever comes, in a thread."""
+def _listening(sockets: Mapping[str, socket.socket], aims: Targets) -> Iterator[None]:
+    """Accept and record connections in a thread."""
     done = threading.Event()
 
     def serve() -> None:
         with selectors.DefaultSelector() as ready:
-            for name, place in sockets.items():
-                ready.register(place, selectors.EVENT_READ, name)
+            for name, listener in sockets.items():
+                ready.register(listener, selectors.EVENT_READ, name)
             while not done.is_set():
                 for key, _ in ready.select(0.1):
                     with contextlib.suppress(OSError):
-                        made.reached.add(key.data)
-                        made.received.append(_take(sockets[key.data], key.data == "udp"))
+                        aims.reached.add(key.data)
+                        aims.received.append(_take(sockets[key.data], key.data == "udp"))
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -213,17 +213,17 @@ def _listening(sockets: Mapping[str, socket.socket], made: Targets) -> Iterator[
         thread.join()
 
 
-def _take(place: socket.socket, datagrams: bool) -> bytes:
+def _take(listener: socket.socket, datagrams: bool) -> bytes:
     if datagrams:
-        return place.recv(65536)
-    connection, _ = place.accept()
+        return listener.recv(65536)
+    connection, _ = listener.accept()
     with connection:
         connection.settimeout(0.5)
         return connection.recv(65536)
 
 
 def _free_port() -> int:
-    with socket.socket() as place:
-        place.bind(("127.0.0.1", 0))
-        port: int = place.getsockname()[1]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port: int = listener.getsockname()[1]
         return port

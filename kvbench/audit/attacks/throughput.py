@@ -1,4 +1,4 @@
-"""How fast programs are graded: many small ones, and one with many tests, both verdicts of each.
+"""Measures how fast programs are graded: many with one test, and one with many tests, with both verdicts of each.
 
 measure(tier)       # {"tier": ..., "programs": 1000, "programs_seconds": ..., "tests": 200, "tests_seconds": ...}
 """
@@ -19,7 +19,7 @@ _PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 
 def measure(tier: Tier, programs: int = PROGRAMS, tests: int = TESTS) -> dict[str, Any]:
-    """Seconds for both, with as many programs at once as there are cores. Raises BoxError, RuntimeError."""
+    """Seconds for both, with one program per core at a time. Raises BoxError, RuntimeError."""
     sandbox = Sandbox(tier, "")
     workers = len(os.sched_getaffinity(0))
 

@@ -1,7 +1,7 @@
-"""What a grader and everything it started do while a hostile program runs: processes, threads, memory, disk, ports.
+"""Observes a grader and its descendants while a hostile program runs: processes, threads, memory, disk, ports.
 
-Read from ``/proc`` every few milliseconds, so that what an attack does between two looks may be missed; sums over a
-tree of processes count shared pages more than once.
+It reads ``/proc`` every few milliseconds, so shorter events may be missed; sums over a process tree count shared pages
+more than once.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOK_SECONDS = 0.02
-_SETTLE_SECONDS = 0.5  # what is alive so long after the grader ended has outlived it
+_SETTLE_SECONDS = 0.5  # a process that lives longer after its grader's end counts as a survivor
 
 
 @dataclass
 class Peaks:
-    """Largest values seen; bytes, counts."""
+    """Peak values: bytes and counts."""
 
     memory: int = 0
     grader_memory: int = 0
@@ -46,15 +46,16 @@ class _Process:
 
 
 def adopt_orphans() -> None:
-    """Processes whose parents end become children of this one, so that none can hide."""
+    """Become the parent of orphaned descendants, so that none can hide."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:
-    """Look until the grader ends, or kill its group after so many seconds.
+    """Observe until the grader ends; kill its process group after `seconds`.
 
     Args:
-        folder: where it keeps temporary files. port: one that a program may listen on, to be tried.
+        folder: of its temporary files.
+        port: try to connect to it, to see whether the program listens there.
         known: a child of this process that does not belong to the grader.
     """
     peaks, before = Peaks(), _shared_memory()
@@ -81,37 +82,37 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
 
 
 def survivors(known: Iterable[int]) -> list[int]:
-    """Processes below this one that should be gone; they are ended."""
+    """Descendants of this process that should have ended. They are killed."""
     time.sleep(_SETTLE_SECONDS)
     table = _table()
-    found = [pid for pid in _below(table, [os.getpid()]) - set(known) if table[pid].state != "Z"]
-    for pid in found:
+    alive = [pid for pid in _below(table, [os.getpid()]) - set(known) if table[pid].state != "Z"]
+    for pid in alive:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
     for pid in _below(_table(), [os.getpid()]) - set(known):
         with contextlib.suppress(OSError):
             os.waitpid(pid, os.WNOHANG)
-    return found
+    return alive
 
 
 def disk_usage(folder: Path) -> int:
-    """Bytes of the files below a folder, however deep it is."""
+    """Bytes of the files below a folder of any depth."""
     total, waiting = 0, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
     while waiting:
-        place = waiting.pop()
+        opened = waiting.pop()
         with contextlib.suppress(OSError):
-            for name in os.listdir(place):
-                status = os.stat(name, dir_fd=place, follow_symlinks=False)
+            for name in os.listdir(opened):
+                status = os.stat(name, dir_fd=opened, follow_symlinks=False)
                 total += 512 * status.st_blocks
                 if stat.S_ISDIR(status.st_mode) and len(waiting) < 200:
-                    waiting.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place))
-        os.close(place)
+                    waiting.append(os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=opened))
+        os.close(opened)
     return total
 
 
 def _shared_memory() -> int:
-    found = re.search(r"Shmem:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
-    return int(found[1]) << 10 if found else 0
+    match = re.search(r"Shmem:\s+(\d+)", Path("/proc/meminfo").read_text(encoding="ascii"))
+    return int(match[1]) << 10 if match else 0
 
 
 def _table() -> dict[int, _Process]:
@@ -127,11 +128,11 @@ def _below(table: dict[int, _Process], roots: list[int]) -> set[int]:
     children: dict[int, list[int]] = {}
     for pid, process in table.items():
         children.setdefault(process.parent, []).append(pid)
-    found: set[int] = set()
+    descendants: set[int] = set()
     waiting = list(roots)
     while waiting:
         for pid in children.get(waiting.pop(), ()):
-            if pid not in found:
-                found.add(pid)
+            if pid not in descendants:
+                descendants.add(pid)
                 waiting.append(pid)
-    return found
+    return descendants

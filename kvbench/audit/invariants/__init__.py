@@ -1,4 +1,4 @@
-"""What every method must hold on real generations of small models.
+"""Invariants that every method must hold in generations of small models.
 
-`generation`, `queries` and `storage` state the invariants, `exam` makes the generations, `checks` runs them all.
+`generation`, `queries` and `storage` state the invariants, `checks` lists and runs them, `exam` makes the generations.
 """

@@ -22,23 +22,23 @@ class Pass:
 
 
 def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> Pass:
-    """As `reference.dense_logits`, with the queries that its layers attend by."""
+    """`reference.dense_logits`, with the queries of every layer."""
     queries: dict[int, torch.Tensor] = {}
-    with _hearing(queries):
+    with _recording(queries):
         return Pass(reference.dense_logits(loaded, ids, history, keys), queries)
 
 
 @contextmanager
-def _hearing(queries: dict[int, torch.Tensor]) -> Iterator[None]:
+def _recording(queries: dict[int, torch.Tensor]) -> Iterator[None]:
     patched: Any = reference
     route = reference.route
 
     def routed(model: Any, handler: Handler) -> Any:
-        def heard(call: AttentionCall) -> torch.Tensor:
+        def recorded(call: AttentionCall) -> torch.Tensor:
             queries[call.layer] = call.query[0].clone()
             return handler(call)
 
-        return route(model, heard)
+        return route(model, recorded)
 
     patched.route = routed
     try:

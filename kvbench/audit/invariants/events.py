@@ -1,4 +1,4 @@
-"""The evictions of a trial, read from its log: what every head held before, and what it kept."""
+"""The evictions of a trial from its log: the entries that every head held before and kept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Eviction:
 
 
 def evictions(exam: Exam, trial: Trial) -> Iterator[Eviction]:
-    """In the order of each sequence. Its prompt's come first; they are those of all its samples."""
+    """The evictions of each sequence in order. Those of its prompt come first; all its samples share them."""
     for request in trial.requests:
         budget = entry_budget(exam.method, trial.budget, len(request.prompt_ids), exam.group)
         for sample in request.samples:
@@ -60,7 +60,7 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
-    """Entries of every head of every evicting layer when a sequence had `seen` tokens, before a tick at that time."""
+    """Entries per head of every evicting layer when a sequence had `seen` tokens, before a tick at that moment."""
     for request in trial.requests:
         for sample in request.samples:
             keys = exam.keys(request, sample)

@@ -1,4 +1,4 @@
-"""One method on one model: the generations that its invariants look at, each made when it is first asked for."""
+"""One method examined on one model: the generations of its invariants, each made on first use."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvbench.integrations.transformers_cache import EvictionCache
 from kvbench.records import Request, Sampling
 
 AuditLayout = Literal["dense", "paged"]
-Special = Literal["chunked", "tail", "share"]  # prompts read in another way, and a budget that is a share of them
+Special = Literal["chunked", "tail", "share"]  # see docs/audit.md
 Way = AuditLayout | Special
 SPECIAL: tuple[Special, ...] = get_args(Special)
 
@@ -33,12 +33,12 @@ SLOTS = 2  # fewer than samples, so that slots are refilled
 SMALLEST_BUDGET = 24
 SHORT, MIDDLE, LONG = -6, 12, 37  # prompt lengths, beyond the budget
 OUTPUT = 26
-MORE_BUDGET = 16  # what the second of two budgets has more
+MORE_BUDGET = 16  # entries that the second of two budgets adds
 CHUNK, TAIL, SHARE = 16, 7, 0.4  # tokens between evictions of a prompt, tokens after its compression, share of a prompt
 
 
 class Exam:
-    """Raises NotApplicable where the method cannot serve the model at all."""
+    """Raises NotApplicable where the method cannot serve the model."""
 
     def __init__(self, method: Method, subject: Subject) -> None:
         self.subject = subject
@@ -56,12 +56,12 @@ class Exam:
             )
         try:
             geometry = fit(self.loaded.geometry, self.method, self.max_tokens)
-            rules_for(self.method, self.loaded, INTERVAL)  # its weights, if it needs any, belong to this model
+            rules_for(self.method, self.loaded, INTERVAL)  # fails for weights of another model
         except (UserError, SetupError) as error:
             raise NotApplicable(str(error)) from None
         self.evicting = [g for g in geometry if g.evicts]
         self.requests = self._requests()
-        self._made: dict[Any, Any] = {}
+        self._results: dict[Any, Any] = {}
 
     @property
     def layouts(self) -> tuple[AuditLayout, ...]:
@@ -72,7 +72,7 @@ class Exam:
         return self.method.during("decode").trigger(INTERVAL).growth
 
     def main(self, way: Way) -> Trial:
-        """All requests, on fewer slots than samples; in a special way a long and a short one. Raises Stopped."""
+        """All requests on fewer slots than samples, or in a special way a long and a short one. Raises Stopped."""
         if way == "dense" or way == "paged":
             return self._once(("main", way), lambda: self._bench(way).run(self.requests))
         if way == "share" and self.budget is None:
@@ -102,15 +102,15 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """What the method declares protected of the first prompt, in each phase."""
-        length, found = len(self.requests[0].prompt_ids), []
+        """The method's `protect` for the first prompt, in each phase."""
+        length, declared = len(self.requests[0].prompt_ids), []
         budget = entry_budget(self.method, self.budget, length, self.group)
         for acting in (self.method.during("prefill"), self.method.during("decode")):
-            found.append(acting.protect(acting.allowed(budget, length, length, 0)))
-        return found
+            declared.append(acting.protect(acting.allowed(budget, length, length, 0)))
+        return declared
 
     def backwards(self, layout: AuditLayout) -> Trial:
-        """The same in another order: other neighbours, other slots."""
+        """All requests in reverse order: other neighbours, other slots."""
         return self._once(("backwards", layout), lambda: self._bench(layout).run(self.requests[::-1]))
 
     def repeated(self, layout: AuditLayout) -> tuple[Trial, Trial, Trial]:
@@ -131,19 +131,25 @@ class Exam:
         )
 
     def unlimited(self, layout: AuditLayout) -> Trial:
-        """All requests at a budget that no sequence reaches."""
+        """All requests, at a budget that no sequence reaches."""
         return self._once(
             ("unlimited", layout), lambda: self._bench(layout, (self.max_tokens + 1) * self.copies).run(self.requests)
         )
 
     def full(self) -> Trial:
-        """All requests with the full cache, made once for all methods on this model."""
-        full = make("full", {})
-        made = self.subject.full
-        if self.size not in made:
-            options = dict(budget=None, interval=INTERVAL, slots=SLOTS, max_tokens=self.max_tokens)
-            made[self.size] = Bench(self.loaded, full, **options).run(self.requests)  # type: ignore[arg-type]
-        trial: Trial = made[self.size]
+        """All requests with the full cache, generated once for all methods on this model."""
+        trials = self.subject.full
+        if self.size not in trials:
+            bench = Bench(
+                self.loaded,
+                make("full", {}),
+                budget=None,
+                interval=INTERVAL,
+                slots=SLOTS,
+                max_tokens=self.max_tokens,
+            )
+            trials[self.size] = bench.run(self.requests)
+        trial: Trial = trials[self.size]
         return trial
 
     def dense(self, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
@@ -160,7 +166,7 @@ class Exam:
         """Greedy tokens of the engine, and of `model.generate` with an `EvictionCache`: two rows, one with probes."""
         first = self.requests[0].prompt_ids
         prompts = [first] if self.method.during("prefill").needs().probes else [first, first[::-1]]
-        # The bridge names its sequences so, and noise is a hash of these names.
+        # EvictionCache gives its sequences these names, and noise is a hash of them.
         requests = [
             replace(
                 self.requests[0], task="generate", doc_id=str(row), prompt_ids=ids, samples=(0,), sampling=Sampling()
@@ -170,7 +176,7 @@ class Exam:
         trial = self._bench(self.layouts[0], slots=len(prompts)).run(requests)
         model, vocabulary = self.loaded.model, self.loaded.model.get_input_embeddings().weight.shape[0]
         config = copy.deepcopy(model.generation_config)
-        config.eos_token_id, config.pad_token_id = vocabulary, 0  # no token: None would be filled in by the model's
+        config.eos_token_id, config.pad_token_id = vocabulary, 0  # no token; transformers replaces None by the model's
         config.max_new_tokens, config.do_sample = OUTPUT, False
         ids = torch.tensor([list(prompt) for prompt in prompts], device=self.loaded.device)
         try:
@@ -207,21 +213,21 @@ class Exam:
         )
 
     def _once(self, key: Any, work: Callable[[], Any]) -> Any:
-        """The result of the work, or the error that it ended with, remembered."""
-        if key not in self._made:
+        """The cached result of `work`, or the cached error with which it ended."""
+        if key not in self._results:
             try:
-                self._made[key] = work()
+                self._results[key] = work()
             except (Broken, NotApplicable):
                 raise
             except Exception as error:
-                self._made[key] = Stopped(error)
-        found = self._made[key]
-        if isinstance(found, Stopped):
-            raise found
-        return found
+                self._results[key] = Stopped(error)
+        result = self._results[key]
+        if isinstance(result, Stopped):
+            raise result
+        return result
 
     def _requests(self) -> list[Request]:
-        """Prompts above and below the budget; the first with two samples, which are evicted together."""
+        """Prompts longer and shorter than the budget; the first has two samples, which share its eviction."""
         vocabulary = self.loaded.model.get_input_embeddings().weight.shape[0]
         generator = torch.Generator().manual_seed(1)
         lengths = {"long": (LONG, (0, 1)), "short": (SHORT, (0,)), "middle": (MIDDLE, (0,))}

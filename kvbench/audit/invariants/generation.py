@@ -39,7 +39,7 @@ def budget(exam: Exam, way: Way) -> None:
     trial, kept = exam.main(way), defaultdict[tuple[str, int, int], dict[int, int]](dict)
     for e in evictions(exam, trial):
         if e.phase == "prefill" or exam.method.decode_bounded:
-            # By layer: one that is decided about twice at the same time holds what the second decision left.
+            # By layer: where a layer is decided twice at the same moment, the second decision counts.
             kept[e.request.doc_id, e.sample, e.seen][e.layer] = sum(len(head) for head in e.kept)
     heads = sum(g.kv_heads for g in exam.evicting) / exam.copies
     limits = {request.doc_id: exam.limit(way, request) for request in trial.requests}
@@ -188,7 +188,7 @@ def past(exam: Exam, layout: AuditLayout) -> None:
     for request in trial.requests:
         for sample in request.samples:
             times = [seen for seen, _ in trial.kept(request, sample)]
-            # A prompt is evicted once it was read, so that its last logits are always among those compared.
+            # A prompt is evicted after it was read, so its last logits are always compared.
             first = max(min(times), len(request.prompt_ids)) if times else None
             _compare(exam, trial, layout, request, sample, masked=False, upto=first)
 
@@ -226,13 +226,13 @@ def evicts(exam: Exam) -> None:
 
 
 def _drops(exam: Exam, way: Way) -> None:
-    """Nothing is proved of a method that evicts by sequences that it leaves as they are."""
+    """Raises NotApplicable for an evicting method that dropped nothing: its generations prove nothing."""
     if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
 
 
 def _prompt(trial: Trial, request: Request) -> dict[tuple[int, int], list[list[int]]]:
-    """What the evictions of the prompt kept."""
+    """The entries that the prompt's evictions kept."""
     return {at: heads for at, heads in trial.kept(request, 0).items() if at[0] <= len(request.prompt_ids)}
 
 

@@ -1,4 +1,4 @@
-"""The invariant about what a method is shown beside entries: the newest queries of the sequence."""
+"""The invariant of the queries that a method sees: they are the newest of the sequence."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ from kvbench.records import Request
 def queries(exam: Exam, way: Way) -> None:
     """Queries that a method is shown are those of the newest tokens, as one dense forward pass computes them.
 
-    Entries that were evicted before are masked in that pass, so that it is the full cache's as far as a prompt is
-    evicted for the first time.
+    The pass masks entries that were evicted before; up to a prompt's first eviction it is the full cache's.
     """
     evicts(exam)
     trial = exam.main(way)
@@ -49,7 +48,7 @@ def queries(exam: Exam, way: Way) -> None:
 
 
 def _shown(trial: Trial) -> Iterator[tuple[LayerView, int | None]]:
-    """Views of the sequences' own queries, with how many these must be if the method says so."""
+    """Views of the sequences' own queries, with the number that the method asks for, if any."""
     for method, views in trial.seen.decisions:
         if width := method.needs().width:
             yield from ((view, width) for view in views)
@@ -68,7 +67,7 @@ def _are_newest(view: LayerView, row: int, width: int | None, where: str) -> Non
 
 
 def _whose(exam: Exam, trial: Trial, key: int) -> tuple[Request, int]:
-    """The sequence of a noise key; a prompt's is that of its first sample."""
+    """The sequence of a noise key; for a prompt's key its first sample."""
     for request in trial.requests:
         for sample in request.samples:
             if key in exam.keys(request, sample):

@@ -1,4 +1,4 @@
-"""The same view in another storage order, and with rows that do not exist among the others."""
+"""A view in another storage order, and with invalid rows among its rows."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from kvbench.eviction.view import LayerView
 
 JUNK = 5  # rows
-ENTRYWISE = ("keys", "values", "positions", "valid")
 
 
 def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
-    """Rows of every head in random order; with `junk`, rows of that value that are not valid lie among them."""
+    """Rows of every head in random order. junk: value of invalid rows to add among them."""
     b, heads, n = view.positions.shape
     generator = torch.Generator().manual_seed(seed)
     extra = 0 if junk is None else JUNK
@@ -61,7 +60,7 @@ def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
 
 
 def largest_change(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference between two tensors, relative to the largest finite number of the first."""
+    """Largest difference of two tensors, relative to the largest finite number of the first."""
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
     difference = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"))
     finite = a[torch.isfinite(a)]

@@ -1,4 +1,4 @@
-"""The invariant that looks at a method alone: its answers to the views of real generations, stored in another way."""
+"""The invariant of storage: a method's results for the views of real generations, stored in another way."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from kvbench.eviction.view import LayerView
 CLOSE = 1e-4  # relative; sums in another order differ in their last bits
 WAYS: dict[str, float | None] = {
     "in another storage order": None,
-    "beside rows that are not valid and hold NaN": float("nan"),
-    "beside rows that are not valid and hold 1e4": 1e4,
+    "beside invalid rows with NaN": float("nan"),
+    "beside invalid rows with 1e4": 1e4,
 }
 
 
@@ -63,7 +63,7 @@ def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[L
         spread = float(swapped.max() - swapped.min())
         if not spread <= CLOSE * float(ties[torch.isfinite(ties)].abs().max().clamp_min(1e-30)):
             count = int((kept != others).sum())
-            raise Broken(f"{count} entries are decided about differently {how}, layer {a.layer}")
+            raise Broken(f"{count} entries are decided differently {how}, layer {a.layer}")
 
 
 def _scores_alike(method: Method, alone: Sequence[LayerView], together: Sequence[LayerView], row: int) -> None:
@@ -82,7 +82,7 @@ def _observes_alike(method: Method, plain: LayerView, other: LayerView, how: str
 
 
 def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs: LayerView, how: str) -> None:
-    """A column or a state of the method after the same view, stored in two ways."""
+    """Compare a column or a state of the method after one view stored in two ways."""
     if name in mine.columns:
         a, b = by_position(a, mine), by_position(b, theirs)
     change = largest_change(a.double(), b.double())

@@ -1,4 +1,4 @@
-"""Models to audit on: the built-in one, three small random ones with all kinds of query-head groups, or a given one."""
+"""Models to audit on: the built-in model and three random ones with all kinds of query-head groups, or the user's."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ RANDOM: dict[str, tuple[str, int, int, int, int]] = {
     "mha": ("LlamaConfig", 2, 2, 2, 16),
     "mqa": ("Qwen3Config", 2, 4, 1, 8),
 }
-SCALE = 2.0  # of random weights, so that attention is far from uniform and mistakes show
+SCALE = 2.0  # of random weights: uniform attention would hide mistakes
 
 
 @dataclass
 class Subject:
-    """A model, and what methods need beside it. `source` is its folder or name; None: it lives in memory only."""
+    """A model, and what methods need beside it. source: its folder or name; None for a model in memory only."""
 
     name: str
     loaded: LoadedModel
@@ -44,10 +44,10 @@ class Subject:
     full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `Exam.full`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
-        """The method with tables, trained weights and a draft model, and the model beside which they lie.
+        """The method with its tables, weights and draft model, and the model with the folder that holds them.
 
-        Those that the model does not have are drawn at random: no invariant depends on their worth. Raises
-        NotApplicable for an oracle, and for weights of a kind that cannot be drawn.
+        Missing ones are drawn at random: no invariant depends on their quality. Raises NotApplicable for an oracle, and
+        for weights of a kind that cannot be drawn.
         """
         if method.oracle:
             raise NotApplicable("an oracle; only 'kvbench replay' runs it")
@@ -64,7 +64,7 @@ class Subject:
         return _filled(method, option, "auto", lambda: str(path)), loaded
 
     def _drawn(self, weights: Weights) -> Path:
-        """A file with random weights; its card says that they are."""
+        """A file with random weights."""
         config = self.loaded.model.config
         tensors = draw(weights, config)
         folder = self.scratch / "-".join(["drawn", *(str(size) for t in tensors.values() for size in t.shape)])
@@ -76,7 +76,7 @@ class Subject:
 
     @cached_property
     def _saved(self) -> str:
-        """A folder with the model itself, to be its own draft."""
+        """A folder with the model, which serves as its own draft."""
         folder = self.scratch / "model"
         self.loaded.model.save_pretrained(folder)
         self.loaded.tokenizer.save_pretrained(folder)
@@ -84,7 +84,7 @@ class Subject:
 
 
 def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
-    """Random weights that fit a method and a model. Raises NotApplicable for a kind whose shapes nobody knows."""
+    """Random weights that fit a method and a model. Raises NotApplicable for a kind with unknown shapes."""
     ours, generator = model_fields(config), torch.Generator().manual_seed(0)
     if isinstance(weights, LearnedWeights):
         shapes = weights.shapes(ours)
@@ -96,7 +96,7 @@ def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
 
 
 def _filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
-    """The method with an option that has the value `empty` set; of two methods, of both."""
+    """The method with option `name` set where it has the value `empty`; for combined methods, in both."""
     if isinstance(method, Combined):
         first, second = (_filled(part, name, empty, value) for part in (method.first, method.second))
         return dataclasses.replace(method, first=first, second=second)
@@ -116,18 +116,17 @@ def subjects(model: str | None) -> Iterator[list[Subject]]:
     try:
         with tempfile.TemporaryDirectory(prefix="kvbench-audit-") as folder:
             scratch = Path(folder)
-            found = [] if model else [random_subject(name, scratch) for name in RANDOM]
-            given = given_subject(model or TINY, scratch)
-            yield [given, *found]
+            random = [] if model else [random_subject(name, scratch) for name in RANDOM]
+            yield [named_subject(model or TINY, scratch), *random]
     finally:
         torch.set_num_threads(before)
 
 
-def given_subject(name: str, scratch: Path) -> Subject:
+def named_subject(name: str, scratch: Path) -> Subject:
     """A model by folder or hub name, in float32 on the CPU."""
     info = describe(name)
     loaded = load(str(info.folder or name), device="cpu", dtype="float32")
-    return Subject(name, endless(loaded), name, _below(scratch, "given"))
+    return Subject(name, endless(loaded), name, _below(scratch, "named"))
 
 
 def random_subject(name: str, scratch: Path) -> Subject:
@@ -157,11 +156,11 @@ def random_subject(name: str, scratch: Path) -> Subject:
 
 
 def endless(loaded: LoadedModel) -> LoadedModel:
-    """The model without stop tokens: every sequence gets as long as it may."""
+    """The model without stop tokens: every sequence reaches its longest length."""
     return dataclasses.replace(loaded, stop_ids=frozenset())
 
 
 def _below(folder: Path, name: str) -> Path:
-    made = folder / name
-    made.mkdir(exist_ok=True)
-    return made
+    subfolder = folder / name
+    subfolder.mkdir(exist_ok=True)
+    return subfolder

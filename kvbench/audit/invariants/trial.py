@@ -1,4 +1,4 @@
-"""One generation of the engine, with all that was seen of it."""
+"""One generation of the engine with everything that was recorded of it."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from kvbench.records import Generation, Request
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a slot held after a step."""
+    """Entries and bytes of a slot after a step."""
 
     key: int
     seen: int
     entries: float
-    bytes: int  # without what every sequence has, whatever its length
+    bytes: int  # without those that do not depend on the sequence's length
 
 
 @dataclass
@@ -36,11 +36,11 @@ class Trial:
     history: KeptHistory
     seen: Seen
     holdings: list[Holding]
-    lost_pages: str  # what is wrong with the pages, nothing if all is well
+    lost_pages: str  # what is wrong with the pages; empty if nothing is
     cache: SlotCache
 
     def kept(self, request: Request, sample: int) -> dict[tuple[int, int], list[list[int]]]:
-        """Positions of every head that each eviction kept, by (tokens seen, layer); the prompt's included."""
+        """Positions that each eviction kept per head, by (tokens seen, layer); the prompt's included."""
         keys = [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
         return {
             (seen, layer): [sorted(head.tolist()) for head in heads]
@@ -50,7 +50,7 @@ class Trial:
 
 
 class Bench:
-    """An engine that one trial after the other is run on."""
+    """An engine for one trial after the other."""
 
     def __init__(
         self,
@@ -101,7 +101,7 @@ class Bench:
         self._count_pages()
 
     def _count_pages(self, idle: bool = False) -> None:
-        """Every page is either free or in one head's table. idle: no sequence is left, so all are free."""
+        """Check that every page is free or in one head's table. idle: no sequence is left, so all must be free."""
         cache = self.engine.cache
         if not isinstance(cache, PagedCache) or self.lost_pages:
             return

@@ -1,4 +1,4 @@
-"""Looking over the engine's shoulder: the logits that tokens were drawn from, and the views that methods decided on."""
+"""Records the logits from which the engine draws tokens and the views on which methods decide."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.view import LayerView
 from kvbench.records import Sampling
 
-MOST = 2  # views kept of a kind: more would say nothing new
+MOST = 2  # views kept per kind
 
 
 @dataclass
 class Seen:
-    """What was seen of one generation."""
+    """Logits and views of one generation."""
 
     logits: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)  # (noise key, step) -> [V]
     decisions: list[tuple[Method, list[LayerView]]] = field(default_factory=list)
@@ -30,7 +30,7 @@ class Seen:
 
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
-    """Everything inside the block is seen; the engine's own functions are put back after it."""
+    """Record inside the block. The engine's functions are replaced there and restored afterwards."""
     seen, draw, decide = Seen(), draws.draw, select.decide
     kinds: dict[Any, int] = {}
 
@@ -45,8 +45,7 @@ def watching(method: Method) -> Iterator[Seen]:
 
     def decided(method: Method, views: Sequence[LayerView]) -> list[select.Verdict]:
         first = views[0]
-        # A later eviction sees a storage order and columns of its own; one of several sequences shows batches.
-        # A probe may read what another method left, which decides then too.
+        # One kind each: first and later evictions, single sequences and batches, and each of two methods.
         if new("decide", type(method), int(first.eviction_index.max()) > 0, len(first.seen) > 1):
             seen.decisions.append((method, [_kept(view) for view in views]))
         return decide(method, views)
@@ -75,7 +74,7 @@ def watching(method: Method) -> Iterator[Seen]:
 
 
 def _kept(view: LayerView) -> LayerView:
-    """A copy: the engine writes into the tensors of a view."""
+    """A copy of a view, whose tensors the engine reuses."""
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(view):
         value = getattr(view, f.name)
