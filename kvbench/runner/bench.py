@@ -3,15 +3,14 @@
     kvbench bench --baseline transformers
 
 Random weights of a named shape, greedy decoding, equal prompts. The systems take turns, repetition by repetition, so
-that a busy machine hits both; each figure is the median over the repetitions. On a CPU, tokens are counted per second
-of process CPU time, which other processes disturb less than wall time; on a GPU per second of wall time. Ratios
-transfer between machines, absolute numbers do not. It measures speed only: with random weights there is no quality to
-compare.
+that load on the machine affects both; each figure is the median over the repetitions. On a CPU, tokens are counted per
+second of process CPU time, which other processes disturb less than wall time; on a GPU per second of wall time. Ratios
+transfer between machines, absolute numbers do not. Random weights have no quality to compare.
 
-On a CPU every repetition runs in a fresh copy of the process and is timed twice there. It matters to the baseline: a
-growing cache asks for new memory at every step, and in a fresh process glibc hands those pages back to the system each
-time. After a first long generation it keeps them, and transformers becomes up to twice as fast. "fresh" is a job that
-generates once, "warm" one that goes on generating; neither is the true one, so both are shown.
+On a CPU every repetition runs in a fresh copy of the process and is timed twice there. This matters for the baseline:
+a growing cache allocates new memory at every step, and in a fresh process glibc returns those pages to the system each
+time. After a first long generation it keeps them, and transformers becomes up to twice as fast. "fresh" is a process
+that generates once, "warm" a process that continues to generate; both are shown, because both occur in use.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ WARM_UP = 40  # tokens before the clock starts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is measured. Budget and interval as in a run; `sequences` are decoded side by side, one slot each."""
+    """Settings of a measurement. Budget and interval as in a run; `sequences` are decoded at once, one slot each."""
 
     shape: str = "A"
     method: str = "tova"
@@ -76,7 +75,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Medians of one state of the process, "fresh" or "warm"; rates in tokens per clock second."""
+    """Medians in one state of the process, "fresh" or "warm"; rates in tokens per clock second."""
 
     kvbench: float
     kvbench_spread: tuple[float, float]  # smallest and largest
@@ -87,7 +86,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One number of sequences. The clock counts process CPU time, on CUDA wall time."""
+    """Results for one number of sequences. The clock counts process CPU time, on CUDA wall time."""
 
     sequences: int
     fresh: State
@@ -97,7 +96,7 @@ class Measured:
 
 
 def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
-    """Measure. `note` is told what is about to run. Raises UserError for unknown shapes, baselines or methods."""
+    """Measure. note: called with the next round's name. Raises UserError for unknown shapes, baselines or methods."""
     if setting.shape not in SHAPES:
         raise UserError(f"--shape {show(setting.shape)}: choose {', '.join(SHAPES)}.")
     if setting.baseline not in ("transformers", "none"):
@@ -106,7 +105,7 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
         raise UserError(f"--repeats must be 1 or more; got {setting.repeats}.")
     method = choose.make(setting.method, {})
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # until the copies are made: threads do not survive a fork
+    torch.set_num_threads(1)  # threads do not survive the forks that follow
     try:
         loaded, shape, machine = _build(setting)
         return [_measure(setting, method, loaded, shape, machine, n, note) for n in setting.sequences]
@@ -142,7 +141,7 @@ def _measure(
     note: Callable[[str], None],
 ) -> Measured:
     generator = torch.Generator().manual_seed(1)
-    vocabulary = shape_vocabulary(setting.shape)
+    vocabulary = int(SHAPES[setting.shape]["vocab_size"])
     ids = torch.randint(5, vocabulary - 5, (sequences, setting.prompt), generator=generator)
     ours: list[tuple[_Run, _Run]] = []
     theirs: list[tuple[float, float]] = []
@@ -174,7 +173,7 @@ def _state(ours: list[float], theirs: list[float]) -> State:
 
 
 def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> Any:
-    """Warm up with a few tokens, then run twice: in a forked copy of this process, on CUDA (which cannot fork) here."""
+    """Warm up with a few tokens, then run twice, in a forked copy of this process. CUDA cannot fork; it runs here."""
 
     def work() -> Any:
         torch.set_num_threads(setting.threads)
@@ -192,17 +191,13 @@ def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> 
     try:
         return receiver.recv()
     except EOFError:
-        raise KVBenchError("a measuring process ended without a result; its own message is above.") from None
+        raise KVBenchError("a measuring process ended without a result; its error is printed above.") from None
     except BaseException:
         process.kill()
         raise
     finally:
         process.join()
         signals.not_at_end(process.kill)
-
-
-def shape_vocabulary(shape: str) -> int:
-    return int(SHAPES[shape]["vocab_size"])
 
 
 def _clock(device: torch.device) -> float:
@@ -236,12 +231,12 @@ def _run_engine(setting: Setting, method: Method, loaded: LoadedModel, ids: torc
     wall, began = time.perf_counter(), _clock(loaded.device)
     done = list(engine.generate(requests))
     spent, wall = _clock(loaded.device) - began, time.perf_counter() - wall
-    made = sum(len(d.token_ids) for d in done)
-    if made != len(ids) * tokens:
-        raise BudgetViolation(f"bench made {made} tokens instead of {len(ids) * tokens}.")
+    count = sum(len(d.token_ids) for d in done)
+    if count != len(ids) * tokens:
+        raise BudgetViolation(f"bench generated {count} tokens instead of {len(ids) * tokens}.")
     used = [d.usage for d in done if d.usage]
     evict, decode = sum(u.evict_seconds for u in used), sum(u.decode_seconds for u in used)
-    return _Run(made / spent, evict / max(evict + decode, 1e-9), made / wall)
+    return _Run(count / spent, evict / max(evict + decode, 1e-9), count / wall)
 
 
 def _run_generate(loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> float:
@@ -256,7 +251,7 @@ def _run_generate(loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> float:
 
 
 def as_json(setting: Setting, results: list[Measured]) -> dict[str, Any]:
-    """One document with everything needed to repeat the measurement."""
+    """The JSON document, with everything that repeats the measurement."""
     device = pick_device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {

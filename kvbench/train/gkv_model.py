@@ -1,4 +1,4 @@
-"""A trained model as a folder that transformers and kvbench load, and its card beside it.
+"""Writes a trained model as a folder that transformers and kvbench load, with its card beside it.
 
 save_model(out / "model", loaded, base_model="tiny", made={...})     # out/model/, out/model.json
 """
@@ -26,7 +26,7 @@ def save_model(
 ) -> tuple[Path, dict[str, Any]]:
     """Write configuration, weights, tokenizer and card; returns the folder and the card. Raises SetupError."""
     config = loaded.model.config
-    part = folder.with_name(f".{folder.name}.part")  # takes the folder's place when it is whole
+    part = folder.with_name(f".{folder.name}.part")  # replaces the folder once it is complete
     try:
         shutil.rmtree(part, ignore_errors=True)
         loaded.model.save_pretrained(part)

@@ -1,8 +1,8 @@
-"""Retrieval problems in which it is known where the answer stands: data of `headkv`'s table and of `duo`'s training.
+"""Retrieval problems with known positions of the answer: data of `headkv`'s table and of `duo`'s training.
 
-`tiny_examples` are problems of the task `lookup`, the language of the built-in model; `text_examples` and
-`passkey_examples` are plain English for every other model: one-line notes with codes among unrelated sentences, and at
-the end a code, or all of them, to recall. `examples` takes what suits a model.
+`tiny_examples` are problems of the task `lookup`, for the built-in model. `text_examples` and `passkey_examples` are
+English texts for other models: one-line notes with codes among unrelated sentences, and at the end one code, or all, to
+recall. `examples` chooses by model.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PASSKEYS, SHORTEST = 10, 1000
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt with its right answer. Row i of the answer is written by the query at position `rows[i]`, which knows
-    it from the tokens at the positions `evidence[i]`.
+    """A prompt with its right answer. The query at position `rows[i]` writes token i of the answer, whose source are
+    the tokens at positions `evidence[i]`.
     """
 
     ids: tuple[int, ...]
@@ -45,19 +45,19 @@ class Example:
 
 
 def is_tiny(loaded: LoadedModel) -> bool:
-    """Whether this is the built-in model, not a copy of it."""
+    """Whether this is the built-in model itself, not a copy."""
     return Path(loaded.model.config._name_or_path).resolve() == tiny.path().resolve()
 
 
 def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[Example]:
-    """Problems of lookup-8 for the built-in model, for others `passkey_examples`. Raises SetupError."""
+    """Problems of lookup-8 for the built-in model, `passkey_examples` for others. Raises SetupError."""
     if is_tiny(loaded):
         return tiny_examples(count, seed)
     return passkey_examples(encoder(loaded), count, seed, first_ids(loaded), min(loaded.context, longest))
 
 
 def source(loaded: LoadedModel) -> str:
-    """What the examples for a model are, in words for a card."""
+    """A description of a model's examples for the card."""
     return "problems of lookup-8" if is_tiny(loaded) else "codes among unrelated sentences, English"
 
 
@@ -71,13 +71,13 @@ def first_ids(loaded: LoadedModel) -> list[int]:
 
 
 def tiny_examples(count: int, seed: int) -> list[Example]:
-    """Problems of the cell lookup-8 that no evaluation uses."""
+    """Problems of the cell lookup-8 with seeds that no evaluation uses."""
     draw = Draw("head tables", seed)
     return [_of_lookup(CELLS["lookup-8"].generate(draw.below(HELD_OUT))) for _ in range(count)]
 
 
 def _of_lookup(problem: Problem) -> Example:
-    """The answer names a key and its value, so the row of the key writes the tens and that of the tens the units."""
+    """The answer is a key and its value: the row of the key writes the tens, the row of the tens the units."""
     prompt, trace = problem.prompt_pieces, problem.trace_pieces
     stops = prompt.index("Ask")
     rows, evidence, name = [], [], ""
@@ -92,49 +92,43 @@ def _of_lookup(problem: Problem) -> Example:
 
 
 def text_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
-    """Texts of 120 sentences and six codes, one of which is asked for.
+    """Texts of 120 sentences with six codes, one of which is asked for.
 
     first: tokens before every prompt; longest: tokens that the model can read. Raises SetupError.
     """
     draws = [Draw("head tables", seed, number) for number in range(count)]
-    return _read(longest, [_of_notes(encode, draw, first, longest, NOTES, 1, SENTENCES) for draw in draws])
+    return [_of_notes(encode, draw, first, longest, notes=NOTES, asked=1, sentences=SENTENCES) for draw in draws]
 
 
 def passkey_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
     """Texts of 1,000 to `longest` tokens with ten codes, all of which are asked for. Raises SetupError."""
-    made = []
+    texts = []
     for number in range(count):
         draw = Draw("passkeys", seed, number)
         length = draw.between(min(SHORTEST, longest), longest)
-        made.append(_of_notes(encode, draw, first, length, PASSKEYS, PASSKEYS, length))
-    return _read(longest, made)
-
-
-def _read(longest: int, made: list[Example]) -> list[Example]:
-    if any(len(example.ids) > longest for example in made):
-        raise SetupError(f"the model reads {longest} tokens, too few for the texts that heads are told apart by.")
-    return made
+        texts.append(_of_notes(encode, draw, first, length, notes=PASSKEYS, asked=PASSKEYS, sentences=length))
+    return texts
 
 
 def _of_notes(
-    encode: Encode, draw: Draw, first: Sequence[int], longest: int, notes: int, asked: int, sentences: int
+    encode: Encode, draw: Draw, first: Sequence[int], longest: int, *, notes: int, asked: int, sentences: int
 ) -> Example:
-    """A text with so many notes, of which `asked` are asked for, and at most so many sentences between them."""
+    """A text with `notes` codes, of which `asked` are asked for, and at most `sentences` between them."""
     places = draw.sample(PLACES, notes)
     codes = [f"{draw.between(10000, 99999)}" for _ in places]
     wanted = draw.sample(range(notes), asked)
     head = [*first, *encode("Remember the codes in these notes.\n")]
-    said = [(encode(f" The code of {p} is"), encode(f" {code}"), encode(".")) for p, code in zip(places, codes)]
+    facts = [(encode(f" The code of {p} is"), encode(f" {code}"), encode(".")) for p, code in zip(places, codes)]
     what = f"is the code of {places[wanted[0]]}" if asked == 1 else "are the codes"
     question = encode(f"\nQuestion: What {what}?\nAnswer:")
 
-    taken = [part for note in (*range(notes), *wanted) for part in said[note]]
+    taken = [part for note in (*range(notes), *wanted) for part in facts[note]]
     filler = list(_filler(encode, draw, longest - len(head) - len(question) - sum(map(len, taken)), sentences))
     tokens, spans = head, dict[int, range]()
     gaps = sorted(draw.below(len(filler) + 1) for _ in range(notes))
     for index, sentence in enumerate([*filler, []]):
         for note in (i for i, gap in enumerate(gaps) if gap == index):
-            words, code, stop = said[note]
+            words, code, stop = facts[note]
             spans[note] = range(len(tokens) + len(words), len(tokens) + len(words) + len(code))
             tokens = [*tokens, *words, *code, *stop]
         tokens = [*tokens, *sentence]
@@ -142,16 +136,19 @@ def _of_notes(
     rows: list[int] = []
     evidence: list[tuple[int, ...]] = []
     for note in wanted:
-        words, code, stop = said[note]
+        words, code, stop = facts[note]
         begin = len(tokens) + len(words) - 1
         rows += range(begin, begin + len(code))
         evidence += [tuple(spans[note])] * len(code)
         tokens = [*tokens, *words, *code, *stop]
-    return Example(tuple(tokens[: rows[-1] + 2]), tuple(rows), tuple(evidence))
+    ids = tuple(tokens[: rows[-1] + 2])
+    if len(ids) > longest:
+        raise SetupError(f"a context of {longest} tokens is too short for the texts from which heads are estimated.")
+    return Example(ids, tuple(rows), tuple(evidence))
 
 
 def _filler(encode: Encode, draw: Draw, room: int, sentences: int) -> Iterator[list[int]]:
-    """Sentences until there are enough or the room is used."""
+    """At most `sentences` sentences of `room` tokens together."""
     for _ in range(sentences):
         sentence = encode(f" {draw.pick(SUBJECTS)} {draw.pick(ACTIONS)} {draw.pick(ENDINGS)}")
         if (room := room - len(sentence)) < 0:

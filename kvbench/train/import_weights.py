@@ -1,7 +1,7 @@
-"""Published gates and scorers, read without running anything in them, and written as weights of kvbench.
+"""Converts published gates and scorers to weights of kvbench, without running anything in their files.
 
-Read are safetensors, and pickles by `torch.load(weights_only=True)`, which makes tensors and nothing else. Only the
-tensors of gates or scorers are taken; of a checkpoint that holds the whole model the rest stays on disk.
+It reads safetensors, and pickles by `torch.load(weights_only=True)`, which creates tensors only. Of a checkpoint of a
+whole model it loads only the tensors of gates or scorers.
 """
 
 from __future__ import annotations
@@ -27,12 +27,11 @@ from kvbench.eviction.terms.gates import Gate, form_of
 from kvbench.eviction.terms.published_checkpoints import Layers
 
 PICKLES = (".pth", ".pt", ".bin")
-KINDS = ("trimkv", "retention", "foresightkv")
 
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """What was written: the file, its card, and the options with which the method takes it."""
+    """A written file, its card, and the method's options for it."""
 
     path: Path
     card: dict[str, Any]
@@ -41,7 +40,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors of a checkpoint's gates or scorers, the files that they come from, and its configuration if any."""
+    """The tensors of a checkpoint's gates or scorers, their files, and the checkpoint's configuration if any."""
 
     layers: Layers
     files: list[Path]
@@ -55,27 +54,24 @@ def import_weights(
 
     Args:
         source: a file, or a folder with files and perhaps a ``config.json``.
-        kind: one of KINDS.
-        config: of the model that the weights are for, as in its ``config.json``; `base_model`: its name.
-        folder: where the weights and their card go.
-        gate: which gate it is, where neither names nor sizes nor the checkpoint's configuration tell.
+        kind: trimkv, retention or foresightkv.
+        config: the model's, as in its ``config.json``; `base_model`: its name.
+        folder: for the weights and their card.
+        gate: the kind of gate, where names, sizes and the checkpoint's configuration leave it open.
 
     Raises:
         SetupError: the source cannot be read, or holds no weights for this model.
-        UserError: it does not say which gate it is.
+        UserError: the source leaves the kind of gate open.
     """
     module = published_checkpoints.SCORER if kind == "foresightkv" else published_checkpoints.GATE
-    found, model = read(source, module), model_fields(config)
+    checkpoint, model = read(source, module), model_fields(config)
     if kind == "foresightkv":
-        tensors, options = _scorer(found, model)
+        tensors, options = _scorer(checkpoint, model)
         about: dict[str, Any] = dict(options)
     else:
-        tensors, options, about = _gates(found, model, gate)
-    made = {
-        "how": "imported",
-        "files": {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in found.files},
-        **about,
-    }
+        tensors, options, about = _gates(checkpoint, model, gate)
+    files = {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in checkpoint.files}
+    made = {"how": "imported", "files": files, **about}
     path = folder / f"{kind}.safetensors"
     return Imported(path, save_weights(path, kind, tensors, Base(name=base_model, config=config), made=made), options)
 
@@ -106,7 +102,7 @@ def read(source: Path, module: str) -> Checkpoint:
 
 
 def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.Tensor]) -> Layers:
-    """The tensors of each layer, in float32. Raises SetupError for a layer that is missing, or a tensor of no use."""
+    """The tensors of each layer, in float32. Raises SetupError for a missing layer or a tensor of the wrong shape."""
     layers: dict[int, dict[str, torch.Tensor]] = {}
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
@@ -140,7 +136,7 @@ def _safetensors(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]
 def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
-    except Exception as error:  # a pickle is a program, and raises whatever its steps lead to
+    except Exception as error:  # a pickle is a program and may raise anything
         raise SetupError(f"{show(file)} {_refused(error)}; nothing of it was run.") from None
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
@@ -151,16 +147,16 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def _refused(error: Exception) -> str:
-    """Why torch would not read a pickle, in our words: its own advise to run what is in it."""
-    if found := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        return f"holds more than tensors (it asks for {show(found[1])})"
+    """Why torch refused a pickle, in our words: torch's message advises the user to run its content."""
+    if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
+        return f"holds more than tensors (it asks for {show(match[1])})"
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror or error})"
     return f"holds more than tensors, or is damaged ({type(error).__name__})"
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """A checkpoint's configuration, the fields of its text part on top; empty where there is none."""
+    """A checkpoint's configuration, overlaid with its text part's; empty if it has none."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -172,21 +168,21 @@ def _config(file: Path) -> dict[str, Any]:
 
 
 def _gates(
-    found: Checkpoint, model: Sizes, gate: Gate | None
+    checkpoint: Checkpoint, model: Sizes, gate: Gate | None
 ) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, Any]]:
-    layer, config = found.layers[0], found.config
+    layer, config = checkpoint.layers[0], checkpoint.config
     kinds = published_checkpoints.gate_kinds(layer)
     if not kinds:
         raise SetupError(f"no known gate has the tensors {', '.join(sorted(layer))}.")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise SetupError(f"the gate's activation is {show(activation)}; only silu gates are served.")
-    _same_heads("gate", len(found.layers), len(layer["bias"]), model)
+        raise SetupError(f"the gate's activation is {show(activation)}; only silu gates are supported.")
+    _same_heads("gate", len(checkpoint.layers), len(layer["bias"]), model)
     if len(kinds) > 1:
         kinds = [kind for kind in kinds if kind in (gate, config.get("retention_gate"))] or _by_size(layer, model)
     if len(kinds) != 1:
         raise UserError("the gate reads hidden states (rg) or keys and values (rg2), of one size here: give --gate.")
-    tensors = published_checkpoints.gates(found.layers, kinds[0])
+    tensors = published_checkpoints.gates(checkpoint.layers, kinds[0])
     form = form_of(tensors)
     assert form is not None
     if why := form.misfit(tensors, model):
@@ -206,8 +202,8 @@ def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
     return [gate for gate, size in sizes.items() if size == inputs]
 
 
-def _scorer(found: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
-    layers = [{n: t for n, t in layer.items() if n not in published_checkpoints.UNUSED} for layer in found.layers]
+def _scorer(checkpoint: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    layers = [{n: t for n, t in layer.items() if n not in published_checkpoints.UNUSED} for layer in checkpoint.layers]
     if layers[0].keys() != published_checkpoints.SCORERS.keys():
         raise SetupError(f"no known scorer has the tensors {', '.join(sorted(layers[0]))}.")
     _same_heads("scorer", len(layers), len(layers[0]["fc1.weight"]), model)
@@ -216,7 +212,7 @@ def _scorer(found: Checkpoint, model: Sizes) -> tuple[dict[str, torch.Tensor], d
     fits: dict[int, Features] = {scorer_shapes(f, model)["w1"][2]: f for f in COUNT}
     if inputs not in fits:
         wanted = " or ".join(f"{size} ({features})" for size, features in fits.items())
-        raise SetupError(f"scorer weights read {inputs} numbers an entry; for this model it must be {wanted}.")
+        raise SetupError(f"scorer weights read {inputs} numbers per entry; for this model it must be {wanted}.")
     if why := misfit(tensors, scorer_shapes(fits[inputs], model, hidden)):
         raise SetupError(f"scorer weights do not fit the model: {why}.")
     return tensors, {"features": fits[inputs]}

@@ -1,11 +1,11 @@
 """The loop that trains every learned method.
 
     done = train(recipe, out, base=Base(name="tiny", config=loaded.model.config))
-    done.path                     # what was made: OUT/KIND.safetensors with its card, or a folder with a model
+    done.path                     # OUT/KIND.safetensors with its card, or a folder with a model
 
-After a kill the same call goes on from the last checkpoint and comes to the same losses. `OUT/log.jsonl` has one row a
-step, `OUT/held_out.jsonl` the held-out figures. Of several processes (`kvbench.train.processes`) each takes its share
-of a batch and gradients are averaged; the first process writes.
+After a kill the same call continues from the last checkpoint and reaches the same losses. `OUT/log.jsonl` has one row
+per step, `OUT/held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share each batch and
+average their gradients; the first process writes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Tick = Callable[[int, dict[str, float]], None]  # (steps done, the step's figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Weights that were written, and the held-out figures before and after."""
+    """Written weights, and the held-out figures before and after."""
 
     path: Path
     card: dict[str, Any]
@@ -56,16 +56,16 @@ def train(
     checkpoint_seconds: float = 30.0,
     tick: Tick | None = None,
 ) -> Trained:
-    """Train to the end, from the last checkpoint where there is one.
+    """Train to the end, from the last checkpoint if there is one.
 
     Args:
-        base: the model that this is for; `revision`: of its files.
-        checkpoint_seconds: between two checkpoints, for every second that one takes to write (at least one); the last
-            step always makes one.
+        base: the model; `revision`: of its files.
+        checkpoint_seconds: between two checkpoints. A checkpoint that takes n > 1 seconds to write makes it n times as
+            long. The last step always writes one.
 
     Raises:
         UserError: `out` holds a training with other settings.
-        RunInUseError: another one is at work there.
+        RunInUseError: another training holds the folder.
         SetupError: a loss is not finite, or a file cannot be written or read.
     """
     settings = recipe.settings
@@ -126,7 +126,7 @@ def train(
 def _gradients(
     recipe: Recipe, parameters: Iterable[torch.Tensor], step: int, share: slice, processes: Processes
 ) -> tuple[float, dict[str, float]]:
-    """Leave the gradient of the whole batch in every parameter. Returns its loss, and the figures of this share.
+    """Put the gradient of the whole batch into every parameter. Returns its loss, and the figures of this share.
 
     Raises SetupError when the loss is not finite.
     """
@@ -144,14 +144,14 @@ def _gradients(
         raise SetupError(f"the loss is {loss} at step {step}; try a smaller --lr.")
     gradients = []
     for p in parameters:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad  # every process sends one of each
+        p.grad = torch.zeros_like(p) if p.grad is None else p.grad  # all processes must average the same tensors
         gradients.append(p.grad)
     processes.average(gradients)
     return loss, figures
 
 
 def steps_done(out: Path) -> int:
-    """Of the training in a folder, by its checkpoint; 0 where there is none. Raises SetupError for a damaged one."""
+    """Steps of the checkpoint in a folder, 0 without one. Raises SetupError for a damaged checkpoint."""
     path = out / CHECKPOINT
     return int(checkpoint.state_of(path)["step"]) if path.exists() else 0
 
@@ -173,7 +173,7 @@ def _begin(
     base: Base,
     revision: str | None,
 ) -> dict[str, Any]:
-    """State to go on from: that of the checkpoint, or a new one."""
+    """The state of the checkpoint, or a new one."""
     settings = json.loads(json.dumps(asdict(recipe.settings)))
     model = {"base_model": base.name, "revision": revision, "fingerprint": base.fingerprint}
     named = {"recipe": recipe.name, "settings": settings, **model}
@@ -192,12 +192,12 @@ def _begin(
     checkpoint.restore(path, parameters, optimiser)
     if processes.first:
         forget_after(int(state["step"]), out / LOG)
-        forget_after(int(state["step"]) - 1, out / HELD_OUT)  # a finished training writes its last figures again
+        forget_after(int(state["step"]) - 1, out / HELD_OUT)  # the last figures are computed again
     return state
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """``steps 200, now 400``: the settings in which a checkpoint differs."""
+    """The settings in which a checkpoint differs, as in ``steps 200, now 400``."""
 
     def flat(named: Mapping[str, Any]) -> dict[str, Any]:
         settings = dict(named.get("settings") or {})
@@ -212,7 +212,7 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def forget_after(step: int, log: Path) -> None:
-    """Drop the rows of steps that a kill undid; they will be run again."""
+    """Drop a log's rows of steps after the checkpoint; these steps run again."""
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
 

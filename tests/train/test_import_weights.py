@@ -183,7 +183,7 @@ def test_scorers_of_another_model_are_refused(tmp_path, out):
     scorer_states(8, tmp_path)
     for change, match in (
         ({"num_hidden_layers": 2}, "scorer weights are for 3 layers x 2 heads; the model has 2 x 2"),
-        ({"head_dim": 20}, r"read 48 numbers an entry; for this model it must be 52 \(paper6\) or 56 \(released8\)"),
+        ({"head_dim": 20}, r"read 48 numbers per entry; for this model it must be 52 \(paper6\) or 56 \(released8\)"),
     ):
         with pytest.raises(SetupError, match=match):
             import_weights(tmp_path, "foresightkv", CONFIG | change, "m", out)

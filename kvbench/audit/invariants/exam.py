@@ -87,7 +87,7 @@ class Exam:
     def _special(self, way: Special) -> Trial:
         long, short = (replace(request, samples=(0,)) for request in self.requests[:2])
         if way == "chunked":
-            return self._bench(self.layouts[0], chunk=CHUNK, prefill="chunked").run([long, short])
+            return self._bench(self.layouts[0], prefill_chunk=CHUNK, prefill="chunked").run([long, short])
         if way == "share":
             return self._bench(self.layouts[0], SHARE).run([long, short])
         requests = [replace(request, compress_at=len(request.prompt_ids) - TAIL) for request in (long, short)]

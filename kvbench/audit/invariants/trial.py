@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from kvbench.audit.invariants.watch import Seen, watching
-from kvbench.engine.cache.layout import Layout
 from kvbench.engine.cache.paged import PAGE, PagedCache
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.prefill import Prefill
 from kvbench.engine.reference import KeptHistory
 from kvbench.eviction import noise
 from kvbench.eviction.api import Method
@@ -52,33 +51,14 @@ class Trial:
 class Bench:
     """An engine for one trial after the other."""
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        method: Method,
-        *,
-        budget: float | None,
-        interval: int,
-        slots: int,
-        max_tokens: int,
-        layout: Layout = "auto",
-        chunk: int = 32,
-        prefill: Prefill = "full",
-        tail: int = 0,
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, method: Method, **settings: Any) -> None:
+        """settings: those of `Engine`."""
         self.method = method
         self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
         self.engine = Engine(
             loaded,
             method,
-            budget=budget,
-            interval=interval,
-            slots=slots,
-            max_tokens=max_tokens,
-            prefill_chunk=chunk,
-            prefill=prefill,
-            tail=tail,
-            layout=layout,
+            **{"prefill_chunk": 32} | settings,
             log=lambda *event: self.history(*event),
             on_step=lambda *_: self._measure(),
         )

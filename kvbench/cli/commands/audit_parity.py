@@ -83,11 +83,11 @@ def _print_tables(
             (n["case"], n["value"], f"{n['numbers']}", f"{n['error']:.2g}", "yes" if n["equal"] else "NO")
             for n in numbers
         )
-        headings = ("case", "value", "numbers", "difference / tolerance", "equal")
-        console.print(_table("values against the reference code", headings, 2, cells))
+        values = ("case", "value", "numbers", "difference / tolerance", "equal")
+        console.print(_table("values against the reference code", values, 2, cells))
     if not_covered:
-        headings = ("case", "variant", "reason")
-        console.print(_table("not covered", headings, 3, (tuple(entry.values()) for entry in not_covered)))
+        reasons = ("case", "variant", "reason")
+        console.print(_table("not covered", reasons, 3, (tuple(entry.values()) for entry in not_covered)))
     good = sum(row["equal"] for row in rows)
     covered = len({row["case"] for row in rows + numbers})
     verdict = "all decisions equal up to ties" if equal else "DECISIONS DIFFER" if rows else "nothing was compared"

@@ -1,4 +1,4 @@
-"""``kvbench bench``: decoding speed under eviction beside a baseline; `kvbench.runner.bench` measures."""
+"""``kvbench bench``: decoding speed under eviction beside a baseline, measured by `kvbench.runner.bench`."""
 
 from __future__ import annotations
 
@@ -41,51 +41,49 @@ def bench(
 ) -> None:
     """Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit."""
     load_plugins(plugin or [])
-    setting = _setting(
-        numbers={
-            "new-tokens": new_tokens,
-            "budget": budget,
-            "interval": interval,
-            "threads": threads,
-            "repeats": repeats,
+    values = _parsed(
+        method,
+        sequences,
+        {
+            "new-tokens": (whole(1), new_tokens),
+            "budget": (whole(1), budget),
+            "interval": (whole(1), interval),
+            "threads": (whole(1), threads),
+            "repeats": (whole(1), repeats),
+            "dtype": (choice(*DTYPES), dtype),
+            "baseline": (choice("transformers", "none"), baseline),
         },
-        sequences=sequences,
-        method=method,
-        names={"dtype": dtype, "baseline": baseline, "shape": shape, "device": device},
     )
 
     from kvbench.runner.bench import Setting, as_json
     from kvbench.runner.bench import bench as measure
 
     say = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else (lambda text: None)
-    made = Setting(**setting)
-    results = measure(made, say)
-    _print(results, made.method)
+    setting = Setting(shape=shape, device=device, **values)
+    results = measure(setting, say)
+    _print(results, setting.method)
     if json:
-        terminal.data(as_json(made, results))
+        terminal.data(as_json(setting, results))
 
 
-def _setting(numbers: dict[str, str], sequences: str, method: str, names: dict[str, str]) -> dict[str, Any]:
+def _parsed(method: str, sequences: str, raw: dict[str, tuple[Any, str]]) -> dict[str, Any]:
+    """Checked values by field of `Setting`. raw: parser and text of each option."""
     problems = Problems()
-    found: dict[str, Any] = {"shape": names["shape"], "device": names["device"]}
-    for name, raw in numbers.items():
+    values: dict[str, Any] = {}
+    for name, (parser, text) in raw.items():
         with problems.collect():
-            found[name.replace("-", "_")] = parse(f"--{name}", whole(1), raw)
+            values[name.replace("-", "_")] = parse(f"--{name}", parser, text)
     with problems.collect():
         members = split("--sequences", sequences, "Example: --sequences 1,8.")
-        found["sequences"] = tuple(parse("--sequences", whole(1), member) for member in members)
+        values["sequences"] = tuple(parse("--sequences", whole(1), member) for member in members)
     with problems.collect():
-        found["dtype"] = parse("--dtype", choice(*DTYPES), names["dtype"])
-    with problems.collect():
-        found["baseline"] = parse("--baseline", choice("transformers", "none"), names["baseline"])
-    with problems.collect():
-        found["method"] = choose.canonical(method)
-        made = choose.make(method, {})
-        refuse_oracle(found["method"], made)
-        if made.takes_budget and "budget" in found:
-            check_budget(found["method"], made, found["budget"])
+        values["method"] = choose.canonical(method)
+        instance = choose.make(method, {})
+        refuse_oracle(values["method"], instance)
+        if instance.takes_budget and "budget" in values:
+            check_budget(values["method"], instance, values["budget"])
     problems.stop()
-    return found
+    return values
 
 
 def _print(results: list[Any], method: str) -> None:

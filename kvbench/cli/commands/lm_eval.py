@@ -1,8 +1,8 @@
-"""``kvbench lm-eval``: lm-eval's own command line with kvbench's model and tasks in it.
+"""``kvbench lm-eval``: lm-eval's command line with kvbench's model and tasks.
 
-lm-eval 0.4.13 finds no models outside its package, so its own command knows no ``--model kvbench``. Everything after
-``kvbench lm-eval`` goes to lm-eval as it is; only the folder of kvbench's tasks is added to ``--include_path``, and
-the model is kvbench where none is named.
+lm-eval 0.4.13 finds no models outside its package, so its own command lacks ``--model kvbench``. Everything after
+``kvbench lm-eval`` goes to lm-eval unchanged; kvbench adds its tasks' folder to ``--include_path`` and is the default
+model.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def lm_eval(
         raise UserError("lm-eval needs arguments; 'kvbench lm-eval --help' has examples.")
     typed, sys.argv = sys.argv, ["lm-eval", *arguments]
     try:
-        with signals.phase(lambda: "interrupted: lm-eval keeps nothing of an unfinished run, unless with --use_cache."):
+        with signals.phase(lambda: "interrupted: lm-eval keeps nothing of an unfinished run without --use_cache."):
             _run()
     except (KVBenchError, ImportError):
         raise
@@ -69,38 +69,38 @@ def _run() -> None:
 
     setup_logging()
     parser = HarnessCLI()
-    given: Any = parser.parse_args()
-    from_file = _from_file(given)
-    if hasattr(given, "include_path"):
-        own = given.include_path or from_file.get("include_path")
-        given.include_path = [str(TASKS), *([own] if isinstance(own, str) else own or [])]
-    if given.command == "run":
-        given.model = given.model or from_file.get("model", "kvbench")
-        if given.model == "kvbench":
-            _prepare(given, from_file)
-    parser.execute(given)
+    options: Any = parser.parse_args()
+    from_file = _from_file(options)
+    if hasattr(options, "include_path"):
+        own = options.include_path or from_file.get("include_path")
+        options.include_path = [str(TASKS), *([own] if isinstance(own, str) else own or [])]
+    if options.command == "run":
+        options.model = options.model or from_file.get("model", "kvbench")
+        if options.model == "kvbench":
+            _prepare(options, from_file)
+    parser.execute(options)
 
 
-def _prepare(given: Any, from_file: dict[str, Any]) -> None:
+def _prepare(options: Any, from_file: dict[str, Any]) -> None:
     """Register the model, and check its arguments before lm-eval reads its 14,000 task files."""
     from lm_eval.utils import simple_parse_args_string
 
     import kvbench.integrations.lm_eval  # noqa: F401
     from kvbench.integrations.model_args import read
 
-    arguments = given.model_args or from_file.get("model_args") or {}
+    arguments = options.model_args or from_file.get("model_args") or {}
     arguments = dict(simple_parse_args_string(arguments) if isinstance(arguments, str) else arguments)
-    # lm-eval's own default is cuda:0 on every machine, and a device among the model's arguments would be given twice.
-    given.device = arguments.pop("device", None) or given.device or from_file.get("device", "auto")
-    given.model_args = arguments
-    read(arguments, device=given.device, batch_size=getattr(given, "batch_size", None))
+    # lm-eval's default is cuda:0 on every machine. A device in model_args replaces it: lm-eval refuses two devices.
+    options.device = arguments.pop("device", None) or options.device or from_file.get("device", "auto")
+    options.model_args = arguments
+    read(arguments, device=options.device, batch_size=getattr(options, "batch_size", None))
 
 
-def _from_file(given: Any) -> dict[str, Any]:
+def _from_file(options: Any) -> dict[str, Any]:
     """The settings of lm-eval's ``--config``."""
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    config = getattr(given, "config", None)
+    config = getattr(options, "config", None)
     return EvaluatorConfig.load_yaml_config(config) if config else {}
 
 
@@ -113,7 +113,7 @@ def _innermost(error: BaseException) -> str:
 
 
 def _foreign(error: Exception) -> KVBenchError:
-    """One line for what lm-eval or a library below it refused; --debug shows more."""
+    """One line for an error of lm-eval or a library below it; --debug shows more."""
     from kvbench.sources.hub import why
 
     if why(error) == "unreachable":

@@ -1,4 +1,4 @@
-"""``kvbench weights import``: gates and scorers that the papers' authors published, converted for a model."""
+"""``kvbench weights import``: converts gates and scorers that the papers' authors published."""
 
 from __future__ import annotations
 
@@ -38,23 +38,21 @@ def import_(
     method: Annotated[
         str, typer.Option("--method", metavar="METHOD", help="trimkv, retention, foresightkv.", show_default=False)
     ],
-    model: Annotated[
-        str, typer.Option("--model", metavar="MODEL", help="Folder of the model they are for.", show_default=False)
-    ],
+    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Folder of their model.", show_default=False)],
     out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the two files.", show_default=False)],
     gate: Annotated[
-        str | None, typer.Option("--gate", metavar="GATE", help="rg or rg2, where SOURCE does not tell.")
+        str | None, typer.Option("--gate", metavar="GATE", help="rg or rg2, where SOURCE leaves it open.")
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
     """Convert gates or scorers from their authors' checkpoints, and check that they fit a model.
 
-    Nothing in SOURCE is run: safetensors, or pickles of which only tensors are read. Writes DIR/METHOD.safetensors and
-    a card of the same name, .json.
+    Nothing in SOURCE is run: it is safetensors, or a pickle of which only tensors are read. Writes
+    DIR/METHOD.safetensors and its card, a .json of the same name.
     """
     kind = methods.canonical(method)
     if kind not in METHODS:
-        raise UserError(f"--method {show(method)}: there are published weights of {', '.join(METHODS)}.")
+        raise UserError(f"--method {show(method)}: published weights exist for {', '.join(METHODS)}.")
     if gate is not None and gate not in get_args(Gate):
         raise UserError(f"--gate {show(gate)}: choose {', '.join(get_args(Gate))}.")
     info = describe(model)
@@ -64,11 +62,13 @@ def import_(
 
     from kvbench.train.import_weights import import_weights
 
-    made = import_weights(Path(source).expanduser(), kind, info.config, info.name, folder, gate=cast(Gate | None, gate))
-    options = {"scorer" if kind == "foresightkv" else "gates": out, **made.options}
-    _print(kind, model, made.path, made.card, options)
+    weights = import_weights(
+        Path(source).expanduser(), kind, info.config, info.name, folder, gate=cast(Gate | None, gate)
+    )
+    options = {"scorer" if kind == "foresightkv" else "gates": out, **weights.options}
+    _print(kind, model, weights.path, weights.card, options)
     if json:
-        terminal.data(made.card | {"path": str(made.path), "options": options})
+        terminal.data(weights.card | {"path": str(weights.path), "options": options})
 
 
 def _print(kind: str, model: str, path: Path, card: dict[str, Any], options: dict[str, str]) -> None:
@@ -76,5 +76,5 @@ def _print(kind: str, model: str, path: Path, card: dict[str, Any], options: dic
     about = ", ".join(f"{name} {value}" for name, value in shown.items())
     sizes = f"{card['model']['num_hidden_layers']} layers x {card['model']['num_key_value_heads']} heads"
     print(terminal.clean(f"wrote {path} and {path.with_suffix('.json').name}: {sizes}, {about}"))
-    given = " ".join(f"--method-opt {kind}.{name}={value}" for name, value in options.items())
-    print(terminal.clean(f"use them with: kvbench run --method {kind} {given} --model {model} ..."))
+    flags = " ".join(f"--method-opt {kind}.{name}={value}" for name, value in options.items())
+    print(terminal.clean(f"use them with: kvbench run --method {kind} {flags} --model {model} ..."))

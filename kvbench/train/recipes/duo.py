@@ -1,13 +1,13 @@
-"""Training of `duo`: which heads need their whole cache, by gradient descent on what the model loses without it.
+"""Training of `duo`: gradient descent finds the heads that need their whole cache.
 
-A number alpha for each KV head mixes, in the query heads of its group,
+A number alpha per KV head mixes, in the query heads of its group,
 
     out = alpha full + (1 - alpha) streaming       streaming: the first `sinks` and the newest `recent` keys
     loss = mean over answer rows of (h - h')^2 + reg mean |alpha|
 
 where h and h' are the last layer's hidden states with full attention everywhere and with the mixture, on texts whose
-answer stands far back (DuoAttention, arXiv 2410.10819, section 2.3). Alpha begins at 1 and is held in [0, 1]; the
-penalty pulls every head down, the texts hold up those that are needed. Nothing else is trained.
+answer stands far back (DuoAttention, arXiv 2410.10819, section 2.3). Alpha begins at 1 and is clamped to [0, 1]; the
+penalty lowers every alpha, and the texts keep those of needed heads high. Nothing else is trained.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class DuoRecipe(Recipe):
     """Alpha from examples; `settings.more`: sinks, recent, reg.
 
     Held out: `loss`; `deviation`, its first part; `alpha`, the mean; and `half`, the deviation when the half of the
-    heads with the smallest alpha streams and the others do not, which is how the method uses the numbers.
+    heads with the smallest alpha streams and the others do not, as the method does.
     """
 
     name, kind, figure = "duo", "duo", "loss"
@@ -56,7 +56,7 @@ class DuoRecipe(Recipe):
         longest = max(len(example.ids) for example in (*examples, *held_out))
         geometry = for_lengths(loaded.geometry, longest)
         check_evicts(geometry, longest)
-        # Layers with a sliding window stay as they are. Should shorter sequences make them evict, they keep all.
+        # Layers with a sliding window are not mixed. Where shorter sequences make them evict, alpha is 1.
         self.layers = [g.index for g in geometry if g.evicts]
         size = sum(p.numel() for p in loaded.model.parameters())
         self.again = size >= LARGE and any(isinstance(m, GradientCheckpointingLayer) for m in loaded.model.modules())

@@ -1,9 +1,9 @@
 """Second stage of `foresightkv`: group relative policy optimisation over evictions (arXiv 2602.03203).
 
-An answer is read G times; every reading's evictions are the method's own draw with the scorer as it is. A reading is
-rewarded by how little worse the model predicts the answer than with the full cache. With d the loss that eviction adds
-to a token, over tokens of the answer that come after the first eviction (low: the 80% at which the full cache has the
-least entropy; high: the others), `reward` is
+An answer is read G times; in every reading the method draws its evictions with the current scorer. The reward of a
+reading is high where the model predicts the answer nearly as well as with the full cache. With d the loss that eviction
+adds to a token, over the answer's tokens after the first eviction (low: the 80% at which the full cache has the least
+entropy; high: the others), `reward` is
 
     squared    - mean over low of d^2 [d > 1.5]      the paper's own
     large      - mean over low of d [d > 1.5]
@@ -12,12 +12,12 @@ least entropy; high: the others), `reward` is
     all        - mean over all of d
 
     A_g   = (R_g - mean of R) / (standard deviation of R + 1e-8)
-    loss  = policy loss of A_g and log softmax(phi) at the entries that went, over layers, heads, evictions and entries
-            (`kvbench.eviction.terms.objectives`), with the divergence from the scorer that training began with
+    loss  = policy loss of A_g and log softmax(phi) at the evicted entries, over layers, heads, evictions and entries
+            (`kvbench.eviction.terms.objectives`), with the divergence from the initial scorer
 
-The softmax is over all entries that compete: not the exact probability of a draw without replacement among the worst,
-but what the released code takes for it. Every draw is learned from once, so that the ratio of the policy loss is 1 and
-its clip never binds. The model is not trained.
+The softmax is over all competing entries. This is not the exact probability of a draw without replacement among the
+worst, but the released code's approximation. Every draw is used once, so that the ratio of the policy loss is 1 and its
+clip never binds. The model is frozen.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from kvbench.train.recipe import Settings, check_choices, check_least, draw_batc
 from kvbench.train.traces import Trace
 
 REWARDS = ("squared", "large", "low", "high", "all")
-LARGE = 1.5  # nats that a token's loss must grow by to be looked at
+LARGE = 1.5  # nats: smaller losses are ignored by `squared` and `large`
 LOW_SHARE = 0.8  # of the tokens, those of lowest entropy
 AUTO = "auto"
 
@@ -50,8 +50,8 @@ AUTO = "auto"
 class PolicyRecipe(ScorerRecipe):
     """A scorer from its own draws; `settings.more`: init, budget, interval, features, group, reward, clip, kl.
 
-    Held out: `reward`, of `group` readings of every trace; `loss_increase`, nats a token after the first eviction; and
-    `loss_ratio`, the loss of these tokens over that of the full cache.
+    Held out: `reward`, of `group` readings of every trace; `loss_increase`, nats per token after the first eviction;
+    and `loss_ratio`, the loss of these tokens over that of the full cache.
     """
 
     name, figure, higher = "foresightkv-grpo", "reward", True
@@ -112,7 +112,7 @@ class PolicyRecipe(ScorerRecipe):
         return super().card() | {"began_with": dict(self.origin)}
 
     def _drawn(self, trace: Trace, number: int) -> TraceReading:
-        """A group of readings; `number` says which draws."""
+        """A group of readings; `number` selects their draws."""
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
         return self.evictions.drawn(trace, seeds, self.trained.scorer())
@@ -162,19 +162,19 @@ def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tens
 
 
 def _first(trace: Trace, reading: TraceReading) -> int:
-    """The first token of the answer that is predicted after an eviction."""
+    """The answer's first token that is predicted after an eviction."""
     return min(choice.seen for choice in reading.choices) - len(trace.prompt) + 1
 
 
-def _initial(loaded: LoadedModel, place: str, features: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The scorer that training begins with, and what its card says of it. Raises UserError when there is none."""
-    method = methods.get("foresightkv")(features=features, scorer=place)
+def _initial(loaded: LoadedModel, location: str, features: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The initial scorer, and its hash and command for the card. Raises UserError when there is none."""
+    method = methods.get("foresightkv")(features=features, scorer=location)
     weights = method.weights()
     beside = loaded.folder / f"{weights.kind}.safetensors" if loaded.folder else None
-    if place == AUTO and not (beside and beside.is_file()):
+    if location == AUTO and not (beside and beside.is_file()):
         raise UserError(
-            "foresightkv-grpo goes on from a trained scorer, and none is beside the model; "
-            "'kvbench train foresightkv' makes one: --opt init=PATH."
+            "foresightkv-grpo continues from a trained scorer, and none is beside the model; "
+            "train one with 'kvbench train foresightkv', then give --opt init=PATH."
         )
     tensors = load_weights(weights, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
     card = json.loads(card_path(find(weights, loaded.folder)).read_text(encoding="utf-8"))

@@ -1,13 +1,13 @@
 """Training of retention gates: `trimkv`, every head on its own, and `retention`, all heads of all layers together.
 
-The model is frozen. It reads its own answers twice: as it is (the teacher), and with every entry fading by its gate's
-beta instead of being evicted (the student), through which gradients reach the gates of all layers.
+The model is frozen. It reads its own answers twice: unchanged (the teacher), and with every entry fading by its gate's
+beta instead of being evicted (the student). The student's gradients reach the gates of all layers.
 
     loss = (KL(teacher || student) + cross-entropy of the next token) / 2  +  `capacity` * capacity loss
 
 TRIM-KV (arXiv 2512.03324), global retention (arXiv 2605.09649). The first term is a mean over the answer's tokens; the
-second (`kvbench.eviction.terms.capacity`) grows with what is alive beyond the budget, at any token of prompt or
-answer. Gates are called as the engine calls them when it evicts.
+second (`kvbench.eviction.terms.capacity`) grows with the entries alive beyond the budget at any token of prompt or
+answer. The engine's own code computes the gates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Training of `lookaheadkv`: learned rows behind a prompt come to attend as the true answer will.
+"""Training of `lookaheadkv`: learned rows after a prompt learn to attend as the true answer will.
 
 For a prompt X and the model's own answer Y, per layer and query head,
 
@@ -6,8 +6,8 @@ For a prompt X and the model's own answer Y, per layer and query head,
     guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, the learned rows under the adapter
     loss     = mean over layers and heads of KL( target / |target|_1  ||  guess / |guess|_1 )   over j in X
 
-(arXiv 2603.10899). Only P and the adapter are trained. The prompt is read once without a gradient: its keys and values
-do not depend on what is trained.
+(arXiv 2603.10899). Only P and the adapter are trained. The prompt is read once without a gradient, because its keys and
+values depend on neither.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvbench.train.recipe import Settings, TraceRecipe, check_least
 from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
-EPSILON = 1e-9  # against the logarithm of a key that nothing attends to
+EPSILON = 1e-9  # keeps the logarithm finite for a key without attention
 
 
 class LookaheadRecipe(TraceRecipe):
@@ -44,7 +44,7 @@ class LookaheadRecipe(TraceRecipe):
         self.rows, self.rank = int(settings.more["rows"]), int(settings.more["rank"])
         generator = torch.Generator().manual_seed(settings.seed)
         table = loaded.model.get_input_embeddings().weight
-        # Rows begin as embeddings of random tokens, which the model can read; the adapter begins as nothing.
+        # Rows begin as embeddings of random tokens, which the model can read; the adapter begins without effect.
         tokens = torch.randint(0, table.shape[0], (self.rows,), generator=generator)
         self.trained = {"embeddings": table[tokens.to(table.device)].detach().float().clone()}
         for place, linear in projections(loaded.model).items():
@@ -83,7 +83,7 @@ class LookaheadRecipe(TraceRecipe):
         return max(g.kv_heads for g in self.loaded.geometry)
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Target and guess over the prompt, [L, Hq, T] each: mean attention of the answer's rows and of the learned."""
+        """Target and guess [L, Hq, T]: mean attention of the answer's rows and of the learned rows to the prompt."""
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt)
         with torch.no_grad():
@@ -97,13 +97,13 @@ class LookaheadRecipe(TraceRecipe):
     @staticmethod
     def _divergence(target: torch.Tensor, guess: torch.Tensor) -> torch.Tensor:
         wanted = target / target.sum(-1, keepdim=True).clamp_min(EPSILON)
-        said = guess / guess.sum(-1, keepdim=True).clamp_min(EPSILON)
-        ratio = (wanted + EPSILON).log() - (said + EPSILON).log()
+        guessed = guess / guess.sum(-1, keepdim=True).clamp_min(EPSILON)
+        ratio = (wanted + EPSILON).log() - (guessed + EPSILON).log()
         return (wanted * ratio).sum(-1).mean()
 
 
 class _Past:
-    """Reads prompt and answer; keeps the prompt's keys and values, and what the answer's rows pay to the prompt."""
+    """Reads prompt and answer; keeps the prompt's keys and values, and the attention of the answer's rows to it."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt = prompt
@@ -121,7 +121,7 @@ class _Past:
 
 
 class _Look:
-    """Reads the learned rows behind a prompt that was read."""
+    """Reads the learned rows after a prompt."""
 
     def __init__(self, past: _Past) -> None:
         self.past = past
@@ -139,7 +139,7 @@ class _Look:
 
 
 def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Softmax [Hq, rows, n] of queries at positions `rows` over the keys before them and their own."""
+    """Softmax [Hq, rows, n] of queries at positions `rows` over the keys up to their own."""
     _, heads, count, d = queries.shape
     group = queries.reshape(keys.shape[1], heads // keys.shape[1] * count, d)
     logits = (group @ keys[0].transpose(-1, -2)).float().view(heads, count, -1) * call.scaling
@@ -150,7 +150,7 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Share of the entries that the answer attends to most which the guess keeps, over layers and KV heads."""
+    """Share of the answer's most attended entries that the guess would keep, over layers and KV heads."""
     kept = []
     for shares in (target, guess):
         merged = shares.unflatten(1, (kv_heads, -1)).mean(dim=2)

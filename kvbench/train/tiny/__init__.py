@@ -1,1 +1,1 @@
-"""The built-in model: its data, tokenizer, starting weights and training (`python -m kvbench.train.tiny`)."""
+"""Training of the built-in model: data, tokenizer, starting weights, loop (`python -m kvbench.train.tiny`)."""

@@ -2,11 +2,11 @@
 
     OMP_WAIT_POLICY=PASSIVE python -m kvbench.train.tiny --out runs/tiny [--seed 0] [--threads 2] [--steps-scale 1.0]
 
-Runs by steps, not by time. After a kill the same command goes on from the last checkpoint and comes to the same losses.
-When done, `--out` holds `model/`, a folder for AutoModelForCausalLM and AutoTokenizer, with `card.json`: recipe, steps,
-tokens, versions, accuracy on held-out problems. `log.jsonl` has one row a step, `--steps-scale` stretches every stage.
+Runs by steps, not by time. After a kill the same command continues from the last checkpoint, with the same losses. At
+the end `--out` holds `model/`, a folder for AutoModelForCausalLM and AutoTokenizer, with `card.json`: recipe, steps,
+tokens, versions, accuracy on held-out problems. `log.jsonl` has a row per step; `--steps-scale` stretches every stage.
 
-It does not measure eviction (that is `kvbench run --model tiny`). Losses repeat exactly only on the same machine with
+`kvbench run --model tiny` measures eviction; this program does not. Losses repeat exactly only on the same machine with
 the same thread count and torch version.
 """
 
@@ -23,6 +23,7 @@ import torch
 
 from kvbench.errors import KVBenchError
 from kvbench.taskkit.synthetic.problem import FORM, KINDS
+from kvbench.train.loop import forget_after
 from kvbench.train.tiny.card import export
 from kvbench.train.tiny.trainer import Trainer
 
@@ -36,7 +37,7 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--save-every", type=int, default=200, metavar="STEPS")
     parser.add_argument("--print-every", type=int, default=50, metavar="STEPS")
-    parser.add_argument("--problems", type=int, default=128, help="held-out problems a cell for the card")
+    parser.add_argument("--problems", type=int, default=128, help="held-out problems per cell for the card")
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -54,7 +55,7 @@ def train(trainer: Trainer, out: Path, save_every: int, print_every: int) -> Non
     checkpoint, log_path = out / "checkpoint.pt", out / "log.jsonl"
     if checkpoint.exists():
         trainer.restore(checkpoint)
-        _forget_after(trainer.step, log_path)
+        forget_after(trainer.step, log_path)
     window: list[dict] = []
     with log_path.open("a") as log:
         while trainer.step < trainer.total:
@@ -73,14 +74,8 @@ def train(trainer: Trainer, out: Path, save_every: int, print_every: int) -> Non
                 trainer.save(checkpoint)
 
 
-def _forget_after(step: int, log_path: Path) -> None:
-    """Drop the rows of steps that a kill undid; they will be run again."""
-    kept = [line for line in log_path.read_text().splitlines(keepends=True) if line.endswith("\n")]
-    log_path.write_text("".join(line for line in kept if json.loads(line)["step"] <= step))
-
-
 def progress(trainer: Trainer, window: list[dict]) -> str:
-    """One line: how far, how fast, and for each task its level, mean loss and token accuracy by kind."""
+    """One line: progress, speed, and per task its level, mean loss and token accuracy by kind."""
     speed = sum(row["tokens"] for row in window) / sum(row["seconds"] for row in window)
     done = f"{trainer.step}/{trainer.total} {window[-1]['stage']} {trainer.tokens / 1e6:.2f} M tokens"
     parts = [f"{done} {trainer.seconds:.0f} s {speed:.0f} tokens/s"]

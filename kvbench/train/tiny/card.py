@@ -1,8 +1,8 @@
-"""Turn a trained model into a folder that loads anywhere, with a card that says what it is.
+"""Exports a trained model as a folder for transformers, with a card that describes it.
 
     card = export(trainer, folder, n_problems=128)
 
-The card's accuracies are those of the exported files, loaded back by the stock classes.
+The accuracies are measured on the exported files, loaded with the stock classes.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def export(trainer: Trainer, folder: Path, n_problems: int) -> dict[str, Any]:
     build_tokenizer().save_pretrained(folder, save_jinja_files=False)
     card = describe(trainer, folder) | {"accuracy": accuracy(folder, n_problems)}
     for file in folder.iterdir():
-        file.chmod(0o644)  # weights are written for the owner alone
+        file.chmod(0o644)  # safetensors writes files that only the owner can read
     (folder / "card.json").write_text(json.dumps(card, indent=2) + "\n")
     return card
 
 
 def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
-    """Full cache, greedy, the first held-out problems of every cell."""
+    """Accuracy with the full cache, greedy, on the first held-out problems of every cell."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return {name: summary(solve(model, tokenizer, cell, n_problems)) for name, cell in CELLS.items()}

@@ -1,11 +1,11 @@
-"""What the tiny model is trained on: stages, a mixture of tasks in each, a ladder of difficulty for each task.
+"""Training data of the tiny model: stages, a mixture of tasks per stage, a ladder of difficulty per task.
 
     batch = draw_batch(seed, step, stage, ladder)     # a pure function of its arguments: nothing to shuffle or seek
     climbed = ladder.learn(batch, right)              # may move the task one level up
 
-A task climbs when its token accuracy, for each kind of token that matters, is above a gate. A batch has one task and
-one setting of the knobs, so all its rows are of one length and there is no padding. Batches are drawn in the training
-process: 4,096 tokens take a few milliseconds. Nothing here knows the model.
+A task climbs when its token accuracies of certain kinds are all above a gate. A batch has one task and one setting of
+the knobs, so its rows have one length and no padding. The training process draws the batches itself: 4,096 tokens take
+a few milliseconds.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ STAGES = (
     Stage(name="base", steps=2600, mixture={"chain": 0.75, "lookup": 0.25}, muon_lr=0.015),
     Stage(name="lines", steps=400, mixture={"lines": 0.6, "chain": 0.3, "lookup": 0.1}, muon_lr=0.012),
     Stage(name="joint", steps=1600, mixture={"digits": 0.5, "lines": 0.2, "chain": 0.2, "lookup": 0.1}, muon_lr=0.012),
-    # Rates fall here. Copying the plan of a chain is the last thing to settle: hence the share, and the short ones.
+    # Rates fall here. Copying the plan of a chain settles last: hence its large share, and half of the batches short.
     Stage(name="settle", steps=2200, mixture=SETTLE, muon_lr=0.012, review=0.5),
 )
 
 Range = tuple[int, int]
 
-# one row a level: facts, steps, distractors, fillers
+# one row per level: facts, steps, distractors, fillers
 CHAIN: tuple[tuple[Range, Range, Range, Range], ...] = (
     ((3, 5), (2, 3), (0, 0), (0, 1)),
     ((3, 6), (3, 6), (0, 6), (0, 8)),
@@ -84,7 +84,7 @@ class Ladder:
     accuracy: dict[str, dict[str, float]] = field(default_factory=lambda: {task: {} for task in LEVELS})
 
     def learn(self, batch: Batch, right: dict[str, float]) -> bool:
-        """Take in the accuracies by kind of one batch; True if its task climbs."""
+        """Update running accuracies with one batch; True if its task climbs."""
         task = batch.task
         if batch.level != self.level[task]:
             return False  # a batch from a lower level says nothing about this one

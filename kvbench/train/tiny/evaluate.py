@@ -2,8 +2,8 @@
 
     python -m kvbench.train.tiny.evaluate [--model FOLDER] [--problems 128] [--cells orbit-300 chain-4]
 
-One line a cell, then one JSON document. The problems of a cell have one length, so a batch needs no padding. The first
-problems are the same for every model. It evicts nothing: `kvbench run` does that.
+Prints one line per cell, then one JSON document. The problems of a cell have one length, so a batch needs no padding.
+The first problems are the same for every model. Nothing is evicted; `kvbench run` does that.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvbench import tiny
 from kvbench.taskkit.synthetic.cells import CELLS, Cell
 from kvbench.taskkit.synthetic.problem import HELD_OUT, Score
 
-SLACK = 8  # tokens beyond the true trace, so that a late stop is seen as wrong and not cut into shape
+SLACK = 8  # tokens beyond the true trace, so that a late stop counts as wrong
 
 
 @torch.inference_mode()

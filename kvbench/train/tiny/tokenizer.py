@@ -1,11 +1,11 @@
-"""The tokenizer of the tiny model: a word of the synthetic tasks is one token, everything else falls back to bytes.
+"""The tokenizer of the tiny model: one token per word of the synthetic tasks, bytes for everything else.
 
     tokenizer = build_tokenizer()                              # a transformers fast tokenizer
     tokenizer.save_pretrained(folder, save_jinja_files=False)  # with the chat template in tokenizer_config.json
 
-Byte-level BPE without merges: one pattern cuts text into words with their blank, single digits and single signs. A
-piece that is in the vocabulary is one token, any other is spelled in bytes. So every UTF-8 text comes back unchanged,
-but text outside the tasks costs about one token a byte.
+Byte-level BPE without merges: a pattern cuts text into words with their blank, single digits and single signs. A piece
+of the vocabulary is one token; any other is spelled in bytes. So every UTF-8 text is decoded unchanged, but text
+outside the tasks costs about one token per byte.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
-"""One training step of the tiny model, and everything a checkpoint must hold to repeat it.
+"""Training steps of the tiny model, and its checkpoints.
 
     trainer = Trainer(seed=0)
     row = trainer.train_step()          # loss and token accuracies
     trainer.save(path); trainer.restore(path)
 
-Matrices are trained with Muon, the head, the norms and the embedding with AdamW. Data, levels and rates are functions
-of (seed, step, ladder), and the ladder is in the checkpoint, so a restored run is the same run. The loop is in `tiny`.
+Muon trains the matrices; AdamW trains the head, the norms and the embedding. Data, levels and rates are functions of
+(seed, step, ladder), and the checkpoint has the ladder, so a restored run is the same run. `__main__` has the loop.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,13 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3ForCausalLM
 
 from kvbench.errors import UserError
+from kvbench.store.files import replacing
 from kvbench.taskkit.synthetic.problem import KINDS
 from kvbench.train.tiny.data import BATCH_TOKENS, STAGES, WEIGHTS, Batch, Ladder, Stage, draw_batch
 from kvbench.train.tiny.warmstart import warm_start
 
 WARMUP = 50  # steps
-DECAY_FROM, FLOOR = 0.1, 0.02  # share of the last stage: constant until there, then linear to this share of the peak
+DECAY_FROM, FLOOR = 0.1, 0.02  # share of the last stage from which rates fall linearly, and the share of the peak left
 ADAM_LR, EMBED_LR = 3e-3, 18e-3
 WEIGHT = torch.tensor([WEIGHTS[kind] for kind in KINDS])
 
@@ -53,7 +53,7 @@ class Trainer:
         self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
     def stage(self) -> tuple[Stage, float]:
-        """The stage of the current step, and the share of it that is done."""
+        """The stage of the current step, and its completed share."""
         left = self.step
         for stage, length in zip(STAGES, self.lengths, strict=True):
             if left < length:
@@ -90,7 +90,7 @@ class Trainer:
             group["lr"] = pace * group["peak"]
 
     def recipe(self) -> dict[str, Any]:
-        """What must be equal for a checkpoint to belong to this run."""
+        """The settings that a checkpoint must share to belong to this run."""
         return {
             "seed": self.seed,
             "steps_scale": self.scale,
@@ -106,9 +106,8 @@ class Trainer:
         state = {name: getattr(self, name) for name in ("step", "tokens", "seconds", "climbs")}
         state |= {name: getattr(self, name).state_dict() for name in ("model", "muon", "adam")}
         state |= {"ladder": asdict(self.ladder), "recipe": self.recipe()}
-        part = path.with_suffix(".part")
-        torch.save(state, part)
-        os.replace(part, path)
+        with replacing(path) as file:
+            torch.save(state, file)
 
     def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
@@ -122,7 +121,7 @@ class Trainer:
 
 
 def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-    """Weighted cross-entropy on the trace, and the share of right tokens by kind (teacher forced)."""
+    """Weighted cross-entropy on the trace, and the teacher-forced token accuracy by kind."""
     tokens = torch.from_numpy(batch.tokens)  # [rows, prompt + trace]
     hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
     logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [rows, trace, 512]: the prompt needs no logits

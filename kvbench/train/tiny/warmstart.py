@@ -2,10 +2,10 @@
 
     model = warm_start(seed)
 
-From plain random weights, training stalls: with QK-norm and head size 32 a head cannot become sharp enough to find the
-token before, and digit sums give no gradient until both operands are attended to at once. So some heads begin with
-fixed offsets, and one as an induction head. Nothing is frozen. What the heads do with what they find (values, outputs,
-the feed-forward layers) is learned from scratch.
+From random weights, training stalls: with QK-norm and head size 32 a head cannot become sharp enough to find the token
+before, and digit sums give no gradient until a head attends to both operands at once. So some heads begin with fixed
+offsets, and one as an induction head. Nothing is frozen. Values, outputs and feed-forward layers are learned from
+scratch.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kvbench.taskkit.synthetic.vocabulary import END_ID, PAD_ID
 
 HEAD, Q_HEADS, KV_HEADS, HIDDEN = 32, 4, 2, 128
 PAIRS = HEAD // 2  # RoPE turns channels (p, p + PAIRS) together; p = 0 is the fastest pair
-FAST = 3  # pairs 0, 1, 2 turn by 1.0, 0.53 and 0.28 rad a token: sharp enough to tell neighbours apart
-SLOW = 7  # pairs from here on turn by at most 0.011 rad a token: contents can be matched across a prompt
-CONSTANT = 0  # embedding channel that is the same for every token; queries and keys without content are read from it
+FAST = 3  # pairs 0, 1, 2 turn by 1.0, 0.53 and 0.28 rad per token: sharp enough to tell neighbours apart
+SLOW = 7  # pairs from here on turn by at most 0.011 rad per token: contents can be matched across a prompt
+CONSTANT = 0  # embedding channel with one value for all tokens: the source of queries and keys without content
 
 THETA = 30000.0
 
@@ -83,7 +83,7 @@ def _look_back(attention: Qwen3Attention, kv_head: int, offsets: tuple[int, int]
     With a constant key and a query turned back by the offset, RoPE makes the score the sum over the fast pairs of
     cos(angle * (distance - offset)).
     """
-    angles = THETA ** (-torch.arange(FAST) / PAIRS)  # [FAST] rad a token
+    angles = THETA ** (-torch.arange(FAST) / PAIRS)  # [FAST] rad per token
     key = torch.zeros(HEAD)
     key[:FAST] = 1.0
     _set_constant(attention.k_proj.weight, kv_head, key, gen)
@@ -101,7 +101,7 @@ def _set_constant(weight: torch.Tensor, head: int, vector: torch.Tensor, gen: to
 
 
 def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Tensor, gen: torch.Generator) -> None:
-    """Head 0: the query is who I am, the key is who stood before me, both on the slow pairs only."""
+    """Induction head 0: the query encodes the token, the key the token before it, both on the slow pairs only."""
     slow = [*range(SLOW, PAIRS), *range(PAIRS + SLOW, HEAD)]
     for weight, reader in ((attention.q_proj.weight, identity), (attention.k_proj.weight, written)):
         weight[:HEAD].normal_(0.0, 0.02, generator=gen)
@@ -109,6 +109,6 @@ def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Te
 
 
 def _orthonormal(rows: int, columns: int, gen: torch.Generator) -> torch.Tensor:
-    """[rows, columns] with orthonormal rows that do not see the constant channel."""
+    """[rows, columns] orthonormal rows with 0 in the constant channel."""
     basis = torch.linalg.qr(torch.randn(columns - 1, rows, generator=gen)).Q.T
     return torch.cat([torch.zeros(rows, 1), basis], dim=1)
