@@ -40,6 +40,7 @@ from kvbench.errors import BudgetViolation
 from kvbench.eviction.options import check_values
 from kvbench.eviction.options import option as option  # method files take these from here
 from kvbench.eviction.trigger import Every as Every
+from kvbench.eviction.trigger import EveryTime as EveryTime
 from kvbench.eviction.trigger import Never as Never
 from kvbench.eviction.trigger import Once as Once
 from kvbench.eviction.trigger import TopK as TopK

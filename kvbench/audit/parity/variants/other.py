@@ -17,7 +17,7 @@ def _cake(case: Case) -> list[Plan]:
     if h["prefill"] <= h["cache_size"] + h["window_size"]:
         raise NotCoveredError("the prompt stays whole in the reference, which leaves the layers without budgets")
     options = {"window": h["window_size"], "tau1": h["tau1"], "tau2": h["tau2"], "gamma": h["gamma"]}
-    options |= {"rounding": "official", "decode": True, "compat": "reference"}
+    options |= {"rounding": "official", "decode": True, "compat": "reference", "cascade": h["cascading"]}
     return [Plan(method="cake", options=options, budget=h["cache_size"], every_token=True)]
 
 
