@@ -11,13 +11,18 @@ A = softmax over all keys for each of the last `window` queries and each query h
     token   mean of A over the queries + gamma * its variance, average pooling, mean over the group
 
 Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 for each model and budget (1.6 and 0.4
-for one of them); here both are 1, its fallback. It evicts lower layers while it still reads the prompt in upper ones,
-with the same result.
+for one of them); here both are 1, its fallback.
 
-The released code rounds layer budgets down and gives what is missing to the first layers (`rounding=official`), and
+The released code rounds layer budgets down and gives the missing entries to the first layers (`rounding=official`), and
 leaves prompts alone that are less than a window longer than the budget. It also holds a rule for decoding, which its
 experiments do not use (`decode=true`): every layer keeps its number of entries, by the pooled attention of the newest
-query. There slots stay in score order, so pooling runs over neighbours in rank: `compat=reference`.
+query.
+
+`compat=reference` reproduces two more of its habits. While decoding, slots stay in score order, so that pooling runs
+over neighbours in rank. And it evicts a layer as soon as that layer was read, at budgets among the layers so far, and
+again after each layer above (`cascade`): where an upper layer turns out too small for its budget, the rest raises the
+budgets of lower layers that have evicted already. They keep less after the prompt, and grow to their budgets while
+decoding. Without it, every layer gets its final budget at once.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from kvbench.eviction.api import (
     Allocation,
     Column,
     Every,
+    EveryTime,
     Method,
     Needs,
     Once,
@@ -38,8 +44,7 @@ from kvbench.eviction.api import (
     Trigger,
     option,
 )
-from kvbench.eviction.options import OptionError
-from kvbench.eviction.terms import rkv_slot_order
+from kvbench.eviction.terms.rkv_slot_order import RANK, keep_in_score_order, slot_order
 from kvbench.eviction.terms.shares import split_exactly
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -59,12 +64,8 @@ class CAKE(Method):
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     rounding: Literal["exact", "official"] = option("exact", "how layer budgets become whole numbers")
     decode: bool = option(False, "evict while decoding too, by the newest query")
-    compat: Literal["none", "reference"] = option("none", "reproduce the slot order of the released code (decode)")
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compat == "reference" and not self.decode:
-            raise OptionError("compat", "is for decode=true; a prompt's slots are in text order.")
+    compat: Literal["none", "reference"] = option("none", "reproduce cascade and slot order of the released code")
+    cascade: bool = option(True, "evict lower layers before upper ones are read (compat=reference)", younger=True)
 
     def needs(self) -> Needs:
         return Needs(queries="window", window=self.window)
@@ -73,13 +74,22 @@ class CAKE(Method):
         return Protect(recent=self.window)
 
     def trigger(self, interval: int) -> Trigger:
-        return Every(interval) if self.decode else Once()
+        if not self.decode:
+            return Once()
+        # After a cascade some layers reach their budgets before the model does.
+        return EveryTime(interval) if self._by_rank else Every(interval)
 
     def columns(self) -> tuple[Column, ...]:
-        return (rkv_slot_order.RANK,) if self.compat == "reference" else ()
+        return (RANK, replace(RANK, name="old_rank")) if self._by_rank else ()
 
     def states(self) -> tuple[State, ...]:
-        return (State(name="entries", shape=("kv_heads",)), State(name="evicted_at")) if self.decode else ()
+        names = ("evicted_at", "entropy", "variance", "prompt") if self._by_rank else ("evicted_at",)
+        entries = State(name="entries", shape=("kv_heads",))
+        return (entries, *(State(name=name) for name in names)) if self.decode else ()
+
+    @property
+    def _by_rank(self) -> bool:
+        return self.decode and self.compat == "reference"
 
     def score(self, view: LayerView) -> ScoreOut:
         view = view.last_queries(self.window)  # another method may have asked for more
@@ -93,17 +103,34 @@ class CAKE(Method):
         if not bool(first.all()):
             newest = view.last_queries(1).attend(reduce_g="mean", reduce_q="sum")
             votes = torch.where(first[:, None, None], votes, newest)
-        order = rkv_slot_order.slot_order(view) if self.compat == "reference" else view.text_order()
-        score = view.pool(votes, "avg", self.kernel, among, order)
+        stats["first"] = first
+        if self._by_rank:
+            return self._in_slot_order(view, votes, among, stats)
         states = self._share(view, first) if self.decode else {}
-        stats |= {"first": first, "entries": states.get("entries", view.held())}
-        if self.compat == "reference":
-            everything = replace(
-                view, budget=view.positions.shape[-1] + self.window
-            )  # a layer's own budget comes later
-            out = rkv_slot_order.keep_in_score_order(everything, score, order, self.window)
-            return ScoreOut(out.score, out.columns | states, stats)
-        return ScoreOut(score, states, stats)
+        stats["entries"] = states.get("entries", view.held())
+        return ScoreOut(view.pool(votes, "avg", self.kernel, among), states, stats)
+
+    def _in_slot_order(
+        self, view: LayerView, votes: torch.Tensor, among: torch.Tensor, stats: dict[str, torch.Tensor]
+    ) -> ScoreOut:
+        """Scores, ranks and states of the released code, which sorts the slots of a layer whenever it evicts there."""
+        states, first, held = view.states, stats["first"], view.held()
+        after_prompt = (states["evicted_at"] == states["prompt"])[:, None]
+        shrank = held < states["entries"] + (view.seen - states["evicted_at"])[:, None]
+        sorted_ = ~first[:, None] & (after_prompt | shrank)
+        rank = torch.where(sorted_[..., None], view.columns["rank"], view.columns["old_rank"])
+        order = slot_order(replace(view, columns={"rank": rank}))
+        score = view.pool(votes, "avg", self.kernel, among, order)
+        everything = replace(view, budget=view.positions.shape[-1] + self.window)  # the layer's budget comes later
+        out = keep_in_score_order(everything, score, order, self.window)
+        stats |= {name: torch.where(first, stats[name].float(), states[name]) for name in ("entropy", "variance")}
+        stats["prompt"] = torch.where(first, view.seen.float(), states["prompt"])
+        new = {"entries": held.float(), "evicted_at": view.seen.float()}
+        new |= {name: stats[name] for name in ("entropy", "variance", "prompt")}
+        # Nothing begins while the whole sequence fits.
+        stats["fits"] = first & (view.seen <= view.budget)
+        new = {name: x.masked_fill(stats["fits"].view(-1, *[1] * (x.dim() - 1)), 0.0) for name, x in new.items()}
+        return ScoreOut(out.score, out.columns | {"old_rank": rank} | new, stats)
 
     def _window(self, view: LayerView, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Scores of tokens before pooling [b, Hk, N], and the layer's H and V, each [b]."""
@@ -138,16 +165,35 @@ class CAKE(Method):
 
     def quotas(self, allocation: Allocation) -> torch.Tensor:
         stats, held = allocation.stats, allocation.held
-        preference = stats["entropy"] ** (1 / self.tau1) * stats["variance"] ** (1 / self.tau2)  # [b, L]
-        count = preference.shape[1]
-        # Layers that attend to nothing outside the window share evenly.
-        total = preference.sum(dim=1, keepdim=True)
-        share = torch.where(total > 0, preference / total, 1 / count)
-        spare = (allocation.budget - self.window) * count
+        first = stats["first"][:, :, None]
+        preference = stats["entropy"].double() ** (1 / self.tau1) * stats["variance"].double() ** (1 / self.tau2)
+        spare = (allocation.budget - self.window) * len(allocation.layers)
         room = (held.amin(dim=-1) - self.window).clamp_min(0)
+        if self._by_rank:
+            room = torch.where(stats["first"], room, stats["prompt"].long() - self.window)
+        final = self._split(preference, spare, room)
+        each = final[:, :, None].expand(held.shape) + self.window
+        if self.compat == "reference" and self.cascade:
+            early = self._cascade(preference, spare, room, final)[:, :, None] + self.window
+            each = torch.where(first, early, each)
+        if self._by_rank:
+            return torch.where(stats["fits"][:, :, None], held, each)
+        return torch.where(first, each, stats["entries"].long())
+
+    def _split(self, preference: torch.Tensor, spare: int, room: torch.Tensor) -> torch.Tensor:
+        """[b, L] entries outside the window. Layers that attend to nothing there share evenly."""
+        total = preference.sum(dim=1, keepdim=True)
+        share = torch.where(total > 0, preference / total, 1 / preference.shape[1])
         split = self._official if self.rounding == "official" else self._exact
-        each = split(share * spare, spare, room)[:, :, None].expand(held.shape) + self.window
-        return torch.where(stats["first"][:, :, None], each, stats["entries"].long())
+        return split(share * spare, spare, room)
+
+    def _cascade(self, preference: torch.Tensor, spare: int, room: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
+        """[b, L] the least that each layer was cut to while the layers above it were read."""
+        least = final.clone()
+        for read in range(1, preference.shape[1]):
+            part = self._split(preference[:, :read], spare, room[:, :read])
+            least[:, :read] = torch.minimum(least[:, :read], part)
+        return least
 
     @staticmethod
     def _exact(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:

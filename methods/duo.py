@@ -23,19 +23,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from kvbench.eviction.api import Allocation, Every, Method, ScoreOut, Trigger, Weights, option
+from kvbench.eviction.api import Allocation, EveryTime, Method, ScoreOut, Trigger, Weights, option
 from kvbench.eviction.options import OptionError
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
-
-
-@dataclass(frozen=True, slots=True)
-class EveryTime(Every):
-    """Evict at every tick: streaming heads grow also while the mean over all heads is within what is allowed."""
-
-    def full(self, held: float, budget: int) -> bool:
-        return True
 
 
 @methods.register("duo", aliases=("duo-attention",))
@@ -60,7 +52,7 @@ class Duo(Method):
         return Weights(kind="duo", path=self.table, recipe="duo")
 
     def trigger(self, interval: int) -> Trigger:
-        return EveryTime(interval)
+        return EveryTime(interval)  # streaming heads grow even while the mean is within what is allowed
 
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         if self.sparsity is not None:

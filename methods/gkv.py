@@ -26,10 +26,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.eviction.api import Column, Method, Needs, Protect, ScoreOut, option
+from kvbench.eviction.api import ScoreOut, option
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.terms.global_score import MEMORY, merged, normalised, stored
 from kvbench.eviction.terms.redundancy import redundancy
+from kvbench.eviction.terms.window_vote import WindowVote, normalised
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -37,7 +37,7 @@ from kvbench.registry import methods
 
 @methods.register("gkv", aliases=("g-kv",))
 @dataclass(frozen=True)
-class GKV(Method):
+class GKV(WindowVote):
     paper = "Liao et al., arXiv 2512.00504"
 
     window: int = option(16, "newest queries that vote and always stay", low=1)
@@ -56,23 +56,17 @@ class GKV(Method):
         if self.gamma and self.window < 2:
             raise OptionError("gamma", "needs a window of 2 or more; one query has no standard deviation.")
 
-    def needs(self) -> Needs:
-        return Needs(queries="window", window=self.window)
+    @property
+    def memory(self) -> tuple[str, float] | None:
+        return None if self.form == "local" else (self.form, self.alpha)
 
-    def protect(self, budget: int) -> Protect:
-        return Protect(recent=self.window)
-
-    def columns(self) -> tuple[Column, ...]:
-        return () if self.form == "local" else (MEMORY,)
+    @property
+    def by_rank(self) -> bool:
+        return False  # its code keeps slots in text order
 
     def score(self, view: LayerView) -> ScoreOut:
-        among = view.older(self.window)
-        score = self._local(view, among)
-        columns = {}
-        if self.form != "local":
-            score = merged(view, score, self.form, self.alpha)
-            columns = stored(score, among)
-        order = view.text_order()
+        among, order = view.older(self.window), view.text_order()
+        score, columns = self.remember(view, self._local(view, among), among)
         if self.kernel > 1:
             score = view.pool(score, "max", self.kernel, among, order)
         if self.redundancy:

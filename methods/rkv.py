@@ -21,11 +21,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.eviction.api import Column, Every, Method, Needs, Protect, ScoreOut, Trigger, option
-from kvbench.eviction.options import OptionError
-from kvbench.eviction.terms import rkv_slot_order
-from kvbench.eviction.terms.global_score import MEMORY, merged, normalised, stored
+from kvbench.eviction.api import ScoreOut, option
 from kvbench.eviction.terms.redundancy import redundancy
+from kvbench.eviction.terms.window_vote import WindowVote, normalised, rkv_votes
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -33,7 +31,7 @@ from kvbench.registry import methods
 
 @methods.register("rkv", aliases=("r-kv",))
 @dataclass(frozen=True)
-class RKV(Method):
+class RKV(WindowVote):
     paper = "Cai et al., arXiv 2505.24133"
 
     window: int = option(8, "newest queries that vote and always stay", low=1)
@@ -47,39 +45,13 @@ class RKV(Method):
     )
     alpha: float = option(0.8, "decay of what an entry scored before, for global_score", above=0, high=1, younger=True)
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.compat == "reference" and self.global_score != "none":
-            raise OptionError("global_score", "is no part of the code that compat=reference reproduces.")
-
-    def needs(self) -> Needs:
-        return Needs(queries="window", window=self.window)
-
-    def protect(self, budget: int) -> Protect:
-        return Protect(recent=self.window)
-
-    def columns(self) -> tuple[Column, ...]:
-        if self.global_score != "none":
-            return (MEMORY,)
-        return (rkv_slot_order.RANK,) if self.compat == "reference" else ()
-
-    def trigger(self, interval: int) -> Trigger:
-        return Every(interval, at_budget=self.compat == "reference")
-
-    def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
-        votes = view.attend(domain="outside_window", order="group_then_softmax", reduce_g="max", reduce_q="mean")
-        among = view.older(self.window)
-        columns = {}
-        if self.global_score != "none":
-            votes = merged(view, normalised(votes, among), self.global_score, self.alpha)
-            columns = stored(votes, among)
-        reference = self.compat == "reference"
-        order = rkv_slot_order.slot_order(view) if reference else view.text_order()
+    def score(self, view: LayerView) -> ScoreOut:
+        among, order = view.older(self.window), self.order(view)
+        votes = rkv_votes(view)
+        repeats = redundancy(view, self.threshold, order, spare=self.spare, column_zero=self.by_rank)
+        if self.memory:
+            votes, repeats = normalised(votes, among), normalised(repeats, among)
+        votes, columns = self.remember(view, votes, among)
         importance = view.pool(votes, "max", self.kernel, among, order)
-        repeats = redundancy(view, self.threshold, order, spare=self.spare, column_zero=reference)
-        if self.global_score != "none":
-            repeats = normalised(repeats, among)
         score = torch.where(among, self.lam * importance - (1 - self.lam) * repeats, float("-inf"))
-        if reference:
-            return rkv_slot_order.keep_in_score_order(view, score, order, self.window)
-        return ScoreOut(score, columns) if columns else score
+        return self.ranked(view, score, order, columns)

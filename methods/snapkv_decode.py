@@ -22,18 +22,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from kvbench.eviction.api import Column, Every, Method, Needs, Protect, ScoreOut, Trigger, option
+from kvbench.eviction.api import ScoreOut, option
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.terms import rkv_slot_order
-from kvbench.eviction.terms.global_score import MEMORY, merged, normalised, stored
+from kvbench.eviction.terms.window_vote import WindowVote, normalised, rkv_votes
 from kvbench.eviction.view import LayerView
-from kvbench.lazy import torch
 from kvbench.registry import methods
 
 
 @methods.register("snapkv-decode")
 @dataclass(frozen=True)
-class SnapKVDecode(Method):
+class SnapKVDecode(WindowVote):
     paper = "Li et al., arXiv 2404.14469; decoding forms of arXiv 2505.24133 (rkv) and 2512.00504 (gkv)"
 
     variant: Literal["rkv", "gkv"] = option("rkv", "whose decoding form")
@@ -49,41 +47,14 @@ class SnapKVDecode(Method):
         super().__post_init__()
         if self.compat == "reference" and self.variant != "rkv":
             raise OptionError("compat", "is for variant=rkv; the other code keeps its slots in text order.")
-        if self.compat == "reference" and self.global_score != "none":
-            raise OptionError("global_score", "is no part of the code that compat=reference reproduces.")
 
     @property
-    def _window(self) -> int:
+    def voters(self) -> int:
         return self.window or {"rkv": 8, "gkv": 16}[self.variant]
 
-    def needs(self) -> Needs:
-        return Needs(queries="window", window=self._window)
-
-    def protect(self, budget: int) -> Protect:
-        return Protect(recent=self._window)
-
-    def columns(self) -> tuple[Column, ...]:
-        if self.global_score != "none":
-            return (MEMORY,)
-        return (rkv_slot_order.RANK,) if self.compat == "reference" else ()
-
-    def trigger(self, interval: int) -> Trigger:
-        return Every(interval, at_budget=self.compat == "reference")
-
-    def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
-        if self.variant == "rkv":
-            votes = view.attend(domain="outside_window", order="group_then_softmax", reduce_g="max", reduce_q="mean")
-        else:
-            votes = view.attend(domain="all", order="softmax_then_group", reduce_g="max", reduce_q="mean")
+    def score(self, view: LayerView) -> ScoreOut:
+        among, order = view.older(self.voters), self.order(view)
+        votes = rkv_votes(view) if self.variant == "rkv" else view.attend(reduce_g="max", reduce_q="mean")
+        votes, columns = self.remember(view, normalised(votes, among) if self.memory else votes, among)
         kernel = self.kernel or {"rkv": 7, "gkv": 5}[self.variant]
-        among = view.older(self._window)
-        columns = {}
-        if self.global_score != "none":
-            votes = merged(view, normalised(votes, among), self.global_score, self.alpha)
-            columns = stored(votes, among)
-        reference = self.compat == "reference"
-        order = rkv_slot_order.slot_order(view) if reference else view.text_order()
-        score = view.pool(votes, "max", kernel, among, order)
-        if reference:
-            return rkv_slot_order.keep_in_score_order(view, score, order, self._window)
-        return ScoreOut(score, columns) if columns else score
+        return self.ranked(view, view.pool(votes, "max", kernel, among, order), order, columns)

@@ -108,9 +108,11 @@ def run_probes(method: Method, cache: PromptCache, prompt: ReadPrompt, forward: 
     try:
         probe = next(steps)
         while True:
-            if probe.against is not None and probe.against not in copies:
-                copies[probe.against] = cache.evicted_by(probe.against)
-            target = cache if probe.against is None else copies[probe.against]
+            evictor = probe.against
+            assert evictor is None or isinstance(evictor, Method)
+            if evictor is not None and evictor not in copies:
+                copies[evictor] = cache.evicted_by(evictor)
+            target = cache if evictor is None else copies[evictor]
             probe = steps.send(_run(probe, cache, target, forward, block))
     except StopIteration:
         for index, layer in cache.layers.items():

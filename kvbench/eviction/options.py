@@ -21,6 +21,8 @@ from kvbench.eviction.budget import Budget
 from kvbench.registry import did_you_mean
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from kvbench.eviction.api import Method
 
 M = TypeVar("M", bound="Method")
@@ -65,10 +67,10 @@ def option(
     return dataclasses.field(default=default, metadata={"help": help, "limits": limits, "younger": younger})
 
 
-def check_values(method: Method) -> None:
-    """Check every field of a method against its range. Raises OptionError."""
-    for f in dataclasses.fields(method):
-        value = getattr(method, f.name)
+def check_values(options: DataclassInstance) -> None:
+    """Check every field against its range. Raises OptionError."""
+    for f in dataclasses.fields(options):
+        value = getattr(options, f.name)
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
         limits = f.metadata.get("limits", {})
@@ -113,11 +115,6 @@ def describe(cls: type[Method]) -> list[OptionInfo]:
         OptionInfo(f.name, _words(hints[f.name]), _plain(f.default), f.metadata.get("help", ""))
         for f in dataclasses.fields(cls)
     ]
-
-
-def values(method: Method) -> dict[str, Any]:
-    """Every option of a method with its value, for records and tables."""
-    return {f.name: getattr(method, f.name) for f in dataclasses.fields(method)}
 
 
 def check_budget(method_name: str, method: Method, budget: Budget | None) -> None:

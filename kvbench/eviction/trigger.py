@@ -34,6 +34,14 @@ class Every:
 
 
 @dataclass(frozen=True, slots=True)
+class EveryTime(Every):
+    """Evict at every tick, even while the mean over heads is within the budget: some heads may exceed their own."""
+
+    def full(self, held: float, budget: int) -> bool:
+        return True
+
+
+@dataclass(frozen=True, slots=True)
 class Once:
     """Evict once, right after the prompt; what is generated stays."""
 

@@ -17,40 +17,27 @@ Own code, because every known checker runs programs beside the answers and witho
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
-import json
 import math
 import os
 import re
-import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from kvbench.scoring.livecodebench_compare import read_json, same_lines, same_value
 from kvbench.scoring.sandbox import Box, BoxError, Limits, Outcome, Sandbox, inside
 
 SECONDS = 6.0  # for each test, LiveCodeBench's default
 PACKAGES = ("numpy",)  # LiveCodeBench's own environment has it
-_STAR = (
-    *(
-        "string",
-        "re",
-        "datetime",
-        "collections",
-        "heapq",
-        "bisect",
-        "copy",
-        "math",
-        "random",
-        "statistics",
-        "itertools",
-    ),
-    *("functools", "operator", "io", "sys", "json", "builtins", "typing"),
+_STAR = re.findall(
+    r"\w+",
+    "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
+    "builtins typing",
 )
 PRELUDE = "\n".join(
     [f"from {name} import *" for name in _STAR]
@@ -58,7 +45,6 @@ PRELUDE = "\n".join(
     + ["sys.setrecursionlimit(50000)\n"]
 )
 _FENCE = "```"
-_DIGITS = 50000
 _TURN_SECONDS = 120.0  # for a second try alone; then it is made beside others
 
 
@@ -151,13 +137,13 @@ class _Problem:
 
     @functools.cached_property
     def values(self) -> list[Any]:
-        return [_read_json(text) for text in self.outputs]
+        return [read_json(text) for text in self.outputs]
 
     def readable(self) -> bool:
         try:
             if self.function is not None:
                 for text in self.inputs:
-                    [_read_json(line) for line in text.split("\n")]
+                    [read_json(line) for line in text.split("\n")]
                 return bool(self.values)
         except (ValueError, RecursionError):
             return False
@@ -167,10 +153,10 @@ class _Problem:
         """How much a program may put out. A power of two, for it is the one thing about the answer that it can see."""
         return 1 << math.ceil(math.log2(max(1 << 20, 4 * len(self.outputs[test].encode(errors="replace")))))
 
-    def right(self, test: int, told: bytes) -> bool:
+    def right(self, test: int, printed: bytes) -> bool:
         if self.function is None:
-            return same_lines(told.decode(errors="replace"), self.outputs[test])
-        return same_value(told, self.outputs[test], self.values[test])
+            return same_lines(printed.decode(errors="replace"), self.outputs[test])
+        return same_value(printed, self.outputs[test], self.values[test])
 
 
 def _grade(program: str, problem: _Problem, sandbox: Sandbox, limits: Limits | None) -> Grades:
@@ -224,9 +210,9 @@ def _as_lcb(box: Box, problem: _Problem) -> Verdict:
 def failure(outcome: Outcome) -> tuple[str, int] | None:
     """Verdict and code of what is no answer; None for an answer of the harness."""
     if outcome.status == "answered":
-        told = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
-        # A letter of another kind, or none, can only come from a program that talks in the harness's place.
-        return told.get(outcome.answer[:1], None if outcome.answer[:1] in (b"R", b"O") else ("runtime_error", -4))
+        failures = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
+        # Any other first letter comes from a program that answers in the harness's place.
+        return failures.get(outcome.answer[:1], None if outcome.answer[:1] in (b"R", b"O") else ("runtime_error", -4))
     ends = {"time_limit": ("time_limit", -3), "output_limit": ("output_limit", -2)}
     return ends.get(outcome.status, ("runtime_error", -5))
 
@@ -251,12 +237,12 @@ def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], t
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
     for test in range(len(problem.inputs)):
-        outcome, told = run(box, problem, test)
+        outcome, printed = run(box, problem, test)
         slowest, peak = max(slowest, outcome.seconds), max(peak, outcome.peak)
         if outcome.status not in ("ok", "answered"):
             code = {"time_limit": -3, "output_limit": -2}.get(outcome.status, -4)
             return _failed(outcome.status, code, [*results, code], outcome)
-        if not problem.right(test, told):
+        if not problem.right(test, printed):
             wrong = (*results, -2)
             return Verdict(verdict="wrong_answer", code=-2, results=wrong, seconds=outcome.seconds, peak=outcome.peak)
         results.append(True)
@@ -281,45 +267,6 @@ def _call_once(box: Box, problem: _Problem, test: int) -> tuple[Outcome, bytes]:
     return ended, outcome.answer[1:]
 
 
-# --- comparing --------------------------------------------------------------------------------------------------------
-
-
-def same_lines(printed: str, expected: str) -> bool:
-    """As many lines, each equal after stripping, or equal word for word as decimal numbers."""
-    ours, theirs = (text.strip().split("\n") for text in (printed, expected))
-    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
-
-
-def _same_line(ours: str, theirs: str) -> bool:
-    ours, theirs = ours.strip(), theirs.strip()
-    if ours == theirs:
-        return True
-    try:
-        return [Decimal(word) for word in ours.split()] == [Decimal(word) for word in theirs.split()]
-    except (InvalidOperation, ValueError):
-        return False
-
-
-def same_value(told: bytes, expected: str, value: Any) -> bool:
-    """Whether a value that a program gave as JSON equals the expected one. Nothing it can write does harm here."""
-    if len(told) > (64 << 10) + 4 * len(expected):
-        return False
-    try:
-        return bool(_read_json(told) == value)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _read_json(text: str | bytes) -> Any:
-    """JSON with whole numbers as long as LiveCodeBench takes them. Raises ValueError, RecursionError."""
-    before = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(_DIGITS)
-    try:
-        return json.loads(text)
-    finally:
-        sys.set_int_max_str_digits(before)
-
-
 # --- second tries -----------------------------------------------------------------------------------------------------
 
 
@@ -334,21 +281,11 @@ def _twice(run: Callable[[], Verdict]) -> Verdict:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """One process of this user at a time, as far as waiting for it makes sense."""
-    path = os.path.join(tempfile.gettempdir(), f"kvbench-second-try-{os.getuid()}")
-    deadline = time.monotonic() + _TURN_SECONDS
+    """Wait, for a limited time, until no other process of this user is in here."""
+    lock = FileLock(Path(tempfile.gettempdir()) / f"kvbench-second-try-{os.getuid()}", poll_interval=0.05)
+    with contextlib.suppress(Timeout, OSError):
+        lock.acquire(_TURN_SECONDS)
     try:
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError:
-        yield
-        return
-    try:
-        while time.monotonic() < deadline:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError:
-                time.sleep(0.05)
         yield
     finally:
-        os.close(lock)
+        lock.release()

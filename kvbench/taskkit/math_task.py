@@ -1,8 +1,7 @@
 """Base of the mathematics tasks: prompt styles, sampling, and scoring of a final answer in a box.
 
-A task file names its data and sets the class attributes that differ; see ``tasks/aime24.py``. The answer is compared
-by `kvbench.scoring.math`; `score` is math-verify on the whole output, `score_strict` the last box after the thinking
-block.
+A task names its data and sets the class attributes that differ; see ``tasks/competitions.py``. `kvbench.scoring.math`
+compares the answer: `score` is math-verify on the whole output, `score_strict` the last box after the thinking block.
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ def test_snapkv_variants_are_different_methods():
     """The rkv form compares a key with older keys only, the gkv form also with the window."""
     keys = torch.tensor([1.0, 1.0, 0.0, 50.0]).view(1, 1, 4, 1)
     view = make_view(keys, torch.ones(1, 1, 1, 1), budget=2)
-    rkv = methods.get("snapkv-decode")(variant="rkv", window=1, kernel=1).score(view)[0, 0, :3]
-    gkv = methods.get("snapkv-decode")(variant="gkv", window=1, kernel=1).score(view)[0, 0, :3]
+    rkv = methods.get("snapkv-decode")(variant="rkv", window=1, kernel=1).score(view).score[0, 0, :3]
+    gkv = methods.get("snapkv-decode")(variant="gkv", window=1, kernel=1).score(view).score[0, 0, :3]
     assert float(rkv.sum()) == pytest.approx(1)
     assert float(gkv.sum()) < 1e-6
 

@@ -260,8 +260,6 @@ def test_cake_gives_the_steady_layer_less():
 def test_cake_evicts_once_unless_told():
     assert not methods.get("cake")().decode_bounded
     assert methods.get("cake")(decode=True).decode_bounded
-    with pytest.raises(UserError, match="compat"):
-        methods.get("cake")(compat="reference")
 
 
 def test_cake_layers_keep_their_size_while_decoding():

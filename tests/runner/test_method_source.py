@@ -44,7 +44,7 @@ def test_a_method_s_files_are_its_own_and_the_terms_it_imports() -> None:
     assert {
         "kvbench/methods/gkv.py",
         "kvbench/eviction/terms/redundancy.py",
-        "kvbench/eviction/terms/global_score.py",
+        "kvbench/eviction/terms/window_vote.py",
     } < gkv
     assert {"kvbench/eviction/terms/window_attention.py", "kvbench/eviction/view.py"} < gkv  # through others
     assert "kvbench/eviction/select.py" in gkv  # every method's scores go through it

@@ -10,7 +10,8 @@ import pytest
 from support.folders import DATA
 
 from kvbench.scoring import livecodebench
-from kvbench.scoring.livecodebench import Grades, extract_code, grade, same_lines, same_value
+from kvbench.scoring.livecodebench import Grades, extract_code, grade
+from kvbench.scoring.livecodebench_compare import same_lines, same_value
 from kvbench.scoring.sandbox import BoxError, Sandbox
 from kvbench.scoring.sandbox.tiers import Bwrap, Landlock, Unsafe
 

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import SetupError
-from kvbench.scoring.livecodebench import PRELUDE, failure, harness, same_lines, same_value
+from kvbench.scoring.livecodebench import PRELUDE, failure, harness
+from kvbench.scoring.livecodebench_compare import same_lines, same_value
 from kvbench.scoring.sandbox.box import Box, BoxError, Outcome
 from kvbench.scoring.sandbox.inside import text
 from kvbench.scoring.sandbox.limits import Limits

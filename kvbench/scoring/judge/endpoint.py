@@ -1,8 +1,8 @@
 """A judge behind an OpenAI-compatible address: POST {base URL}/chat/completions.
 
-Patient with what passes (429, server errors, time-outs: some tries with growing pauses, Retry-After up to a limit) and
-with nothing else. One question takes at most `seconds` a try, whatever the server does. Redirects are not followed. The
-key goes into the request as it is sent: it is in no field, exception, note or log, and taken out of what the server
+Tries again after status 429, a server error or a time-out, with growing pauses and Retry-After up to a limit; any
+other failure is final. A try takes at most `seconds`, whatever the server does. Redirects are not followed. The key
+enters the request when it is sent; no field, exception, note or log holds it, and it is removed from what the server
 says.
 """
 
@@ -13,7 +13,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -40,7 +40,7 @@ class Endpoint:
         url: base URL, with or without the final ``/chat/completions``.
         key_env: environment variable with the key; an empty one sends no key.
         seconds: limit of one try, from the connection to the last byte.
-        tries, pause, longest_pause: how often a question is put, and the seconds between, doubling up to the longest.
+        tries, pause, longest_pause: tries per question, and the seconds between them, doubling up to the longest.
         through_proxy: use the proxy of the environment (HTTPS_PROXY), if there is one.
     """
 
@@ -54,7 +54,7 @@ class Endpoint:
     through_proxy: bool = True
 
     def ask(self, system: str, user: str) -> Reply:
-        import httpx
+        import tenacity
 
         request = {
             "model": self.model,
@@ -62,30 +62,41 @@ class Endpoint:
             "temperature": 0,
             "max_tokens": MAX_TOKENS,
         }
-        failure = ""
-        for pause in self._pauses():
-            asked_for = None
-            try:
-                answer = asyncio.run(self._post(request))
-            except TimeoutError:
-                failure = f"nothing within {self.seconds:g} s"
-            except (httpx.HTTPError, OSError) as error:  # their texts may quote what the server sent
-                failure = f"no connection ({type(error).__name__})"
-            else:
-                if answer.status not in PASSING and answer.status < 500:
-                    return self._read(answer)
-                failure, asked_for = f"status {answer.status}", _retry_after(answer.headers)
-            if pause is not None:
-                time.sleep(min(max(pause, asked_for or 0.0), self.longest_pause))
-        raise JudgeError(f"the judge gave no answer in {self.tries} tries; the last: {failure}")
+        growing = tenacity.wait_exponential(self.pause, self.longest_pause)
 
-    def _pauses(self) -> Iterator[float | None]:
-        """What to wait after each try; nothing after the last."""
-        yield from (min(self.pause * 2**n, self.longest_pause) for n in range(self.tries - 1))
-        yield None
+        def pause(state: tenacity.RetryCallState) -> float:
+            failed = state.outcome and state.outcome.exception()
+            asked_for = failed.retry_after if isinstance(failed, _TryAgain) else 0.0
+            return min(max(growing(state), asked_for), self.longest_pause)
+
+        tries = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(_TryAgain),
+            stop=tenacity.stop_after_attempt(self.tries),
+            wait=pause,
+            sleep=time.sleep,
+            reraise=True,
+        )
+        try:
+            return tries(self._try, request)
+        except _TryAgain as error:
+            raise JudgeError(f"the judge gave no answer in {self.tries} tries; the last: {error}") from None
+
+    def _try(self, request: Mapping[str, Any]) -> Reply:
+        """One try. Raises JudgeError, KeyRefused, and _TryAgain for a failure that may pass."""
+        import httpx
+
+        try:
+            answer = asyncio.run(self._post(request))
+        except TimeoutError:
+            raise _TryAgain(f"nothing within {self.seconds:g} s") from None
+        except (httpx.HTTPError, OSError) as error:  # their texts may quote the server
+            raise _TryAgain(f"no connection ({type(error).__name__})") from None
+        if answer.status in PASSING or answer.status >= 500:
+            raise _TryAgain(f"status {answer.status}", _retry_after(answer.headers))
+        return self._read(answer)
 
     async def _post(self, request: Mapping[str, Any]) -> _Answer:
-        """One try. asyncio, because only there one limit holds for connecting, headers and body together."""
+        """The server's answer. asyncio, because its time limit covers connection, headers and body together."""
         import httpx
 
         address = f"{self.url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
@@ -138,6 +149,14 @@ class Endpoint:
         return " ".join(redact_text(self._hide(said)).split())[:SHOWN] if isinstance(said, str) else ""
 
 
+class _TryAgain(Exception):
+    """A failure that may pass; `retry_after`: seconds that the server asks for."""
+
+    def __init__(self, reason: str, retry_after: float = 0.0) -> None:
+        super().__init__(reason)
+        self.retry_after = retry_after
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     status: int
@@ -153,7 +172,7 @@ def _parse(body: str) -> Any:
 
 
 def _at(value: Any, *path: str | int) -> Any:
-    """What lies at a path through dictionaries and lists, or None."""
+    """The value at a path through dictionaries and lists, or None."""
     for step in path:
         try:
             value = value[step]
@@ -162,13 +181,13 @@ def _at(value: Any, *path: str | int) -> Any:
     return value
 
 
-def _retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds that the server asks for, as a number or a date; None when it does not, or not understandably."""
+def _retry_after(headers: Mapping[str, str]) -> float:
+    """Seconds that the server asks for, as a number or a date; 0 where it does not, or not in a readable form."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)
     try:
         when = parsedate_to_datetime(text)
     except ValueError:
-        return None
+        return 0.0
     return (when.replace(tzinfo=when.tzinfo or UTC) - datetime.now(UTC)).total_seconds()

@@ -51,8 +51,9 @@ def check(services: Services, *, task: str = "mt_bench") -> None:
     if not services.judge_model:
         raise UserError(f"--judge {show(services.judge)} needs --judge-model NAME: which model is to judge there.")
     _check_key(services.judge_key_env, _is_loopback(address))
-    if importlib.util.find_spec("httpx") is None:
-        raise SetupError("asking a judge needs httpx: pip install 'kvbench[judge]'.")
+    missing = [name for name in ("httpx", "tenacity") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise SetupError(f"asking a judge needs {' and '.join(missing)}: pip install 'kvbench[judge]'.")
 
 
 def connect(services: Services) -> Judge | None:

@@ -17,7 +17,7 @@ def _cake(case: Case) -> list[CasePlan]:
     if h["prefill"] <= h["cache_size"] + h["window_size"]:
         raise NotCoveredError("the reference keeps the whole prompt and sets no budgets for its layers")
     options = {"window": h["window_size"], "tau1": h["tau1"], "tau2": h["tau2"], "gamma": h["gamma"]}
-    options |= {"rounding": "official", "decode": True, "compat": "reference"}
+    options |= {"rounding": "official", "decode": True, "compat": "reference", "cascade": h["cascading"]}
     return [CasePlan(method="cake", options=options, budget=h["cache_size"], every_token=True)]
 
 

@@ -1,0 +1,153 @@
+"""What a method declares: tensors to collect, memory to keep, entries to protect, probes to run, weights to load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from kvbench.lazy import torch
+
+if TYPE_CHECKING:
+    from kvbench.eviction.view import LayerView
+
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What the engine must collect. Queries are post-RoPE.
+
+    "last" and "window" keep the newest 1 and `window` queries; "since_last" hands every query to `Method.observe`
+    exactly once: the prompt's in blocks while it is read, later ones at the next eviction.
+    """
+
+    queries: Literal["none", "last", "window", "since_last"] = "none"
+    window: int = 0
+    values: bool = False  # whether `score` or `observe` reads `view.values`
+    rope: bool = False  # whether `view.rotate` is called
+    probes: bool = False  # whether `probes` yields any
+
+    @property
+    def width(self) -> int:
+        """How many of the newest queries `score` sees; "since_last" gives them to `observe`, and `window` to both."""
+        return {"none": 0, "last": 1}.get(self.queries, self.window)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A named float32 tensor [b, Hk, N] that the engine stores beside K and V, moves with them and counts in bytes."""
+
+    name: str
+    init: float = 0.0  # value of new entries; NaN marks "never scored"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """A named float32 tensor [b, *shape] of a layer that belongs to no entry; it starts at zero.
+
+    `shape` may name dimensions: "query_heads", "kv_heads", "head_dim".
+    """
+
+    name: str
+    shape: tuple[int | str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Protect:
+    """Entries that no score can evict: the first `sinks` tokens, the newest `recent`, the whole prompt.
+
+    by_interval: `recent` is only the most; of the newest no more are protected than come between two evictions.
+    """
+
+    sinks: int = 0
+    recent: int = 0
+    prompt: bool = False
+    by_interval: bool = False
+
+    def at(self, interval: int) -> Protect:
+        """What that means where evictions are `interval` tokens apart."""
+        return replace(self, recent=min(self.recent, interval)) if self.by_interval else self
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreOut:
+    """Scores [b, Hk, N] float32; where a method carries state, new values of its columns and states; and `stats`,
+    named tensors [b, ...] of the layer that `Method.quotas` reads.
+    """
+
+    score: torch.Tensor
+    columns: dict[str, torch.Tensor] = field(default_factory=dict)
+    stats: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Allocation:
+    """What `Method.quotas` may know: some layers of the model (all of them when the method is `joint`)."""
+
+    budget: int  # entries per layer and KV head, averaged over the model
+    layers: tuple[int, ...]  # index of each layer asked for, as `view.layer`
+    ordinals: tuple[int, ...]  # its place among the layers that evict
+    layer_count: int  # layers that evict, in the whole model
+    query_heads: int
+    held: torch.Tensor  # [b, L, Hk] int64 entries before the eviction
+    seen: torch.Tensor  # [b]
+    prompt_len: torch.Tensor  # [b]
+    stats: Mapping[str, torch.Tensor]  # [b, L, ...], what `score` put aside
+    weights: Mapping[str, torch.Tensor]
+
+
+class Scores(Protocol):
+    """A method, as far as a probe names one."""
+
+    def score(self, view: LayerView) -> torch.Tensor | ScoreOut: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Probe:
+    """Token rows that continue the prompt at its true positions. `observe` sees their queries, their KV is dropped.
+
+    against: the cache that the rows read: the prompt's full one (None), or a copy evicted to the budget by this method.
+    keep: later probes against the same cache see these rows too.
+    span: first and last (exclusive) prompt position the probe is about; a note for `observe`.
+    learned: instead of tokens, the rows of this tensor of the method's weights, [n, hidden], read as embeddings under
+        the weights' low-rank adapter (`kvbench.engine.adapter`).
+    """
+
+    tokens: tuple[int, ...] = ()
+    against: Scores | None = None
+    keep: bool = False
+    span: tuple[int, int] = (0, 0)
+    learned: str = ""
+
+
+class Prompt(Protocol):
+    """What `Method.probes` may know and ask."""
+
+    ids: tuple[int, ...]
+    budget: int
+    next_token: int  # the greedy continuation under the full cache
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Tokens of a text, without special tokens."""
+
+    @property
+    def reply_header(self) -> tuple[int, ...]:
+        """Tokens with which the chat template ends the user's turn and opens the assistant's; none without one."""
+
+    def draft(self, model: str, count: int) -> tuple[int, ...]:
+        """Up to `count` tokens with which another model of the same tokenizer greedily continues the prompt."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Weights or tables that a method needs: safetensors with a JSON card that names the model they were made for.
+
+    Attributes:
+        path: a file, or "auto": ``<kind>.safetensors`` beside the model's own weights.
+        recipe: what ``kvbench train`` calls the recipe that makes them; "" where no command makes them.
+    """
+
+    kind: str
+    path: str = "auto"
+    recipe: str = ""

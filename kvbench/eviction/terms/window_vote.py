@@ -1,0 +1,98 @@
+"""Base of rkv, snapkv-decode and gkv: the newest queries vote for entries at every eviction, and always stay.
+
+The vote may be merged with earlier ones, by the global score of G-KV (arXiv 2512.00504, Eq. 3-5). A local score is
+divided by its head's maximum and merged with F', the score that the entry had at the eviction before:
+
+    max   F_j = max(alpha F'_j, local_j)
+    mean  F_j = alpha F'_j + (1 - alpha) local_j
+    sum   F_j = alpha F'_j + local_j
+
+and F_j = local_j for entries without F': the window of the eviction before and everything newer. F is stored as it is,
+before any pooling or redundancy, for the entries outside the window.
+"""
+
+from __future__ import annotations
+
+from kvbench.eviction.api import Column, Every, Method, Needs, Protect, ScoreOut, Trigger
+from kvbench.eviction.options import OptionError
+from kvbench.eviction.terms.rkv_slot_order import RANK, keep_in_score_order, slot_order
+from kvbench.eviction.view import LayerView
+from kvbench.lazy import torch
+
+MEMORY = Column(name="memory", init=float("nan"))
+
+
+def normalised(x: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
+    """Scores [b, Hk, N] divided by their maximum over the marked entries of a head; an all-zero head stays so."""
+    return x / x.masked_fill(~among, 0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
+
+
+def rkv_votes(view: LayerView) -> torch.Tensor:
+    """The vote of R-KV's code (arXiv 2505.24133), [b, Hk, N] before pooling."""
+    return view.attend(domain="outside_window", order="group_then_softmax", reduce_g="max", reduce_q="mean")
+
+
+class WindowVote(Method):
+    """Subclasses declare the options; no dataclass, so that these annotations are none."""
+
+    window: int | None
+    compat: str
+    global_score: str = "none"
+    alpha: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.memory and self.by_rank:
+            raise OptionError("global_score", "is no part of the code that compat=reference reproduces.")
+
+    @property
+    def voters(self) -> int:
+        assert self.window is not None
+        return self.window
+
+    @property
+    def memory(self) -> tuple[str, float] | None:
+        """Form and alpha of the global score; None where every vote stands alone."""
+        return (self.global_score, self.alpha) if self.global_score != "none" else None
+
+    @property
+    def by_rank(self) -> bool:
+        """Whether slots stay in score order, as in R-KV's code, which also evicts when exactly the budget is held."""
+        return self.compat == "reference"
+
+    def needs(self) -> Needs:
+        return Needs(queries="window", window=self.voters)
+
+    def protect(self, budget: int) -> Protect:
+        return Protect(recent=self.voters)
+
+    def columns(self) -> tuple[Column, ...]:
+        if self.memory:
+            return (MEMORY,)
+        return (RANK,) if self.by_rank else ()
+
+    def trigger(self, interval: int) -> Trigger:
+        return Every(interval, at_budget=self.by_rank)
+
+    def remember(
+        self, view: LayerView, local: torch.Tensor, among: torch.Tensor
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """F from the local score and the stored F', and the column to store; without memory the local score."""
+        if self.memory is None:
+            return local, {}
+        (form, alpha), before = self.memory, view.columns[MEMORY.name]
+        if form == "max":
+            merged = torch.maximum(alpha * before, local)
+        else:
+            merged = alpha * before + local * (1 - alpha if form == "mean" else 1)
+        score = torch.where(before.isnan(), local, merged)
+        return score, {MEMORY.name: torch.where(among, score, float("nan"))}
+
+    def order(self, view: LayerView) -> torch.Tensor:
+        """The order in which entries are neighbours: see `LayerView.text_order`."""
+        return slot_order(view) if self.by_rank else view.text_order()
+
+    def ranked(
+        self, view: LayerView, score: torch.Tensor, order: torch.Tensor, columns: dict[str, torch.Tensor]
+    ) -> ScoreOut:
+        return keep_in_score_order(view, score, order, self.voters) if self.by_rank else ScoreOut(score, columns)

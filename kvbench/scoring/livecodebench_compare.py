@@ -1,0 +1,46 @@
+"""What a program printed against what LiveCodeBench expects: lines of text, or one value as JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+_DIGITS = 50000
+
+
+def same_lines(printed: str, expected: str) -> bool:
+    """Whether both have equally many lines, each equal after stripping, or word by word as decimal numbers."""
+    ours, theirs = (text.strip().split("\n") for text in (printed, expected))
+    return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
+
+
+def _same_line(ours: str, theirs: str) -> bool:
+    ours, theirs = ours.strip(), theirs.strip()
+    if ours == theirs:
+        return True
+    try:
+        return [Decimal(word) for word in ours.split()] == [Decimal(word) for word in theirs.split()]
+    except (InvalidOperation, ValueError):
+        return False
+
+
+def same_value(printed: bytes, expected: str, value: Any) -> bool:
+    """Whether a program's JSON value equals the expected one; safe for anything that a program may print."""
+    if len(printed) > (64 << 10) + 4 * len(expected):
+        return False
+    try:
+        return bool(read_json(printed) == value)
+    except (ValueError, RecursionError):
+        return False
+
+
+def read_json(text: str | bytes) -> Any:
+    """JSON with whole numbers as long as LiveCodeBench takes them. Raises ValueError, RecursionError."""
+    before = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(_DIGITS)
+    try:
+        return json.loads(text)
+    finally:
+        sys.set_int_max_str_digits(before)
