@@ -21,7 +21,8 @@ from kvbench.cli.request import Builder, member_name, refuse_secrets
 from kvbench.config.layers import Gathered, Given
 from kvbench.config.parsers import parse
 from kvbench.config.plugins import check_same, load_plugins
-from kvbench.config.run_config import OPERATIONAL, PARSERS, SOURCES, MethodChoice, RunConfig
+from kvbench.config.run_config import MethodChoice, RunConfig
+from kvbench.config.settings import OPERATIONAL, PARSERS, SOURCES
 from kvbench.console.problems import Problems
 from kvbench.console.redact import HIDDEN, hide_keys
 from kvbench.errors import NEW_RUN, SetupError, UserError, show

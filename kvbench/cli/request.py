@@ -17,7 +17,8 @@ from kvbench import registry
 from kvbench.config.layers import Gathered, Given, Layer
 from kvbench.config.parsers import budget, parse, split
 from kvbench.config.plugins import load_plugins
-from kvbench.config.run_config import PARSERS, Grid, MethodChoice, RunConfig
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
+from kvbench.config.settings import PARSERS
 from kvbench.console.problems import Problems
 from kvbench.console.redact import holds_secret
 from kvbench.errors import UserError, show

@@ -1,6 +1,6 @@
 """Starts a run: gather, check, and only then hand over to the engine (`kvbench.runner.execute`, which imports torch).
 
-start(context.params)     # what was typed after `kvbench run`
+start(typed)     # the options of `kvbench run`, by name
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.cli.checks import check, refuse_key
-from kvbench.cli.commands.run import report_on
 from kvbench.cli.continued import asked, continued
 from kvbench.cli.preflight import check_inputs
 from kvbench.cli.request import build
-from kvbench.config.layers import KEYS, Gathered, Given, gather, unknown_variables
+from kvbench.config.layers import Gathered, Given, gather, unknown_variables
 from kvbench.config.run_config import RunConfig
-from kvbench.console import terminal
+from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import Progress, size
 from kvbench.console.redact import holds_secret
@@ -108,8 +107,21 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
         raise IncompleteError(f"{not_run + failed} of {result.planned} rows have no score ({reasons}); {again}.")
 
 
+def report_on(run_dir: Path, *, quiet: bool) -> None:
+    """Print the tables of a run and write them into its folder."""
+    from kvbench.report.load import load
+    from kvbench.report.render import Report, text, write
+
+    with signals.phase(lambda: f"interrupted: all rows are saved; 'kvbench report {run_dir}' makes the tables."):
+        report = Report.make(load([run_dir]))
+        paths = write(report, run_dir / "report")
+    if not quiet:
+        print(text(report))
+        terminal.note(f"rows are in {run_dir}, this report in {paths[0]}.")
+
+
 def _gather(params: Mapping[str, Any], problems: Problems) -> Gathered | None:
-    flags = {key: params.get(key) for key in KEYS}
+    flags = dict(params)
     for text in unknown_variables(os.environ):
         problems.warn(text)
     config = params.get("config")

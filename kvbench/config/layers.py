@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.config.parsers import unknown_key
-from kvbench.config.run_config import PARSERS
+from kvbench.config.settings import PARSERS
 from kvbench.errors import UserError, show
 from kvbench.registry import did_you_mean, near
 
@@ -76,8 +76,8 @@ def gather(
     """Read everything.
 
     Args:
-        flags: values as they were typed, or `Given` where the flag's name is not the setting's; None and empty
-            lists count as not typed.
+        flags: options of a command with the values that the user typed, or `Given` where the flag's name is not the
+            setting's. None and empty lists count as not typed; options that are no settings are left out.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
@@ -87,7 +87,7 @@ def gather(
     typed = {
         key: value if isinstance(value, Given) else Given(value, "--" + key.replace("_", "-"))
         for key, value in flags.items()
-        if value not in (None, (), [])
+        if key in KEYS and value not in (None, (), [])
     }
     names = {k: PREFIX + k.upper() for k in KEYS if k != "data"}  # KVBENCH_DATA is read where data are looked for
     variables = {k: Given(environ[n], f"environment variable {n}") for k, n in names.items() if environ.get(n)}

@@ -2,8 +2,8 @@
 
 The same parser serves a flag, an environment variable and a key of a file; only the label before the sentence differs.
 
-    seed = setting(0, whole(0, 2**64 - 1))    # a dataclass field with its parser
-    parse("--seed", whole(0, 9), "12")        # UserError: --seed must be a whole number from 0 to 9; got 12.
+    seed: int = setting(0, whole(0, 9), "Seed of all random numbers.", panel="How much of it")    # a dataclass field
+    parse("--seed", whole(0, 9), "12")    # UserError: --seed must be a whole number from 0 to 9; got 12.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def parse(label: str, parser: Parser, raw: object) -> Any:
         raise UserError(error.sentence(label)) from None
 
 
-def setting(default: Any, parser: Parser) -> Any:
-    """A dataclass field with its parser."""
-    return field(default=default, metadata={"parser": parser})
+def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str = "N") -> Any:
+    """A dataclass field with its parser and its line in ``--help``."""
+    return field(default=default, metadata={"parser": parser, "help": help, "panel": panel, "metavar": metavar})
 
 
 def got(raw: object) -> str:

@@ -16,7 +16,8 @@ from typing import Any
 
 from kvbench.config.parsers import budget, choice, parse, unknown_key
 from kvbench.config.plugins import load_plugins
-from kvbench.config.run_config import PARSERS, Grid, MethodChoice, RunConfig
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
+from kvbench.config.settings import PARSERS
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method

@@ -86,7 +86,7 @@ def test_shares_are_budgets_of_their_own() -> None:
         RunConfig(grids=(grid("gkv", (1.5,)),))
 
 
-def test_younger_settings_stay_out_of_the_record_at_their_default() -> None:
+def test_settings_that_came_later_stay_out_of_the_record_at_their_default() -> None:
     """Or runs that were begun before these settings existed could not be continued by the same command."""
     base = RunConfig(grids=(grid(),), plugin=("a.py",))
     assert not {"prefill", "compress", "plugin"} & set(base.stored())
@@ -106,13 +106,6 @@ def test_json_round_trip() -> None:
     assert RunConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
     assert config.limit_for("walk") == 5
     assert config.limit_for("x") is None
-
-
-def test_differences_name_the_settings() -> None:
-    a = RunConfig(grids=(grid(),))
-    b = RunConfig(grids=(grid(budgets=(256,)),), seed=2, data="x")
-    assert a.differences(b) == [("budgets", [48, 64], [256]), ("seed", 0, 2)]
-    assert a.differences(a) == []
 
 
 @pytest.mark.parametrize(

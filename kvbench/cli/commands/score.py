@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench.cli import options
 from kvbench.cli.checks import refuse_key
-from kvbench.cli.commands.run import report_on
 from kvbench.cli.commands.show import one_run
 from kvbench.cli.continued import asked, continued
-from kvbench.config.layers import KEYS, gather
-from kvbench.config.run_config import OPERATIONAL
+from kvbench.cli.options import takes
+from kvbench.cli.start import report_on
+from kvbench.config.layers import gather
+from kvbench.config.settings import OPERATIONAL
 from kvbench.console import signals, terminal
 from kvbench.console.progress import Progress
 from kvbench.errors import IncompleteError
@@ -36,37 +37,24 @@ EPILOG = """Examples:
 """
 
 
+@takes(
+    *("judge", "judge_model", "judge_key_env", "judge_mode", "judge_key", "unsafe_run_code", "plugin", "task"),
+    *("task_file", "chat_template", "model", "config", "data", "out", "take_over", "json", "quiet"),
+)
 def score(
-    context: typer.Context,
+    typed: Mapping[str, Any],
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)],
     every: Annotated[bool, typer.Option("--all", help="Also answers that have a score.", metavar="")] = False,
-    judge: options.Judge = None,
-    judge_model: options.JudgeModel = None,
-    judge_key_env: options.JudgeKeyEnv = None,
-    judge_mode: options.JudgeMode = None,
-    judge_key: options.JudgeKey = None,
-    unsafe_run_code: options.UnsafeRunCode = None,
-    plugin: options.Plugin = None,
-    task: options.TaskName = None,
-    task_file: options.TaskFile = None,
-    chat_template: options.ChatTemplate = None,
-    model: options.Model = None,
-    config: options.ConfigFile = None,
-    data: options.Data = None,
-    out: options.Out = "results",
-    take_over: options.TakeOver = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Score the stored answers of a run."""
-    refuse_key(judge_key)
-    folder = one_run(run, Path(out))
+    quiet, json, config = typed["quiet"], typed["json"], typed["config"]
+    refuse_key(typed["judge_key"])
+    folder = one_run(run, Path(typed["out"]))
     check_run_name(folder.name, "run")
-    flags: dict[str, Any] = {key: context.params.get(key) for key in KEYS}
-    gathered = gather(flags, os.environ, None, Path(config) if config else None)
+    gathered = gather(typed, os.environ, config=Path(config) if config else None)
     settings = continued(folder.parent, folder.name, gathered)
     with hub.only(asked(settings, gathered)):
-        found = _score(settings, folder, every=every, take_over=take_over, quiet=quiet)
+        found = _score(settings, folder, every=every, take_over=typed["take_over"], quiet=quiet)
     if found.strangers:
         terminal.warning(f"{found.strangers} answers belong to prompts that are made differently now; not scored.")
     report_on(folder, quiet=quiet or json)
