@@ -68,13 +68,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
                 refuse_oracle(method.name, made)
                 sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
                 for given in sizes if made.takes_budget or len(grid.methods) == 1 else (None,):
-                    check_budget(method.name, made, given)
-                    if made.per_query_head and isinstance(given, int) and given // group < made.min_budget():
-                        least = f"{made.min_budget() * group} ({made.min_budget()} in each of {group} query heads)"
-                        raise UserError(
-                            f"method {show(method.label)} shares the budget of a KV head among the caches of its query "
-                            f"heads, so --budget must be at least {least}; got {given}."
-                        )
+                    check_budget(method.name, made, given, group=group)
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:

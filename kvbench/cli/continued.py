@@ -20,7 +20,7 @@ from typing import Any
 from kvbench.cli.request import Builder, member_name, refuse_secrets
 from kvbench.config.layers import Gathered, Given
 from kvbench.config.parsers import parse
-from kvbench.config.plugins import check_same, load_plugins
+from kvbench.config.plugins import check_same, hashed, load_plugins
 from kvbench.config.run_config import MethodChoice, RunConfig
 from kvbench.config.settings import OPERATIONAL, PARSERS, SOURCES
 from kvbench.console.problems import Problems
@@ -28,9 +28,8 @@ from kvbench.console.redact import HIDDEN, hide_keys
 from kvbench.errors import NEW_RUN, SetupError, UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
-from kvbench.runner.workload import template_hash
 from kvbench.sources import models
-from kvbench.store import again, list_runs, manifest
+from kvbench.store import again, existing, manifest
 from kvbench.store.files import bare
 
 KEEPS = "A resumed run keeps its settings."
@@ -65,10 +64,11 @@ def continued(
         if key in FREE and (found := gathered.first(key))
     }
     stored = _stored(record)
-    given |= _template(name, stored, record, gathered)
+    if stored.get("chat_template") and (typed := gathered.typed("chat_template")):  # its hash is checked by `same_run`
+        given["chat_template"] = parse(typed.source, PARSERS["chat_template"], typed.value)
     _check_again(name, record, given, gathered, needed)
     if "plugin" in given:
-        check_same(given["plugin"], record["environment"].get("plugins") or (), name, more=more_plugins)
+        check_same(hashed(given["plugin"]), record["environment"].get("plugins") or (), name, more=more_plugins)
     if "task_file" in given:
         _check_task_file(name, given["task_file"], record)
     load_plugins(given.get("plugin", ()))
@@ -97,12 +97,7 @@ def _check_layers(gathered: Gathered) -> None:
 
 
 def _read(out: Path, name: str) -> dict[str, Any]:
-    folder = out / name
-    if not os.path.lexists(folder / manifest.NAME):
-        there = ", ".join(list_runs(out))
-        known = f"Runs there: {there}." if there else "There are no runs there."
-        raise UserError(f"no run {show(name)} in {show(out)[1:-1]}. {known}")
-    record = manifest.read(folder)
+    record = manifest.read(existing(out, name))
     if setting := manifest.redacted(record):
         option = "--method-opt" if setting == "grids" else f"--{setting.replace('_', '-')}"
         raise UserError(
@@ -122,28 +117,6 @@ def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
     if (judge := environment.get("judge")) is not None and again.names_nobody(judge):
         stored["judge"] = judge  # to ask nobody reaches nothing
     return stored | {key: again.whole_path(record, stored[key]) for key in (*PATHS, "chat_template") if stored.get(key)}
-
-
-def _template(run: str, stored: Mapping[str, Any], record: Mapping[str, Any], gathered: Gathered) -> dict[str, str]:
-    """The chat template, checked by its hash: another file would put its text into prompts."""
-    typed, was = gathered.typed("chat_template"), stored.get("chat_template")
-    path = parse(typed.source, PARSERS["chat_template"], typed.value) if typed else was
-    sha256 = (record["environment"].get("chat_template") or {}).get("sha256")
-    if was is None or path is None:
-        return {}  # `_check_typed` says what is wrong
-    if sha256 is None:
-        if typed and path != was:
-            raise UserError(
-                f"--chat-template {show(path)} is not {show(was)}, which run {show(run)} began with, and its record "
-                f"has no hash of that file. Give the file at its place, or {NEW_RUN}."
-            )
-        return {"chat_template": path} if typed else {}
-    if (now := template_hash(path)) != sha256:
-        raise UserError(
-            f"--chat-template {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
-            f"({sha256[:12]}). Give the file as it was, or {NEW_RUN}."
-        )
-    return {"chat_template": path}
 
 
 def _check_again(

@@ -16,11 +16,11 @@ from typing import Any
 
 from kvbench.errors import UserError, show
 from kvbench.eviction.budget import Budget, label
+from kvbench.eviction.options import SWITCH, as_number, as_whole
 from kvbench.registry import did_you_mean
 
 Parser = Callable[[object], Any]
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,400}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 
 
@@ -58,14 +58,6 @@ def got(raw: object) -> str:
     return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else show(raw)
 
 
-def as_whole(raw: object) -> int | None:
-    """An integer, or None when the value is not one (1.5, 1e3, true, a text)."""
-    if isinstance(raw, int) and not isinstance(raw, bool):
-        return raw
-    text = raw.strip() if isinstance(raw, str) else ""
-    return int(text) if _WHOLE.fullmatch(text) else None
-
-
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
     """Integers from `low` to `high`; `word` (such as "auto") is accepted as it is."""
     need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
@@ -89,11 +81,8 @@ def number(need: str, fits: Callable[[float], bool]) -> Parser:
     """Finite floats for which `fits` holds; `need` says which."""
 
     def parser(raw: object) -> float:
-        try:
-            value = math.nan if isinstance(raw, bool) else float(raw)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            value = math.nan
-        if not math.isfinite(value) or not fits(value):
+        value = as_number(raw)
+        if value is None or not math.isfinite(value) or not fits(value):
             raise BadValue(need, got(raw))
         return value
 
@@ -136,12 +125,10 @@ def strings(raw: object) -> tuple[str, ...]:
 
 def flag(raw: object) -> bool:
     """A switch: true or false in a file, also 1/0, yes/no, on/off in an environment variable."""
-    word = str(raw).strip().lower()
-    if word in ("true", "1", "yes", "on"):
-        return True
-    if word in ("false", "0", "no", "off"):
-        return False
-    raise BadValue("true or false", show(raw))
+    value = SWITCH.get(str(raw).strip().lower())
+    if value is None:
+        raise BadValue("true or false", show(raw))
+    return value
 
 
 def budget(raw: object, entry: int | None = None) -> Budget:
@@ -154,7 +141,7 @@ def budget(raw: object, entry: int | None = None) -> Budget:
     if value is None:
         if literal.endswith("%"):
             return _share(literal)
-        number_like = _number(literal)
+        number_like = as_number(literal)
         if number_like is None and entry is not None:
             raise BadValue(predicate=f"entry {entry} ({show(raw)}) is not a number.")
         hint = ""
@@ -174,7 +161,7 @@ _TAKES = "takes whole tokens per KV head (512) or a share of the prompt (25%)"
 
 
 def _share(literal: str) -> float:
-    share = _number(literal[:-1])
+    share = as_number(literal[:-1])
     if share is None:
         raise BadValue(predicate=f"{_TAKES}; got {show(literal)}.")
     if share <= 0:
@@ -182,14 +169,6 @@ def _share(literal: str) -> float:
     if share > 100:
         raise BadValue(predicate=f"{literal} is above 100%; use --method full to keep everything.")
     return float(f"{share:.10g}") / 100  # no more digits than `label` shows, so that both ways give the same number
-
-
-def _number(literal: str) -> float | None:
-    try:
-        value = float(literal)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
 
 
 def split(label: str, raw: object, hint: str) -> list[Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from kvbench import registry
 from kvbench.config.parsers import budget, parse, unknown_key
-from kvbench.config.settings import DEFAULTS, OPERATIONAL, PARSERS, STATED, Settings
+from kvbench.config.settings import DEFAULTS, OPERATIONAL, PARSERS, Settings
 from kvbench.errors import UserError, show
 from kvbench.eviction.budget import Budget, label, order
 from kvbench.task import Services
@@ -172,8 +172,7 @@ class RunConfig(Settings):
 
     def stored(self) -> dict[str, Any]:
         """The settings that run.json keeps and compares."""
-        kept = self.to_dict() | dict.fromkeys(OPERATIONAL)
-        return {k: v for k, v in kept.items() if k in ("grids", *STATED) or v not in (None, DEFAULTS[k])}
+        return self.to_dict() | dict.fromkeys(OPERATIONAL)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:

@@ -145,10 +145,3 @@ DEFAULTS: dict[str, Any] = {name: [] if f.default == () else f.default for name,
 SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # rows say who scored them
 SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; the data themselves are compared
 OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
-# Settings that every record states. Any other stands there only where it differs from its default, so that a setting
-# that is added later does not separate a run from the command that began it.
-STATED = (
-    *("model", "revision", "device", "dtype", "interval", "seed", "limit", "samples", "temperature", "top_p", "top_k"),
-    *("min_p", "max_new_tokens", "prompt_style", "thinking", "chat_template", "no_chat_template", "data", "task_file"),
-    *("slots", "prefill_chunk"),
-)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.config.parsers import budget, choice, parse, unknown_key
+from kvbench.config.parsers import budget, choice, parse, text, unknown_key
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.config.settings import PARSERS
@@ -23,26 +23,15 @@ from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 
-SETTINGS = (
-    "model",
-    "revision",
-    "device",
-    "dtype",
-    "interval",
-    "slots",
-    "seed",
-    "prefill",
-    "prefill_chunk",
-    "thinking",
-    "chat_template",
-    "data",
-    "data_revision",
-    "allow_data_mismatch",
-    "plugin",
+# Settings that lm-eval's tasks and flags decide, or that only a run of kvbench has.
+NOT_HERE = (
+    *("task_file", "limit", "samples", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop"),
+    *("prompt_style", "no_chat_template", "max_prompt_tokens", "multi_turn", "compress", "attn", "keep_prompts"),
+    *("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code"),
 )
-TEXTS = ("model", "revision", "method", "chat_template", "data", "data_revision", "think_end_token")
-TRUNCATE = ("none", "left")
-OWN = ("method", "budget", "truncate", "think_end_token")  # beside the settings of a run
+SETTINGS = tuple(name for name in PARSERS if name not in NOT_HERE)
+OWN = ("method", "budget", "truncate", "think_end_token")
+TEXTS = ("method", "think_end_token", *(name for name in SETTINGS if PARSERS[name] is text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +67,7 @@ def read(given: Mapping[str, Any], *, device: str | None, batch_size: int | str 
 
 
 def _read(values: dict[str, Any]) -> ModelArgs:
-    options = [(key, str(values.pop(key))) for key in list(values) if "." in key]
+    options = {key: str(values.pop(key)) for key in list(values) if "." in key}
     for key, value in values.items():
         if key not in (*SETTINGS, *OWN):
             raise UserError(f"{unknown_key(key, (*SETTINGS, *OWN))} Options of a method are written METHOD.NAME=VALUE.")
@@ -87,10 +76,9 @@ def _read(values: dict[str, Any]) -> ModelArgs:
     if "plugin" in values:
         load_plugins(parse("plugin", PARSERS["plugin"], values["plugin"]))
     name = choose.canonical(values.get("method", "full"))
-    pairs = [_option(name, key, text) for key, text in options]
-    method = choose.parse(name, pairs)
+    method = choose.parse(name, [_option(name, key, value) for key, value in options.items()])
     size = parse("budget", budget, values["budget"]) if "budget" in values else None
-    check_budget(name, method, size)
+    check_budget(name, method, size, word="budget")
     picked = MethodChoice(name=name, options=choose.changed(name, method))
     grid = Grid(methods=(picked,), budgets=() if size is None else (size,), tasks=())
     settings = {key: parse(key, PARSERS[key], values[key]) for key in SETTINGS if key in values}
@@ -98,18 +86,18 @@ def _read(values: dict[str, Any]) -> ModelArgs:
         run=RunConfig(grids=(grid,), **settings),
         choice=picked,
         budget=size,
-        truncate=parse("truncate", choice(*TRUNCATE), values.get("truncate", "none")),
+        truncate=parse("truncate", choice("none", "left"), values.get("truncate", "none")),
         think_end_token=values.get("think_end_token"),
     )
 
 
-def _option(name: str, key: str, text: str) -> tuple[str, str]:
+def _option(name: str, key: str, value: str) -> tuple[str, str]:
     """``gkv.alpha`` as `choose.parse` takes it: of a single method the bare name."""
     method, _, option = key.rpartition(".")
     method, option = choose.canonical(method), option.replace("-", "_")
     if method not in name.split("+"):
         raise UserError(f"option {show(key)} is for method {show(method)}, which is not in {show(name)}.")
-    return (f"{method}.{option}" if "+" in name else option), text
+    return (f"{method}.{option}" if "+" in name else option), value
 
 
 @contextlib.contextmanager
@@ -118,7 +106,5 @@ def in_its_words() -> Iterator[None]:
     try:
         yield
     except (UserError, SetupError) as error:
-        text = re.sub(r"--method-opt ", "", str(error))
-        text = re.sub(r"--([a-z_-]+) (\d+)", r"\1=\2", text)
-        text = re.sub(r"--([a-z_-]+)", r"\1", text)
-        raise type(error)(f"model_args: {text}") from error
+        message = re.sub(r"--([a-z_-]+)", r"\1", str(error).replace("--method-opt ", ""))
+        raise type(error)(f"model_args: {message}") from error
