@@ -1,4 +1,4 @@
-"""A setting takes one edit: a field that is added to `Settings` is a flag, a key, a variable, a record and a model_arg."""
+"""A setting takes one edit: a field added to `Settings` becomes flag, key, variable, record and model_args."""
 
 from __future__ import annotations
 

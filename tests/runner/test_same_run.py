@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from runner.test_execute import Impatient
 from safetensors.torch import load_file, save_file
 from sources.test_model_files import flip, large
-from runner.test_execute import Impatient
 
 from kvbench import tiny
 from kvbench.cli.app import main
