@@ -98,10 +98,25 @@ _OPTIONS = [
     _option("verbose", bool, "Say where each setting came from.", flags=("--verbose", "-v"), default=False),
 ]
 OPTIONS = {option.name: option for option in _OPTIONS}
-Plugins = Annotated[
-    Texts,
-    typer.Option("--plugin", help=settings.SETTINGS["plugin"].metadata["help"], metavar="FILE", show_default=False),
-]
+
+
+def plain(flags: str, help: str, metavar: str = "") -> Any:
+    """An option that stands in no panel, for ``Annotated``."""
+    return typer.Option(*flags.split(), help=help, metavar=metavar, show_default=False)
+
+
+def same_as_run(name: str) -> Any:
+    """The option of a setting, in no panel."""
+    field = settings.SETTINGS[name].metadata
+    return plain(f"--{name.replace('_', '-')}", field["help"], field["metavar"])
+
+
+Plugins = Annotated[Texts, same_as_run("plugin")]
+DataRevision = Annotated[Text, same_as_run("data_revision")]
+Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)]
+Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
+LastLine = Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")]
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

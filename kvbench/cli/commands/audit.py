@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvbench import registry
-from kvbench.cli import options
+from kvbench.cli.options import Plugins
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
@@ -50,7 +50,7 @@ def audit(
         list[str] | None,
         typer.Option("--method-opt", metavar="[METHOD.]NAME=VALUE", help="An option of a method.", show_default=False),
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: Plugins = None,
     model: Annotated[
         str | None,
         typer.Option(

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kvbench import registry
-from kvbench.cli import options
+from kvbench.cli.options import DataRevision, Document, Plugins, plain
 from kvbench.config.parsers import split
 from kvbench.config.plugins import load_plugins
 from kvbench.console import signals, terminal
@@ -45,21 +45,8 @@ AnyTasks = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TASK...]", help="Tasks, groups or patterns. Default: all.", show_default=False),
 ]
-Folder = Annotated[
-    str | None,
-    typer.Option("--data", metavar="DIR", help="Look here. Default: KVBENCH_DATA, bundled, hub.", show_default=False),
-]
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--data-revision",
-        metavar="REV",
-        help="Commit or branch of the hub's data sets, in place of the pinned one.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.", metavar="")]
+Folder = Annotated[str | None, plain("--data", "Look here. Default: KVBENCH_DATA, bundled, hub.", "DIR")]
+Target = Annotated[str | None, plain("--out", "Folder to put them into. Default: KVBENCH_DATA, else data.", "DIR")]
 
 
 @app.callback()
@@ -71,19 +58,11 @@ def _root(context: typer.Context) -> None:
 @app.command("fetch", epilog=FETCH)
 def fetch(
     tasks: Tasks,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Folder to put them into. Default: KVBENCH_DATA, else data.",
-            show_default=False,
-        ),
-    ] = None,
-    data_revision: Revision = None,
-    plugin: options.Plugins = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    out: Target = None,
+    data_revision: DataRevision = None,
+    plugin: Plugins = None,
+    json: Document = False,
+    quiet: Annotated[bool, plain("--quiet -q", "No progress, no tables.")] = False,
 ) -> None:
     """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
 
@@ -138,9 +117,9 @@ def fetch(
 def check(
     tasks: AnyTasks = None,
     data: Folder = None,
-    data_revision: Revision = None,
-    plugin: options.Plugins = None,
-    json: Json = False,
+    data_revision: DataRevision = None,
+    plugin: Plugins = None,
+    json: Document = False,
 ) -> None:
     """Check which tasks' data are here, from which source, and whether rows and ids are the expected ones.
 
@@ -176,8 +155,8 @@ def check(
 def path(
     tasks: Tasks,
     data: Folder = None,
-    plugin: options.Plugins = None,
-    json: Json = False,
+    plugin: Plugins = None,
+    json: Document = False,
 ) -> None:
     """Print the files that a run would read. Nothing is downloaded; exit code 3 when they are not here."""
     load_plugins(plugin or [])

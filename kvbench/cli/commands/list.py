@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvbench import registry
-from kvbench.cli import options
+from kvbench.cli.options import Document, Plugins
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.errors import UserError, show
@@ -41,8 +41,8 @@ def list_(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="One of them, in full.", show_default=False)
     ] = None,
-    plugin: options.Plugins = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
+    plugin: Plugins = None,
+    json: Document = False,
 ) -> None:
     """List methods, tasks or models; with a name, that one with its options and defaults."""
     if kind not in KINDS:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvbench.cli.options import plain
 from kvbench.console import signals
 from kvbench.console.faults import words
 from kvbench.errors import KVBenchError, SetupError, UserError, show
@@ -34,8 +35,7 @@ def lm_eval(
         list[str] | None, typer.Argument(metavar="...", help="As lm-eval takes them.", show_default=False)
     ] = None,
     path: Annotated[
-        bool,
-        typer.Option("--path", help="Print the folder of kvbench's tasks, for lm-eval's --include_path.", metavar=""),
+        bool, plain("--path", "Print the folder of kvbench's tasks, for lm-eval's --include_path.")
     ] = False,
 ) -> None:
     """Run lm-eval with an eviction method: its tasks, its table of results, kvbench's engine."""

@@ -8,12 +8,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from kvbench.cli.checks import refuse_key
 from kvbench.cli.commands.show import one_run
 from kvbench.cli.continued import asked, continued
-from kvbench.cli.options import takes
+from kvbench.cli.options import Run, plain, takes
 from kvbench.cli.start import report_on
 from kvbench.config.layers import gather
 from kvbench.config.settings import OPERATIONAL
@@ -43,8 +41,8 @@ EPILOG = """Examples:
 )
 def score(
     typed: Mapping[str, Any],
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)],
-    every: Annotated[bool, typer.Option("--all", help="Also answers that have a score.", metavar="")] = False,
+    run: Run,
+    every: Annotated[bool, plain("--all", "Also answers that have a score.")] = False,
 ) -> None:
     """Score the stored answers of a run."""
     quiet, json, config = typed["quiet"], typed["json"], typed["config"]

@@ -10,8 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from kvbench.cli.options import Document, Out, Run, plain
 from kvbench.console import terminal
 from kvbench.console.redact import redact_argv, redact_config
 from kvbench.errors import UserError, show
@@ -35,16 +34,11 @@ EPILOG = """Examples:
 
 
 def show_(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)],
-    sample: Annotated[
-        str | None,
-        typer.Option("--sample", metavar="ID", help="Question: its id, TASK/ID, or a row key.", show_default=False),
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option("--method", metavar="NAME", help="With --sample: one method.", show_default=False)
-    ] = None,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")] = "results",
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
+    run: Run,
+    sample: Annotated[str | None, plain("--sample", "Question: its id, TASK/ID, or a row key.", "ID")] = None,
+    method: Annotated[str | None, plain("--method", "With --sample: one method.", "NAME")] = None,
+    out: Out = "results",
+    json: Document = False,
 ) -> None:
     """Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question."""
     if method is not None and sample is None:
