@@ -1,9 +1,9 @@
-"""What the parts of a run mean together, as far as it can be known without weights: fast, and without torch.
+"""Checks settings against each other, as far as that needs no weights: fast, and without torch.
 
     check(config, model, problems, duplicates=False)
 
 Budgets against methods and the model's context, samples against temperature, limits against task sizes, templates.
-What needs a tokenizer or a device is checked by the engine before the first token.
+The engine makes the checks that need a tokenizer or a device, before the first token.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
 
 
 def refuse_key(key: str | None) -> None:
-    """Raises UserError when a key stands on the command line."""
+    """Raise UserError for a key on the command line, where other users of the machine can read it."""
     if key is not None:
         from kvbench.scoring.judge.settings import NO_ARGV
 
@@ -48,7 +48,7 @@ def refuse_key(key: str | None) -> None:
 
 
 def refuse_oracle(name: str, method: Method) -> None:
-    """Raises UserError for a method that knows the future, alone or as one of two."""
+    """Raise UserError for a method that knows the future, alone or as one of two."""
     if method.during("prefill").oracle or method.during("decode").oracle:
         raise UserError(
             f"method {show(name)} is an oracle: it knows the future of a finished sequence. "
@@ -72,7 +72,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """--data must be there; a file is for tasks that read data, a folder for any tasks of which one does."""
+    """Check that --data exists and has a use: with a file every task must read data, with a folder at least one."""
     if config.data is None:
         return
     data = Path(config.data).expanduser()

@@ -31,11 +31,14 @@ def _option(
     panel: str | None = None,
     *,
     metavar: str = "",
-    flags: tuple[str, ...] = (),
+    short: str = "",
+    negative: bool = False,
     default: Any = None,
     hidden: bool = False,
 ) -> Parameter:
-    flags = flags or (f"--{name.replace('_', '-')}",)
+    """One option as typer reads it from a signature. short: ``-m``; negative: ``--no-NAME`` exists too."""
+    word = name.replace("_", "-")
+    flags = [f"--{word}/--no-{word}" if negative else f"--{word}", *([short] if short else [])]
     shown = typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, show_default=False, hidden=hidden)
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown])
 
@@ -43,13 +46,11 @@ def _option(
 def _of_setting(name: str) -> Parameter:
     """The option of a setting: a switch, a repeatable text or a text, as its parser has it."""
     field = settings.SETTINGS[name]
-    parser, help, panel = (field.metadata[key] for key in ("parser", "help", "panel"))
+    parser, help, panel, metavar = (field.metadata[key] for key in ("parser", "help", "panel", "metavar"))
     if parser is parsers.flag:
-        flag = f"--{name.replace('_', '-')}"
-        flags = (f"{flag}/--no-{name}",) if field.default is None else (flag,)
-        return _option(name, Switch, help, panel, flags=flags)
+        return _option(name, Switch, help, panel, negative=field.default is None)
     kind = Texts if parser in (parsers.files, parsers.strings) else Text
-    return _option(name, kind, help, panel, metavar=field.metadata["metavar"])
+    return _option(name, kind, help, panel, metavar=metavar)
 
 
 _WHAT, _DRAW, _SCORING, _ENGINE, _RESULTS = (
@@ -57,23 +58,16 @@ _WHAT, _DRAW, _SCORING, _ENGINE, _RESULTS = (
     for part in (settings.what, settings.sampling, settings.scoring, settings.engine, settings.results)
 )
 _OPTIONS = [
-    _option(
-        "method",
-        Texts,
-        "Methods; A+B: A on the prompt, B after. Repeatable.",
-        _WHAT,
-        metavar="NAME",
-        flags=("--method", "-m"),
-    ),
+    _option("method", Texts, "Methods; A+B: A on the prompt, B after. Repeatable.", _WHAT, metavar="NAME", short="-m"),
     _option(
         "budget",
         Texts,
         "KV entries per layer and head after an eviction, or 25% of the prompt; repeatable.",
         _WHAT,
         metavar="N",
-        flags=("--budget", "-b"),
+        short="-b",
     ),
-    _option("task", Texts, "Tasks, repeatable or with commas.", _WHAT, metavar="NAME", flags=("--task", "-t")),
+    _option("task", Texts, "Tasks, repeatable or with commas.", _WHAT, metavar="NAME", short="-t"),
     _option("method_opt", Texts, "An option of a method; repeatable.", _WHAT, metavar="[METHOD.]NAME=VALUE"),
     *map(_of_setting, settings.SETTINGS),
     _option("suite", Text, "demo, smoke, baselines or a TOML file.", _WHAT, metavar="NAME"),
@@ -94,8 +88,8 @@ _OPTIONS = [
     ),
     _option("take_over", bool, "Take a run from a process on another host.", _RESULTS, default=False),
     _option("json", bool, "Last line of stdout is one JSON document.", default=False),
-    _option("quiet", bool, "No progress, no tables.", flags=("--quiet", "-q"), default=False),
-    _option("verbose", bool, "Say where each setting came from.", flags=("--verbose", "-v"), default=False),
+    _option("quiet", bool, "No progress, no tables.", short="-q", default=False),
+    _option("verbose", bool, "Say where each setting came from.", short="-v", default=False),
 ]
 OPTIONS = {option.name: option for option in _OPTIONS}
 
@@ -116,7 +110,6 @@ DataRevision = Annotated[Text, same_as_run("data_revision")]
 Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")]
 Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)]
 Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
-LastLine = Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")]
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

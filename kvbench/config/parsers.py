@@ -99,7 +99,7 @@ def choice(*names: str) -> Parser:
 
 
 def text(raw: object) -> str:
-    """Any non-empty text."""
+    """A text that is not empty."""
     if not isinstance(raw, str):
         raise BadValue("a text", show(raw))
     if not raw.strip():
@@ -116,11 +116,11 @@ def files(raw: object) -> tuple[str, ...]:
 
 def strings(raw: object) -> tuple[str, ...]:
     """One string or a list of them, blanks and line ends included."""
-    found = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
-    for string in found:
+    texts = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
+    for string in texts:
         if not isinstance(string, str) or not string:
             raise BadValue("a text of one character or more", show(string))
-    return found
+    return texts
 
 
 def flag(raw: object) -> bool:
@@ -174,15 +174,15 @@ def _share(literal: str) -> float:
 def split(label: str, raw: object, hint: str) -> list[Any]:
     """The members of a list setting: a TOML list, or texts with commas. Empty members are errors; repeats stay."""
     members: list[Any] = []
-    for given in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:
-        if not isinstance(given, str):
-            members.append(given)
+    for item in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:
+        if not isinstance(item, str):
+            members.append(item)
             continue
-        parts = [part.strip() for part in given.split(",")]
+        parts = [part.strip() for part in item.split(",")]
         if parts == [""]:
             raise UserError(f"{label} is empty. {hint}")
         if "" in parts:
-            raise UserError(f"{label} has an empty entry at position {parts.index('') + 1} in {show(given)}.")
+            raise UserError(f"{label} has an empty entry at position {parts.index('') + 1} in {show(item)}.")
         members += parts
     return members
 

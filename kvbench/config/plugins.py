@@ -1,11 +1,11 @@
-"""Methods and tasks from a Python file of one's own, for this process only (``--plugin FILE.py``).
+"""Methods and tasks from a user's Python file, for this process only (``--plugin FILE.py``).
 
     load_plugin("mine.py")      # ["mymethod"]: what the file registered
-    loaded()                    # [{"path": ..., "sha256": ...}], for a run's record
+    loaded(["mine.py"])         # [{"path": ..., "sha256": ...}], for a run's record
 
 The file is imported like any module and registers with ``@methods.register`` or ``@tasks.register``. It runs with all
-rights of the user: give only files that you trust. What runs are the bytes that were hashed: no compiled copy beside
-the file is read.
+rights of the user: give only files that you trust. Python runs the bytes that were hashed, and reads no compiled copy
+beside the file.
 """
 
 from __future__ import annotations
@@ -109,14 +109,14 @@ def hashed(paths: Sequence[str]) -> list[dict[str, str]]:
 
 
 def load_plugins(paths: Sequence[str]) -> list[str]:
-    """Every file in its order."""
+    """Import several files in order, and return the names that they registered."""
     return [name for path in paths for name in load_plugin(path)]
 
 
 def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
     """Path and hash of loaded files, as they were when they were imported."""
-    found = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
-    return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in found]
+    plugins = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
+    return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in plugins]
 
 
 def hash_of(name: str) -> str | None:

@@ -5,7 +5,7 @@
     RunConfig.from_dict(config.to_dict())   # what run.json holds
 
 Names are those of the registries (canonical spelling). Files, environment variables and flags become a RunConfig in
-`kvbench.config.layers`. Whether a budget fits a method or a model is checked by the run command, not here.
+`kvbench.config.layers`. The run command checks whether a budget fits a method or a model.
 """
 
 from __future__ import annotations
@@ -109,11 +109,11 @@ class RunConfig(Settings):
         return tuple({(cell, cell.label): cell for cell in cells}.values())
 
     def limit_for(self, task: str) -> int | None:
-        """How many questions of a task are asked; None is all."""
+        """The number of questions to ask of a task; None is all."""
         return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
 
     def services(self) -> Services:
-        """What scoring may use."""
+        """The judge and the rights that scoring has."""
         return Services(
             judge=self.judge,
             judge_model=self.judge_model,
@@ -152,7 +152,7 @@ class RunConfig(Settings):
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def run_name(self) -> str:
-        """The name of a run that was given none: model and hash."""
+        """The default name of a run: model and hash."""
         model = re.sub(r"[^A-Za-z0-9._-]", "-", Path(self.model).name)[:80].strip(".-") or "model"
         return f"{model}-{self.hash()[:8]}"
 

@@ -18,7 +18,7 @@ from kvbench.config.parsers import budget, choice, parse, text, unknown_key
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.config.settings import PARSERS
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
@@ -36,10 +36,12 @@ TEXTS = ("method", "think_end_token", *(name for name in SETTINGS if PARSERS[nam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArgs:
-    """What lm-eval's user asked of kvbench.
+    """The arguments that lm-eval hands to kvbench.
 
-    `run` holds the settings that a run shares. `truncate` "left": the first tokens of a prompt that is too long are
-    dropped, as lm-eval's `hf` model does. `think_end_token`: text up to it is no part of an answer, as in `hf`.
+    Attributes:
+        run: the settings that kvbench's own runs have too.
+        truncate: "left" drops the first tokens of a prompt that is too long, as lm-eval's `hf` model does.
+        think_end_token: the answer begins after it, as in `hf`.
     """
 
     run: RunConfig
@@ -52,12 +54,12 @@ class ModelArgs:
         return choose.make(self.choice.name, dict(self.choice.options))
 
 
-def read(given: Mapping[str, Any], *, device: str | None, batch_size: int | str | None) -> ModelArgs:
-    """Check and convert what lm-eval hands over. Raises UserError.
+def read(arguments: Mapping[str, Any], *, device: str | None, batch_size: int | str | None) -> ModelArgs:
+    """Check and convert lm-eval's model_args. Raises UserError.
 
     batch_size: lm-eval's ``--batch_size``; a number above its default 1 is the number of slots.
     """
-    values = {key: value for key, value in given.items() if value is not None}
+    values = {key: value for key, value in arguments.items() if value is not None}
     if device is not None:
         values["device"] = device
     if "slots" not in values and str(batch_size).isdigit() and int(str(batch_size)) > 1:
@@ -67,7 +69,7 @@ def read(given: Mapping[str, Any], *, device: str | None, batch_size: int | str 
 
 
 def _read(values: dict[str, Any]) -> ModelArgs:
-    options = {key: str(values.pop(key)) for key in list(values) if "." in key}
+    options = [(*key.rsplit(".", 1), str(values.pop(key))) for key in list(values) if "." in key]
     for key, value in values.items():
         if key not in (*SETTINGS, *OWN):
             raise UserError(f"{unknown_key(key, (*SETTINGS, *OWN))} Options of a method are written METHOD.NAME=VALUE.")
@@ -76,33 +78,25 @@ def _read(values: dict[str, Any]) -> ModelArgs:
     if "plugin" in values:
         load_plugins(parse("plugin", PARSERS["plugin"], values["plugin"]))
     name = choose.canonical(values.get("method", "full"))
-    method = choose.parse(name, [_option(name, key, value) for key, value in options.items()])
+    pairs = (choose.addressed(name, f"{method}.{key.replace('-', '_')}", value) for method, key, value in options)
+    method = choose.parse(name, [pair for of_option in pairs for pair in of_option])
     size = parse("budget", budget, values["budget"]) if "budget" in values else None
     check_budget(name, method, size, word="budget")
-    picked = MethodChoice(name=name, options=choose.changed(name, method))
-    grid = Grid(methods=(picked,), budgets=() if size is None else (size,), tasks=())
+    chosen = MethodChoice(name=name, options=choose.changed(name, method))
+    grid = Grid(methods=(chosen,), budgets=() if size is None else (size,), tasks=())
     settings = {key: parse(key, PARSERS[key], values[key]) for key in SETTINGS if key in values}
     return ModelArgs(
         run=RunConfig(grids=(grid,), **settings),
-        choice=picked,
+        choice=chosen,
         budget=size,
         truncate=parse("truncate", choice("none", "left"), values.get("truncate", "none")),
         think_end_token=values.get("think_end_token"),
     )
 
 
-def _option(name: str, key: str, value: str) -> tuple[str, str]:
-    """``gkv.alpha`` as `choose.parse` takes it: of a single method the bare name."""
-    method, _, option = key.rpartition(".")
-    method, option = choose.canonical(method), option.replace("-", "_")
-    if method not in name.split("+"):
-        raise UserError(f"option {show(key)} is for method {show(method)}, which is not in {show(name)}.")
-    return (f"{method}.{option}" if "+" in name else option), value
-
-
 @contextlib.contextmanager
 def in_its_words() -> Iterator[None]:
-    """Messages about flags become messages about model_args: ``--budget 512`` is ``budget=512`` there."""
+    """Turn messages about flags into messages about model_args: ``--prefill`` is ``prefill`` there."""
     try:
         yield
     except (UserError, SetupError) as error:

@@ -109,7 +109,7 @@ class EvictionCache(Cache):
         hooks.callback(after.remove)
         self._close = weakref.finalize(self, hooks.close)
 
-    def _checked(self, budget: Any) -> Budget:
+    def _checked(self, budget: Any) -> Budget | None:
         """The budget of a method that takes one. Raises UserError."""
         size = None
         if budget is not None:

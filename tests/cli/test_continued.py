@@ -187,7 +187,7 @@ def test_a_moved_file_is_the_same_file(session: dict) -> None:
     [
         ("plugin changed", "is none of the plug-ins that run 'r1' began with (evil.py "),
         ("plugin more", "--plugin 'changed/evil.py' ("),
-        ("file changed", "is not the file that run 'r2' began with"),
+        ("file changed", "the data of task 'file/q' changed since run 'r2' began (sha256 "),
         ("file renamed", "is task 'file/other'; run 'r2' has file/q."),
         ("none", "--task-file 'token=abc/q.jsonl' differs from the run's default."),
         ("template changed", "chat template 't.jinja' changed since run 'r4' began (was 000000000000, is "),

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from kvbench.cli import options
 from kvbench.cli.checks import refuse_oracle
-from kvbench.cli.options import LastLine, Plugins
 from kvbench.config.parsers import choice, parse, split, whole
 from kvbench.config.plugins import load_plugins
 from kvbench.config.settings import DTYPES
@@ -35,9 +35,9 @@ def bench(
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
-    plugin: Plugins = None,
+    plugin: options.Plugins = None,
     repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Timed rounds; medians are shown.")] = "5",
-    json: LastLine = False,
+    json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
     """Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit."""
     load_plugins(plugin or [])

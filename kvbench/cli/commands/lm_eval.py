@@ -24,7 +24,6 @@ EPILOG = f"""Examples:
   kvbench lm-eval --model_args model=ORG/NAME,thinking=true --apply_chat_template --tasks kvbench_aime24
   kvbench lm-eval ls tasks
   kvbench lm-eval run --help
-
 model_args: {", ".join((*OWN, "METHOD.OPTION", *SETTINGS))}.
 """
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}

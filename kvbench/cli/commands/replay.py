@@ -19,7 +19,7 @@ import typer
 from kvbench import registry
 from kvbench.cli.checks import check
 from kvbench.cli.commands.show import one_run
-from kvbench.cli.options import Plugins, takes
+from kvbench.cli.options import Plugins, plain, takes
 from kvbench.cli.replayed_run import check_same, named, of_run
 from kvbench.cli.request import build
 from kvbench.config.layers import gather
@@ -60,43 +60,23 @@ LIMIT = "64"  # answers of each task
 
 Methods = Annotated[
     list[str] | None,
-    typer.Option(
-        "--method",
-        "-m",
-        metavar="NAME",
-        help="Methods, repeatable or with commas; all: every one that can run.",
-        show_default=False,
-    ),
+    plain("--method -m", "Methods, repeatable or with commas; all: every one that can run.", "NAME"),
 ]
 Run = Annotated[
     str | None,
-    typer.Option(
+    plain(
         "--run",
-        metavar="RUN",
-        help="Answers that the full cache wrote in this run, instead of new ones; model and tasks are the run's.",
-        show_default=False,
+        "Answers that the full cache wrote in this run, instead of new ones; model and tasks are the run's.",
+        "RUN",
     ),
 ]
-Limit = Annotated[str | None, typer.Option("--limit", metavar="N", help=f"Answers of each task. Default: {LIMIT}.")]
-Folder = Annotated[
-    str | None,
-    typer.Option("--out", metavar="DIR", help="Write tables (CSV, Parquet), plots and JSON there.", show_default=False),
-]
+Limit = Annotated[str | None, plain("--limit", f"Answers of each task. Default: {LIMIT}.", "N")]
+Folder = Annotated[str | None, plain("--out", "Write tables (CSV, Parquet), plots and JSON there.", "DIR")]
 Analyses = Annotated[
     list[str] | None,
-    typer.Option(
-        "--analysis",
-        metavar="NAME",
-        help="Instead of the comparison: analyses (below), repeatable or with commas.",
-        show_default=False,
-    ),
+    plain("--analysis", "Instead of the comparison: analyses (below), repeatable or with commas.", "NAME"),
 ]
-Sample = Annotated[
-    str | None,
-    typer.Option(
-        "--sample", metavar="ID", help="With --analysis: only the answer to this question.", show_default=False
-    ),
-]
+Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answer to this question.", "ID")]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,23 +45,22 @@ def score(
     every: Annotated[bool, plain("--all", "Also answers that have a score.")] = False,
 ) -> None:
     """Score the stored answers of a run."""
-    quiet, json, config = typed["quiet"], typed["json"], typed["config"]
+    quiet, json = typed["quiet"], typed["json"]
     refuse_key(typed["judge_key"])
     folder = one_run(run, Path(typed["out"]))
     check_run_name(folder.name, "run")
-    gathered = gather(typed, os.environ, config=Path(config) if config else None)
+    gathered = gather(typed, os.environ, config=typed["config"])
     settings = continued(folder.parent, folder.name, gathered)
     with hub.only(asked(settings, gathered)):
-        found = _score(settings, folder, every=every, take_over=typed["take_over"], quiet=quiet)
-    if found.strangers:
-        terminal.warning(f"{found.strangers} answers belong to prompts that are made differently now; not scored.")
+        result = _score(settings, folder, every=every, take_over=typed["take_over"], quiet=quiet)
+    if result.strangers:
+        terminal.warning(f"{result.strangers} answers belong to prompts that are made differently now; not scored.")
     report_on(folder, quiet=quiet or json)
-    _tell(found, folder, settings, json=json)
+    _tell(result, folder, settings, json=json)
 
 
 def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, quiet: bool) -> Rescored:
     """Score the answers of a run and make its tables anew."""
-
     from kvbench.runner import env, same_run
     from kvbench.runner.inputs import prepare
     from kvbench.runner.rescore import rescore
@@ -84,27 +83,27 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
     return found
 
 
-def _tell(found: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
-    """Say how it ended. Raises IncompleteError when answers have no score."""
+def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
+    """Print the counts. Raises IncompleteError when answers have no score."""
     if json:
-        counts = {"scored": found.scored, "failed": dict(found.failed), "strangers": found.strangers}
-        counts |= {"waiting": found.waiting, "kept": found.kept}
+        counts = {"scored": result.scored, "failed": dict(result.failed), "strangers": result.strangers}
+        counts |= {"waiting": result.waiting, "kept": result.kept}
         terminal.data({"run": str(folder), **counts})
     else:
-        kept = f" {found.kept} keep the score they have: nobody was asked for another." if found.kept else ""
-        terminal.note(f"{found.scored} answers scored.{kept}")
-    if found.failed or found.waiting:
-        missing = dict(found.failed) | ({"without a judge": found.waiting} if found.waiting else {})
+        kept = f" {result.kept} keep their scores, since no judge was asked." if result.kept else ""
+        terminal.note(f"{result.scored} answers scored.{kept}")
+    if result.failed or result.waiting:
+        missing = dict(result.failed) | ({"without a judge": result.waiting} if result.waiting else {})
         listed = ", ".join(f"{count} {status}" for status, count in missing.items())
-        settings = _given(folder, config)
-        unjudged = (found.waiting or "judge_error" in found.failed) and "judge" not in settings
+        settings = _again(folder, config)
+        unjudged = (result.waiting or "judge_error" in result.failed) and "judge" not in settings
         needs = " --judge URL --judge-model NAME" if unjudged else ""
-        again = f"'{line(['kvbench', 'score', str(folder), *words(settings)])}{needs}' tries them again"
-        raise IncompleteError(f"no score for some answers ({listed}); {again}.")
+        retry = f"'{line(['kvbench', 'score', str(folder), *words(settings)])}{needs}' tries them again"
+        raise IncompleteError(f"no score for some answers ({listed}); {retry}.")
 
 
-def _given(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """What the same command must be given again: of the run's record, as it was given this time."""
+def _again(folder: Path, config: RunConfig) -> dict[str, Any]:
+    """The settings that the same command needs again, with the values of this time."""
     info = manifest.read(folder)
     now = {key: getattr(config, key) for key in OPERATIONAL}
     unsafe = {"unsafe_run_code": True} if config.unsafe_run_code else {}

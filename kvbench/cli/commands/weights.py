@@ -7,7 +7,6 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from kvbench.cli.options import LastLine, plain
 from kvbench.console import terminal
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction.terms.gates import Gate
@@ -36,11 +35,17 @@ def import_(
     source: Annotated[
         str, typer.Argument(metavar="SOURCE", help="File or folder: .safetensors, .pth.", show_default=False)
     ],
-    method: Annotated[str, plain("--method", "trimkv, retention, foresightkv.", "METHOD")],
-    model: Annotated[str, plain("--model", "Folder of the model they are for.", "MODEL")],
-    out: Annotated[str, plain("--out", "Folder for the two files.", "DIR")],
-    gate: Annotated[str | None, plain("--gate", "rg or rg2, where SOURCE does not tell.", "GATE")] = None,
-    json: LastLine = False,
+    method: Annotated[
+        str, typer.Option("--method", metavar="METHOD", help="trimkv, retention, foresightkv.", show_default=False)
+    ],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Folder of the model they are for.", show_default=False)
+    ],
+    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the two files.", show_default=False)],
+    gate: Annotated[
+        str | None, typer.Option("--gate", metavar="GATE", help="rg or rg2, where SOURCE does not tell.")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
     """Convert gates or scorers from their authors' checkpoints, and check that they fit a model.
 
