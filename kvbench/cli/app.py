@@ -32,7 +32,7 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """An unknown command gets our own message with near names."""
+        """An unknown command gets a message with near names."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             from kvbench.registry import did_you_mean
 
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             code = _run([a for a in given if a != "--debug"])
             sys.stdout.flush()
             return code
-        except BrokenPipeError:  # stdout was closed, as with `| head`: no reader is left to be told
+        except BrokenPipeError:  # stdout was closed, as with `| head`: no reader is left
             streams.discard_output()
             return 0
         except BaseException as error:
@@ -128,7 +128,7 @@ def _end(error: KVBenchError) -> int:
 
 
 def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenchError:
-    """Any failure as one that the user is told in one line."""
+    """Any failure as an error with a message of one line."""
     if isinstance(error, KVBenchError):
         return error
     if isinstance(error, typer.TyperException):
@@ -155,7 +155,7 @@ def _system(error: OSError) -> SetupError:
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
-    """A parser's error in our words."""
+    """typer's parse error in kvbench's words."""
     option = getattr(error, "option_name", None)
     if option and "such option" in str(error):
         from kvbench.registry import did_you_mean

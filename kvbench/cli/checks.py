@@ -1,9 +1,9 @@
-"""What the parts of a run mean together, as far as it can be known without weights: fast, and without torch.
+"""Checks settings against each other, as far as that needs no weights: fast, and without torch.
 
     check(config, model, problems, duplicates=False)
 
 Budgets against methods and the model's context, samples against temperature, limits against task sizes, templates.
-What needs a tokenizer or a device is checked by the engine before the first token.
+The engine makes the checks that need a tokenizer or a device, before the first token.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
 
 
 def refuse_key(key: str | None) -> None:
-    """Raises UserError when a key stands on the command line."""
+    """Raise UserError for a key on the command line, where other users of the machine can read it."""
     if key is not None:
         from kvbench.scoring.judge.settings import NO_ARGV
 
@@ -48,7 +48,7 @@ def refuse_key(key: str | None) -> None:
 
 
 def refuse_oracle(name: str, method: Method) -> None:
-    """Raises UserError for a method that knows the future, alone or as one of two."""
+    """Raise UserError for a method that knows the future, alone or as one of two."""
     if method.during("prefill").oracle or method.during("decode").oracle:
         raise UserError(
             f"method {show(name)} is an oracle: it knows the future of a finished sequence. "
@@ -68,17 +68,11 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
                 refuse_oracle(method.name, made)
                 sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
                 for given in sizes if made.takes_budget or len(grid.methods) == 1 else (None,):
-                    check_budget(method.name, made, given)
-                    if made.per_query_head and isinstance(given, int) and given // group < made.min_budget():
-                        least = f"{made.min_budget() * group} ({made.min_budget()} in each of {group} query heads)"
-                        raise UserError(
-                            f"method {show(method.label)} shares the budget of a KV head among the caches of its query "
-                            f"heads, so --budget must be at least {least}; got {given}."
-                        )
+                    check_budget(method.name, made, given, group=group)
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """--data must be there; a file is for tasks that read data, a folder for any tasks of which one does."""
+    """Check that --data exists and has a use: with a file every task must read data, with a folder at least one."""
     if config.data is None:
         return
     data = Path(config.data).expanduser()

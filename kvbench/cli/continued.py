@@ -1,11 +1,11 @@
-"""The settings of a run that goes on: those of its record, and what its user gives again.
+"""The settings of a continued run: those of its record, and those that the user must give again.
 
     continued(out, name, gathered) -> RunConfig
     asked(config, gathered)     # the models and tasks that the hub may be asked for, for `kvbench.sources.hub.only`
 
-A run's folder may come from anyone. What decides rows is taken from its record; what runs code, sends something, or
-names a variable with a key comes from the command line, the environment or a configuration file of the user, and the
-record only says what it was. A file that is given again must have the hash in the record.
+A run's folder may come from anyone. Settings that decide rows come from its record. Settings that run code, send data
+or name a variable with a key come from the user's command line, environment or configuration file; the record only says
+what they were. A file that the user gives again must have the hash in the record.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 from kvbench.cli.request import Builder, member_name, refuse_secrets
 from kvbench.config.layers import Gathered, Given
 from kvbench.config.parsers import parse
-from kvbench.config.plugins import check_same, load_plugins
-from kvbench.config.run_config import OPERATIONAL, PARSERS, SOURCES, MethodChoice, RunConfig
+from kvbench.config.plugins import check_same, hashed, load_plugins
+from kvbench.config.run_config import MethodChoice, RunConfig
+from kvbench.config.settings import OPERATIONAL, PARSERS, SOURCES
 from kvbench.console.problems import Problems
 from kvbench.console.redact import HIDDEN, hide_keys
 from kvbench.errors import NEW_RUN, SetupError, UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
-from kvbench.runner.workload import template_hash
 from kvbench.sources import models
-from kvbench.store import again, list_runs, manifest
+from kvbench.store import again, existing, manifest
 from kvbench.store.files import bare
 
 KEEPS = "A resumed run keeps its settings."
@@ -46,14 +46,14 @@ def continued(
     needed: Collection[str] = (*TO_ASK, *again.SCORING),
     more_plugins: bool = False,
 ) -> RunConfig:
-    """The settings of an existing run. What was given must not differ from them.
+    """The settings of an existing run. Settings that the user gives must not differ from them.
 
     Args:
-        needed: settings that are asked for again, of those that the run used.
-        more_plugins: whether plug-ins that the run did not use may be given too.
+        needed: settings that the user must give again if the run used them.
+        more_plugins: allow plug-ins that the run did not use.
 
     Raises:
-        UserError: something must be given again, or is not what it was.
+        UserError: the user must give a setting again, or gave another one.
     """
     _check_layers(gathered)
     refuse_secrets(gathered)
@@ -64,21 +64,22 @@ def continued(
         if key in FREE and (found := gathered.first(key))
     }
     stored = _stored(record)
-    given |= _template(name, stored, record, gathered)
+    if stored.get("chat_template") and (typed := gathered.typed("chat_template")):  # its hash is checked by `same_run`
+        given["chat_template"] = parse(typed.source, PARSERS["chat_template"], typed.value)
     _check_again(name, record, given, gathered, needed)
     if "plugin" in given:
-        check_same(given["plugin"], record["environment"].get("plugins") or (), name, more=more_plugins)
+        check_same(hashed(given["plugin"]), record["environment"].get("plugins") or (), name, more=more_plugins)
     if "task_file" in given:
         _check_task_file(name, given["task_file"], record)
     load_plugins(given.get("plugin", ()))
-    config = _made(out / name, stored | given)
+    config = _config(out / name, stored | given)
     config = dataclasses.replace(config, moved_to=_moved_to(name, config.model, record, gathered))
     _check_typed(config, gathered)
     return config
 
 
 def asked(config: RunConfig, gathered: Gathered) -> set[str]:
-    """The models and tasks that the user named too, so that the hub may be asked for them."""
+    """The models and tasks that the user named: kvbench may ask the hub for them."""
     named = {config.model} if gathered.typed("model") else set()
     return named | (set(config.tasks) if gathered.typed("task") else set())
 
@@ -96,12 +97,7 @@ def _check_layers(gathered: Gathered) -> None:
 
 
 def _read(out: Path, name: str) -> dict[str, Any]:
-    folder = out / name
-    if not os.path.lexists(folder / manifest.NAME):
-        there = ", ".join(list_runs(out))
-        known = f"Runs there: {there}." if there else "There are no runs there."
-        raise UserError(f"no run {show(name)} in {show(out)[1:-1]}. {known}")
-    record = manifest.read(folder)
+    record = manifest.read(existing(out, name))
     if setting := manifest.redacted(record):
         option = "--method-opt" if setting == "grids" else f"--{setting.replace('_', '-')}"
         raise UserError(
@@ -123,28 +119,6 @@ def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
     return stored | {key: again.whole_path(record, stored[key]) for key in (*PATHS, "chat_template") if stored.get(key)}
 
 
-def _template(run: str, stored: Mapping[str, Any], record: Mapping[str, Any], gathered: Gathered) -> dict[str, str]:
-    """The chat template, checked by its hash: another file would put its text into prompts."""
-    typed, was = gathered.typed("chat_template"), stored.get("chat_template")
-    path = parse(typed.source, PARSERS["chat_template"], typed.value) if typed else was
-    sha256 = (record["environment"].get("chat_template") or {}).get("sha256")
-    if was is None or path is None:
-        return {}  # `_check_typed` says what is wrong
-    if sha256 is None:
-        if typed and path != was:
-            raise UserError(
-                f"--chat-template {show(path)} is not {show(was)}, which run {show(run)} began with, and its record "
-                f"has no hash of that file. Give the file at its place, or {NEW_RUN}."
-            )
-        return {"chat_template": path} if typed else {}
-    if (now := template_hash(path)) != sha256:
-        raise UserError(
-            f"--chat-template {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
-            f"({sha256[:12]}). Give the file as it was, or {NEW_RUN}."
-        )
-    return {"chat_template": path}
-
-
 def _check_again(
     run: str,
     record: Mapping[str, Any],
@@ -152,7 +126,7 @@ def _check_again(
     gathered: Gathered,
     needed: Collection[str],
 ) -> None:
-    """Raise UserError with the command that was typed and what it lacks: settings that the run used."""
+    """Raise UserError if the command lacks settings that the run used; the message has the whole command."""
     missing = {key: value for key, value in again.used(record).items() if key in needed and key not in given}
     if gathered.typed("task"):
         missing.pop("task", None)
@@ -180,7 +154,7 @@ def _typed_with(settings: Mapping[str, Any]) -> str:
 
 
 def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered) -> str | None:
-    """The folder that was given for a local model that lies elsewhere now, checked by the hashes of its files."""
+    """The new folder of a local model that was moved, checked by the hashes of its files."""
     recorded = {entry["name"]: entry["hash"] for entry in record["environment"].get("model_files", [])}
     if not recorded or was == models.TINY:
         return None
@@ -207,6 +181,7 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
 
 
 def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
+    """Raise UserError for a file of another task; `same_run` compares its hash."""
     if record["config"].get("task_file") is None:
         raise UserError(f"--task-file {show(path)} differs from the run's default. {KEEPS}")
     from kvbench.tasks.file import FileTask
@@ -215,16 +190,10 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
     tasks = record["environment"].get("tasks", {})
     if task.name not in tasks:
         raise UserError(f"--task-file {show(path)} is task {show(task.name)}; run {show(run)} has {', '.join(tasks)}.")
-    was, now = tasks[task.name]["data"].get("sha256"), task.sources()["sha256"]
-    if was != now:
-        raise UserError(
-            f"--task-file {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "
-            f"({(was or 'unknown')[:12]}). Give the file as it was, or {NEW_RUN}."
-        )
 
 
-def _made(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
-    """The configuration. What no run was ever started with is an error of the record."""
+def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
+    """The configuration of a record. Raises KVBenchError for settings that no run can have."""
     try:
         config = RunConfig.from_dict(stored)
         for grid in config.grids:
@@ -245,9 +214,10 @@ def _made(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
 
 def _check_options(method: MethodChoice) -> None:
     """Raise UserError for options that the method does not take, ValueError for values of another type."""
-    made = choose.parse(method.name, [(name, "none" if v is None else str(v)) for name, v in method.options]).options()
+    pairs = [(name, "none" if value is None else str(value)) for name, value in method.options]
+    parsed = choose.parse(method.name, pairs).options()
     for name, value in method.options:
-        if made[name] != value or isinstance(made[name], bool) != isinstance(value, bool):
+        if parsed[name] != value or isinstance(parsed[name], bool) != isinstance(value, bool):
             raise ValueError(name)
 
 

@@ -1,251 +1,129 @@
-"""The options of ``kvbench run``, declared once: flag, help text, panel.
+"""The options of ``kvbench run``, and how other commands take some of them.
 
-Every number is text here on purpose; `kvbench.config.parsers` parses it. The message for a bad one is then the same
-from a flag, a file or the environment.
+    @takes("judge", "judge_model", "out", "quiet")
+    def score(run: ..., typed: Mapping[str, Any]) -> None: ...    # typed["judge"]
+
+An option of a setting is made from its field (`kvbench.config.settings`); the others stand here. Numbers stay text:
+`kvbench.config.parsers` reads them, so that the message for a bad one is the same from a flag, a file or a variable.
 """
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable
 from typing import Annotated, Any
 
 import typer
 
-
-def _option(*names: str, help: str, metavar: str = "N", panel: str, **more: Any) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=panel, show_default=False, **more)
-
-
-_WHAT, _HOW_MUCH, _DRAW = "What to run", "How much of it", "Sampling (default: each task's own)"
-_PROMPT, _SCORING, _ENGINE, _RESULTS = "Prompts", "Scoring", "Engine", "Results"
+from kvbench.config import parsers, settings
 
 Text = str | None
 Texts = list[str] | None
 Switch = bool | None
+Parameter = inspect.Parameter
 
-Method = Annotated[
-    Texts,
-    _option("--method", "-m", help="Methods; A+B: A on the prompt, B after. Repeatable.", metavar="NAME", panel=_WHAT),
-]
-Budget = Annotated[
-    Texts,
-    _option(
-        "--budget",
-        "-b",
-        help="KV entries per layer and head after an eviction, or 25% of the prompt; repeatable.",
-        panel=_WHAT,
-    ),
-]
-TaskName = Annotated[
-    Texts, _option("--task", "-t", help="Tasks, repeatable or with commas.", metavar="NAME", panel=_WHAT)
-]
-TaskFile = Annotated[
-    Text,
-    _option("--task-file", help="A task of your own: JSONL with question and answer.", metavar="FILE", panel=_WHAT),
-]
-MethodOpt = Annotated[
-    Texts,
-    _option("--method-opt", help="An option of a method; repeatable.", metavar="[METHOD.]NAME=VALUE", panel=_WHAT),
-]
-Plugin = Annotated[
-    Texts,
-    _option("--plugin", help="Python file with methods or tasks of your own; repeatable.", metavar="FILE", panel=_WHAT),
-]
-Model = Annotated[
-    Text,
-    _option("--model", help="Folder or hub name. Default: tiny, the built-in model.", metavar="MODEL", panel=_WHAT),
-]
-Revision = Annotated[Text, _option("--revision", help="Commit or tag of a hub model.", metavar="REV", panel=_WHAT)]
-Suite = Annotated[Text, _option("--suite", help="demo, smoke, baselines or a TOML file.", metavar="NAME", panel=_WHAT)]
-ConfigFile = Annotated[
-    Text, _option("--config", help="Settings in a TOML file; flags win.", metavar="FILE", panel=_WHAT)
-]
 
-Limit = Annotated[Text, _option("--limit", help="Only the first N questions of each task.", panel=_HOW_MUCH)]
-Samples = Annotated[
-    Text, _option("--samples", help="Answers to each question. Default: the task's own.", panel=_HOW_MUCH)
-]
-MaxNewTokens = Annotated[
-    Text, _option("--max-new-tokens", help="Longest answer in tokens. Default: the task's own.", panel=_HOW_MUCH)
-]
-Seed = Annotated[Text, _option("--seed", help="Seed of all random numbers. Default: 0.", panel=_HOW_MUCH)]
+def _option(
+    name: str,
+    kind: Any,
+    help: str,
+    panel: str | None = None,
+    *,
+    metavar: str = "",
+    short: str = "",
+    negative: bool = False,
+    default: Any = None,
+    hidden: bool = False,
+) -> Parameter:
+    """One option as typer reads it from a signature. short: ``-m``; negative: ``--no-NAME`` exists too."""
+    word = name.replace("_", "-")
+    flags = [f"--{word}/--no-{word}" if negative else f"--{word}", *([short] if short else [])]
+    shown = typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, show_default=False, hidden=hidden)
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, shown])
 
-Temperature = Annotated[Text, _option("--temperature", help="0 is greedy.", metavar="X", panel=_DRAW)]
-TopP = Annotated[
-    Text, _option("--top-p", help="Nucleus: smallest set of tokens with this probability.", metavar="X", panel=_DRAW)
-]
-TopK = Annotated[Text, _option("--top-k", help="The K likeliest tokens; 0 is off.", metavar="K", panel=_DRAW)]
-MinP = Annotated[Text, _option("--min-p", help="Tokens of at least X times the likeliest.", metavar="X", panel=_DRAW)]
-Stop = Annotated[
-    Texts,
-    _option("--stop", help="Text that ends an answer, as the end token does; repeatable.", metavar="TEXT", panel=_DRAW),
-]
-Duplicates = Annotated[
-    bool, _option("--allow-duplicate-samples", help="Several samples at temperature 0.", metavar="", panel=_DRAW)
-]
 
-PromptStyle = Annotated[
-    Text,
-    _option("--prompt-style", help="Wording of the question. Default: the task's own.", metavar="NAME", panel=_PROMPT),
-]
-Thinking = Annotated[
-    Switch, _option("--thinking/--no-thinking", help="The chat template's thinking switch.", metavar="", panel=_PROMPT)
-]
-ChatTemplate = Annotated[
-    Text, _option("--chat-template", help="Jinja file in place of the tokenizer's.", metavar="FILE", panel=_PROMPT)
-]
-NoChatTemplate = Annotated[Switch, _option("--no-chat-template", help="Plain text prompts.", metavar="", panel=_PROMPT)]
-Data = Annotated[
-    Text,
-    _option("--data", help="Folder with task data. Default: KVBENCH_DATA, bundled, hub.", metavar="DIR", panel=_PROMPT),
-]
-DataRevision = Annotated[
-    Text,
-    _option(
-        "--data-revision",
-        help="Commit or branch of the hub's data sets, in place of the pinned one.",
-        metavar="REV",
-        panel=_PROMPT,
-    ),
-]
-DataMismatch = Annotated[
-    Switch,
-    _option(
-        "--allow-data-mismatch",
-        help="Take data that are not the expected ones; the run's record says so.",
-        metavar="",
-        panel=_PROMPT,
-    ),
-]
-MaxPromptTokens = Annotated[
-    Text,
-    _option(
-        "--max-prompt-tokens",
-        help="Longer texts lose their middle, in tasks that cut. Default: the model's context less the answer.",
-        panel=_PROMPT,
-    ),
-]
-MultiTurn = Annotated[
-    Text,
-    _option(
-        "--multi-turn",
-        help="keep: a later turn continues the evicted cache. reset: it is read as a new prompt. Default: keep.",
-        metavar="HOW",
-        panel=_PROMPT,
-    ),
-]
+def _of_setting(name: str) -> Parameter:
+    """The option of a setting: a switch, a repeatable text or a text, as its parser has it."""
+    field = settings.SETTINGS[name]
+    parser, help, panel, metavar = (field.metadata[key] for key in ("parser", "help", "panel", "metavar"))
+    if parser is parsers.flag:
+        return _option(name, Switch, help, panel, negative=field.default is None)
+    kind = Texts if parser in (parsers.files, parsers.strings) else Text
+    return _option(name, kind, help, panel, metavar=metavar)
 
-Judge = Annotated[
-    Text,
-    _option(
-        "--judge",
-        help="URL of an OpenAI-compatible endpoint, local:FOLDER, or none (store answers; 'kvbench score' later).",
-        metavar="URL",
-        panel=_SCORING,
-    ),
-]
-JudgeModel = Annotated[Text, _option("--judge-model", help="The judge's name there.", metavar="NAME", panel=_SCORING)]
-JudgeKeyEnv = Annotated[
-    Text,
-    _option(
-        "--judge-key-env",
-        help="Environment variable that holds the judge's key. Default: OPENAI_API_KEY.",
-        metavar="NAME",
-        panel=_SCORING,
-    ),
-]
-JudgeMode = Annotated[
-    Text,
-    _option(
-        "--judge-mode",
-        help="single: rate each answer. pair: compare with the full cache's answer. Default: single.",
-        metavar="MODE",
-        panel=_SCORING,
-    ),
-]
-JudgeKey = Annotated[Text, typer.Option("--judge-key", hidden=True)]
-UnsafeRunCode = Annotated[
-    Switch,
-    _option(
-        "--unsafe-run-code",
-        help="Run model-written programs without a sandbox. Only on a machine that you can lose.",
-        metavar="",
-        panel=_SCORING,
-    ),
-]
-KeepPrompts = Annotated[
-    Switch, _option("--keep-prompts", help="Store the questions of gated data too.", metavar="", panel=_RESULTS)
-]
 
-Interval = Annotated[
-    Text, _option("--interval", help="Generated tokens between evictions. Default: 128.", panel=_ENGINE)
-]
-Compress = Annotated[
-    Text,
+_WHAT, _DRAW, _SCORING, _ENGINE, _RESULTS = (
+    part.keywords["panel"]
+    for part in (settings.what, settings.sampling, settings.scoring, settings.engine, settings.results)
+)
+_OPTIONS = [
+    _option("method", Texts, "Methods; A+B: A on the prompt, B after. Repeatable.", _WHAT, metavar="NAME", short="-m"),
     _option(
-        "--compress",
-        help="query-aware: evict with the question read. query-agnostic: before it. Default: query-aware.",
-        metavar="WHEN",
-        panel=_ENGINE,
+        "budget",
+        Texts,
+        "KV entries per layer and head after an eviction, or 25% of the prompt; repeatable.",
+        _WHAT,
+        metavar="N",
+        short="-b",
     ),
-]
-Prefill = Annotated[
-    Text,
+    _option("task", Texts, "Tasks, repeatable or with commas.", _WHAT, metavar="NAME", short="-t"),
+    _option("method_opt", Texts, "An option of a method; repeatable.", _WHAT, metavar="[METHOD.]NAME=VALUE"),
+    *map(_of_setting, settings.SETTINGS),
+    _option("suite", Text, "demo, smoke, baselines or a TOML file.", _WHAT, metavar="NAME"),
+    _option("config", Text, "Settings in a TOML file; flags win.", _WHAT, metavar="FILE"),
+    _option("allow_duplicate_samples", bool, "Several samples at temperature 0.", _DRAW, default=False),
+    _option("judge_key", Text, "", _SCORING, hidden=True),
+    _option("batch_size", Text, "The same as --slots.", _ENGINE, metavar="N"),
+    _option("out", str, "Folder of all runs. Default: results.", _RESULTS, metavar="DIR", default="results"),
+    _option("run_name", Text, "Folder of this run; the same name continues it.", _RESULTS, metavar="NAME"),
+    _option("resume", Text, "Continue a run with its own settings.", _RESULTS, metavar="NAME"),
+    _option("dry_run", bool, "Print the plan; generate nothing.", _RESULTS, default=False),
     _option(
-        "--prefill",
-        help="full: evict once the prompt is read. chunked: after every chunk, in bounded memory. Default: full.",
-        metavar="HOW",
-        panel=_ENGINE,
+        "allow_version_change",
+        bool,
+        "Continue a run made with other versions, or with other code of its methods.",
+        _RESULTS,
+        default=False,
     ),
+    _option("take_over", bool, "Take a run from a process on another host.", _RESULTS, default=False),
+    _option("json", bool, "Last line of stdout is one JSON document.", default=False),
+    _option("quiet", bool, "No progress, no tables.", short="-q", default=False),
+    _option("verbose", bool, "Say where each setting came from.", short="-v", default=False),
 ]
-Device = Annotated[
-    Text, _option("--device", help="auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE", panel=_ENGINE)
-]
-Dtype = Annotated[
-    Text, _option("--dtype", help="auto, float32, bfloat16, float16. Default: auto.", metavar="DTYPE", panel=_ENGINE)
-]
-Attn = Annotated[
-    Text,
-    _option(
-        "--attn", help="What reads prompts: sdpa, flash (flash-attn). Default: sdpa.", metavar="NAME", panel=_ENGINE
-    ),
-]
-Slots = Annotated[
-    Text, _option("--slots", help="Sequences decoded together. Default: auto (from free memory).", panel=_ENGINE)
-]
-BatchSize = Annotated[Text, _option("--batch-size", help="The same as --slots.", panel=_ENGINE)]
-PrefillChunk = Annotated[
-    Text, _option("--prefill-chunk", help="Prompt tokens read at once. Default: 512.", panel=_ENGINE)
-]
+OPTIONS = {option.name: option for option in _OPTIONS}
 
-Out = Annotated[str, _option("--out", help="Folder of all runs. Default: results.", metavar="DIR", panel=_RESULTS)]
-RunName = Annotated[
-    Text, _option("--run-name", help="Folder of this run; the same name continues it.", metavar="NAME", panel=_RESULTS)
-]
-Resume = Annotated[
-    Text, _option("--resume", help="Continue a run with its own settings.", metavar="NAME", panel=_RESULTS)
-]
-DryRun = Annotated[bool, _option("--dry-run", help="Print the plan; generate nothing.", metavar="", panel=_RESULTS)]
-VersionChange = Annotated[
-    bool,
-    _option(
-        "--allow-version-change",
-        help="Continue a run made with other versions, or with other code of its methods.",
-        metavar="",
-        panel=_RESULTS,
-    ),
-]
-TakeOver = Annotated[
-    bool, _option("--take-over", help="Take a run from a process on another host.", metavar="", panel=_RESULTS)
-]
-Json = Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.", metavar="")]
-Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say where each setting came from.", metavar="")]
-Plugins = Annotated[
-    Texts,
-    typer.Option(
-        "--plugin",
-        help="Python file with methods or tasks of your own; repeatable.",
-        metavar="FILE",
-        show_default=False,
-    ),
-]
+
+def plain(flags: str, help: str, metavar: str = "") -> Any:
+    """An option that stands in no panel, for ``Annotated``."""
+    return typer.Option(*flags.split(), help=help, metavar=metavar, show_default=False)
+
+
+def same_as_run(name: str) -> Any:
+    """The option of a setting, in no panel."""
+    field = settings.SETTINGS[name].metadata
+    return plain(f"--{name.replace('_', '-')}", field["help"], field["metavar"])
+
+
+Plugins = Annotated[Texts, same_as_run("plugin")]
+DataRevision = Annotated[Text, same_as_run("data_revision")]
+Out = Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")]
+Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)]
+Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
+
+
+def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command options by name; it gets their values as its argument `typed`, as the user typed them."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]
+
+        @functools.wraps(command)
+        def run(**values: Any) -> None:
+            typed = {name: values.pop(name) for name in names}
+            command(**values, typed=typed)
+
+        run.__signature__ = inspect.Signature([*own, *(OPTIONS[name] for name in names)])  # type: ignore[attr-defined]
+        return run
+
+    return decorate

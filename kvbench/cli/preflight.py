@@ -1,9 +1,9 @@
-"""What a run reads from disks and the hub, checked or fetched before torch is imported.
+"""Checks or fetches the inputs of a run from disk and hub, before torch is imported.
 
     check_inputs(config)     # SetupError, UserError
 
-The model's files, its chat template, a sandbox for programs, and the tasks' data. What the hub gave lies in its cache
-afterwards, where `kvbench.runner.inputs` finds it.
+These are the model's files, its chat template, a sandbox for programs, and the tasks' data. Files from the hub stay in
+its cache, where `kvbench.runner.inputs` finds them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvbench.taskkit import prompts
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Raises KVBenchError for what can be known to be missing or wrong without torch."""
+    """Raise KVBenchError for inputs that are missing or wrong, as far as that needs no torch."""
     if config.chat_template is not None:
         prompts.load_template(config.chat_template)
     known = models.describe(config.model_place, config.revision)
@@ -35,8 +35,8 @@ def check_inputs(config: RunConfig) -> None:
 
 
 def _check_again(config: RunConfig, info: models.ModelInfo) -> None:
-    """The checks of `kvbench.cli.checks`, now that the hub has told the model's sizes."""
+    """Repeat `kvbench.cli.checks` with the model's sizes, once the hub has given its config."""
     problems = Problems()
     check(config, info, problems, duplicates=True)
-    problems.warnings.clear()  # they were shown
+    problems.warnings.clear()  # the first check showed them
     problems.stop()

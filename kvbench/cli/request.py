@@ -1,9 +1,9 @@
-"""From what was typed to a RunConfig: names through the registries, values through their parsers. No torch.
+"""Turns gathered settings into a RunConfig: names go through the registries, values through their parsers. No torch.
 
     build(gathered, problems) -> RunConfig | None
 
-Every problem goes to `problems`; None means that there was no grid to make. What the parts mean together (budget
-against model, samples against temperature) is checked in `kvbench.cli.checks`.
+Every problem goes to `problems`; None means that no grid could be made. `kvbench.cli.checks` checks settings against
+each other (budget against model, samples against temperature).
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvbench import registry
 from kvbench.config.layers import Gathered, Given, Layer
 from kvbench.config.parsers import budget, parse, split
 from kvbench.config.plugins import load_plugins
-from kvbench.config.run_config import PARSERS, Grid, MethodChoice, RunConfig
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
+from kvbench.config.settings import PARSERS
 from kvbench.console.problems import Problems
 from kvbench.console.redact import holds_secret
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
-from kvbench.eviction.options import describe, split_option
+from kvbench.eviction.options import split_option
 from kvbench.runner.workload import expand_task
 
 MISSING = {
@@ -41,12 +41,12 @@ def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
     if given is not None and len(problems.errors) == before:
         with problems.collect():
             load_plugins(parse(given.source, PARSERS["plugin"], given.value))
-    # Without its plug-ins a run's names would all be unknown: one problem, told as many.
+    # Without the plug-ins all their names would be unknown: report the cause alone.
     return Builder(gathered, problems).config() if len(problems.errors) == before else None
 
 
 def refuse_secrets(gathered: Gathered) -> None:
-    """Raise UserError for a setting that holds a key or a password: a run's record keeps its settings as they are."""
+    """Raise UserError for a setting that holds a key or a password: a run's record keeps settings unredacted."""
     layers = (*gathered.files, *gathered.blocks, gathered.variables, gathered.flags)
     for given in (given for layer in layers for given in layer.values()):
         if holds_secret(given.value):
@@ -62,7 +62,7 @@ def member_name(member: Any) -> str:
 
 
 class Builder:
-    """Reads the settings and axes that were gathered."""
+    """Reads gathered settings and axes."""
 
     def __init__(self, gathered: Gathered, problems: Problems) -> None:
         self.gathered, self.problems = gathered, problems
@@ -168,16 +168,15 @@ class Builder:
 
     def _choose(self, name: str, pairs: list[tuple[str, str]], names: list[str]) -> MethodChoice:
         """A method with its options. An option without a method's name goes to every method of the grid that has it."""
-        pairs = [pair for option, value in pairs for pair in _addressed(name, option, value)]
+        pairs = [pair for option, value in pairs for pair in choose.addressed(name, option, value)]
         for method, option, value in self.options:
-            anyone = [n for n in names if _takers(n, option)]
+            anyone = [n for n in names if choose.takers(n, option)]
             if method:
                 takes = method == name or method in name.split("+")
             else:
                 takes = name in anyone if anyone else name == _last_evicting(names)
             if takes:
-                one_part = method and method != name
-                pairs += [(f"{method}.{option}", value)] if one_part else _addressed(name, option, value)
+                pairs += choose.addressed(name, f"{method}.{option}" if method and method != name else option, value)
         return MethodChoice(name=name, options=choose.changed(name, choose.parse(name, pairs)))
 
     def _check_option_methods(self, grids: list[Grid]) -> None:
@@ -185,24 +184,6 @@ class Builder:
         for method, _, _ in self.options:
             if method and method not in present:
                 raise UserError(f"--method-opt is for method {show(method)}, which is not in this run.")
-
-
-def _takers(name: str, option: str) -> list[str]:
-    """The parts of a method that have an option; a single method is its own part."""
-    return [p for p in name.split("+") if any(info.name == option for info in describe(registry.methods.get(p)))]
-
-
-def _addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
-    """An option as `choose.parse` takes it: of two methods each is named, as in ``gkv.alpha``."""
-    parts = name.split("+")
-    if len(parts) == 1:
-        return [(option, value)]
-    method, dot, bare = option.rpartition(".")
-    if dot and registry.methods.canonical(method) in parts:
-        return [(f"{registry.methods.canonical(method)}.{bare}", value)]
-    if dot:
-        raise UserError(f"option {show(option)} is for method {show(method)}, which is not in {show(name)}.")
-    return [(f"{part}.{option}", value) for part in _takers(name, option) or parts[-1:]]  # the last one complains
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
@@ -215,5 +196,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _last_evicting(names: list[str]) -> str:
-    """The method that complains about an option which none has."""
+    """The method to name in the error about an option that no method has."""
     return next((n for n in reversed(names) if MethodChoice(name=n).takes_budget), names[-1])

@@ -1,6 +1,6 @@
 """Starts a run: gather, check, and only then hand over to the engine (`kvbench.runner.execute`, which imports torch).
 
-start(context.params)     # what was typed after `kvbench run`
+start(typed)     # the options of `kvbench run`, by name
 """
 
 from __future__ import annotations
@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.cli.checks import check, refuse_key
-from kvbench.cli.commands.run import report_on
 from kvbench.cli.continued import asked, continued
 from kvbench.cli.preflight import check_inputs
 from kvbench.cli.request import build
-from kvbench.config.layers import KEYS, Gathered, Given, gather, unknown_variables
+from kvbench.config.layers import Gathered, Given, gather, unknown_variables
 from kvbench.config.run_config import RunConfig
-from kvbench.console import terminal
+from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import Progress, size
 from kvbench.console.redact import holds_secret
@@ -38,7 +37,7 @@ LIMIT = (
 
 
 def start(params: Mapping[str, Any]) -> None:
-    """Run what was typed. Everything that torch is not needed for is checked before it is imported."""
+    """Run what the user typed. All checks that do not need torch come before its import."""
     resume, quiet = params["resume"], bool(params["quiet"])
     chosen, gathered = _checked(params)
     with hub.only(asked(chosen, gathered) if resume is not None else None):
@@ -63,7 +62,7 @@ def start(params: Mapping[str, Any]) -> None:
 
 
 def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
-    """The settings, once nothing is wrong with what was typed."""
+    """The settings. Raises UserError with all that is wrong with them."""
     resume, run_name, out, dry = params["resume"], params["run_name"], Path(params["out"]), params["dry_run"]
     problems = Problems()
     with problems.collect():
@@ -72,9 +71,9 @@ def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
     with problems.collect():
         _check_names(run_name, resume)
     chosen = _choose(gathered, out, resume, problems) if gathered else None
-    found = _describe(chosen, gathered, problems)
+    model = _describe(chosen, gathered, problems)
     if chosen is not None:
-        check(chosen, found, problems, duplicates=params["allow_duplicate_samples"])
+        check(chosen, model, problems, duplicates=params["allow_duplicate_samples"])
     if not dry and not problems.errors:
         with problems.collect():
             check_writable(params["out"])
@@ -108,17 +107,29 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
         raise IncompleteError(f"{not_run + failed} of {result.planned} rows have no score ({reasons}); {again}.")
 
 
+def report_on(run_dir: Path, *, quiet: bool) -> None:
+    """Print the tables of a run and write them into its folder."""
+    from kvbench.report.load import load
+    from kvbench.report.render import Report, text, write
+
+    with signals.phase(lambda: f"interrupted: all rows are saved; 'kvbench report {run_dir}' makes the tables."):
+        report = Report.make(load([run_dir]))
+        paths = write(report, run_dir / "report")
+    if not quiet:
+        print(text(report))
+        terminal.note(f"rows are in {run_dir}, this report in {paths[0]}.")
+
+
 def _gather(params: Mapping[str, Any], problems: Problems) -> Gathered | None:
-    flags = {key: params.get(key) for key in KEYS}
+    flags = dict(params)
     for text in unknown_variables(os.environ):
         problems.warn(text)
-    config = params.get("config")
     with problems.collect():
-        if params.get("batch_size") is not None:
-            if params.get("slots") is not None:
+        if params["batch_size"] is not None:
+            if params["slots"] is not None:
                 raise UserError("--slots and --batch-size are one setting; give one of them.")
             flags["slots"] = Given(params["batch_size"], "--batch-size")
-        return gather(flags, os.environ, params.get("suite"), Path(config) if config else None)
+        return gather(flags, os.environ, params["suite"], params["config"])
     return None
 
 
@@ -175,7 +186,7 @@ def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Pro
     given = gathered.first("model") if gathered else None
     name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None
-    if holds_secret(name):  # `build` has said so, without the name
+    if holds_secret(name):  # `build` reported it, without the name
         return None
     with problems.collect():
         return describe(name, revision)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.config.parsers import unknown_key
-from kvbench.config.run_config import PARSERS
+from kvbench.config.settings import PARSERS
 from kvbench.errors import UserError, show
 from kvbench.registry import did_you_mean, near
 
@@ -45,7 +45,7 @@ Layer = dict[str, Given]
 
 @dataclass(slots=True)
 class Gathered:
-    """All that was given: layers weakest first, and the grid blocks of the strongest file that has any."""
+    """Every layer of settings, weakest first, and the grid blocks of the strongest file that has any."""
 
     files: list[Layer]
     variables: Layer
@@ -57,11 +57,11 @@ class Gathered:
         return self.typed(key) or next((layer[key] for layer in reversed(self.files) if key in layer), None)
 
     def typed(self, key: str) -> Given | None:
-        """A flag or environment variable: what is stronger than any file."""
+        """The value of a flag or environment variable; both are stronger than any file."""
         return self.flags.get(key) or self.variables.get(key)
 
     def record(self) -> dict[str, list[dict[str, Any]]]:
-        """{setting: [{"source", "value"}, ...]}, weakest first; what a flag overrode stays visible."""
+        """{setting: [{"source", "value"}, ...]}, weakest first: values that a flag overrode stay visible."""
         seen: dict[str, list[dict[str, Any]]] = {}
         for layer in (*self.files, self.variables, self.flags):
             for key, given in layer.items():
@@ -71,40 +71,40 @@ class Gathered:
 
 
 def gather(
-    flags: Mapping[str, Any], environ: Mapping[str, str], suite: str | None = None, config: Path | None = None
+    flags: Mapping[str, Any], environ: Mapping[str, str], suite: str | None = None, config: str | Path | None = None
 ) -> Gathered:
-    """Read everything.
+    """Read suite, config file, environment variables and flags.
 
     Args:
-        flags: values as they were typed, or `Given` where the flag's name is not the setting's; None and empty
-            lists count as not typed.
+        flags: options of a command with the values that the user typed, or `Given` where the flag's name is not the
+            setting's. None and empty lists count as not typed; options that are no settings are left out.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
-        if config.suffix.lower() != ".toml":
+        if Path(config).suffix.lower() != ".toml":
             raise UserError(f"--config {show(config)}: config files are TOML.")
-        files.append(read(config, "--config"))
+        files.append(read(Path(config), "--config"))
     typed = {
         key: value if isinstance(value, Given) else Given(value, "--" + key.replace("_", "-"))
         for key, value in flags.items()
-        if value not in (None, (), [])
+        if key in KEYS and value not in (None, (), [])
     }
-    names = {k: PREFIX + k.upper() for k in KEYS if k != "data"}  # KVBENCH_DATA is read where data are looked for
+    names = {k: PREFIX + k.upper() for k in KEYS if k != "data"}  # `sources.data` reads KVBENCH_DATA
     variables = {k: Given(environ[n], f"environment variable {n}") for k, n in names.items() if environ.get(n)}
     blocks: list[Layer] = next((blocks for _, blocks in reversed(files) if blocks), [])
     return Gathered([layer for layer, _ in files], variables, typed, blocks)
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A sentence for each KVBENCH_ variable that nothing reads."""
+    """A sentence per KVBENCH_ variable that kvbench does not read."""
     words = {key.lower(): PREFIX + key.upper() for key in (*KEYS, *(n.removeprefix(PREFIX) for n in ELSEWHERE))}
-    found = []
+    sentences = []
     for name in sorted(environ):
         if name.startswith(PREFIX) and name not in words.values():
             close = near(name.removeprefix(PREFIX), list(words), 1)
             hint = f" Did you mean {words[close[0]]}?" if close else ""
-            found.append(f"environment variable {name} is not known and has no effect.{hint}")
-    return found
+            sentences.append(f"environment variable {name} is not known and has no effect.{hint}")
+    return sentences
 
 
 def suites() -> dict[str, Path]:
@@ -150,7 +150,7 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
 
 
 class _Lines:
-    """Finds the line of a key: the `index`-th table of a name, then ``key =``."""
+    """Finds the line of a key, which tomllib does not tell: the `index`-th table of a name, then ``key =``."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name
@@ -165,10 +165,10 @@ class _Lines:
                 self._at.setdefault((*table, key[1]), number)
 
     def layer(self, table: Mapping[str, Any], header: str, index: int, known: tuple[str, ...]) -> Layer:
-        found: Layer = {}
+        layer: Layer = {}
         for key, value in table.items():
             line = self._at.get((header, index, key), 1)
             if key not in known:
                 raise UserError(f"{self.name}:{line}: {unknown_key(key, known)}")
-            found[key] = Given(value, f"{self.name}:{line}: {show(key)}")
-        return found
+            layer[key] = Given(value, f"{self.name}:{line}: {show(key)}")
+        return layer

@@ -2,8 +2,8 @@
 
 The same parser serves a flag, an environment variable and a key of a file; only the label before the sentence differs.
 
-    seed = setting(0, whole(0, 2**64 - 1))    # a dataclass field with its parser
-    parse("--seed", whole(0, 9), "12")        # UserError: --seed must be a whole number from 0 to 9; got 12.
+    seed: int = setting(0, whole(0, 9), "Seed of all random numbers.", panel="How much of it")    # a dataclass field
+    parse("--seed", whole(0, 9), "12")    # UserError: --seed must be a whole number from 0 to 9; got 12.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any
 
 from kvbench.errors import UserError, show
 from kvbench.eviction.budget import Budget, label
+from kvbench.eviction.options import SWITCH, as_number, as_whole
 from kvbench.registry import did_you_mean
 
 Parser = Callable[[object], Any]
 
-_WHOLE = re.compile(r"[+-]?[0-9]{1,400}", re.ASCII)
 _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 
 
@@ -47,23 +47,15 @@ def parse(label: str, parser: Parser, raw: object) -> Any:
         raise UserError(error.sentence(label)) from None
 
 
-def setting(default: Any, parser: Parser) -> Any:
-    """A dataclass field with its parser."""
-    return field(default=default, metadata={"parser": parser})
+def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str = "N") -> Any:
+    """A dataclass field with its parser and its line in ``--help``."""
+    return field(default=default, metadata={"parser": parser, "help": help, "panel": panel, "metavar": metavar})
 
 
 def got(raw: object) -> str:
     """The offending value for a message: plain numbers bare, all else quoted and escaped."""
     text = str(raw)
     return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else show(raw)
-
-
-def as_whole(raw: object) -> int | None:
-    """An integer, or None when the value is not one (1.5, 1e3, true, a text)."""
-    if isinstance(raw, int) and not isinstance(raw, bool):
-        return raw
-    text = raw.strip() if isinstance(raw, str) else ""
-    return int(text) if _WHOLE.fullmatch(text) else None
 
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
@@ -89,11 +81,8 @@ def number(need: str, fits: Callable[[float], bool]) -> Parser:
     """Finite floats for which `fits` holds; `need` says which."""
 
     def parser(raw: object) -> float:
-        try:
-            value = math.nan if isinstance(raw, bool) else float(raw)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            value = math.nan
-        if not math.isfinite(value) or not fits(value):
+        value = as_number(raw)
+        if value is None or not math.isfinite(value) or not fits(value):
             raise BadValue(need, got(raw))
         return value
 
@@ -110,7 +99,7 @@ def choice(*names: str) -> Parser:
 
 
 def text(raw: object) -> str:
-    """Any non-empty text."""
+    """A text that is not empty."""
     if not isinstance(raw, str):
         raise BadValue("a text", show(raw))
     if not raw.strip():
@@ -127,21 +116,19 @@ def files(raw: object) -> tuple[str, ...]:
 
 def strings(raw: object) -> tuple[str, ...]:
     """One string or a list of them, blanks and line ends included."""
-    found = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
-    for string in found:
+    texts = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
+    for string in texts:
         if not isinstance(string, str) or not string:
             raise BadValue("a text of one character or more", show(string))
-    return found
+    return texts
 
 
 def flag(raw: object) -> bool:
     """A switch: true or false in a file, also 1/0, yes/no, on/off in an environment variable."""
-    word = str(raw).strip().lower()
-    if word in ("true", "1", "yes", "on"):
-        return True
-    if word in ("false", "0", "no", "off"):
-        return False
-    raise BadValue("true or false", show(raw))
+    value = SWITCH.get(str(raw).strip().lower())
+    if value is None:
+        raise BadValue("true or false", show(raw))
+    return value
 
 
 def budget(raw: object, entry: int | None = None) -> Budget:
@@ -154,7 +141,7 @@ def budget(raw: object, entry: int | None = None) -> Budget:
     if value is None:
         if literal.endswith("%"):
             return _share(literal)
-        number_like = _number(literal)
+        number_like = as_number(literal)
         if number_like is None and entry is not None:
             raise BadValue(predicate=f"entry {entry} ({show(raw)}) is not a number.")
         hint = ""
@@ -174,7 +161,7 @@ _TAKES = "takes whole tokens per KV head (512) or a share of the prompt (25%)"
 
 
 def _share(literal: str) -> float:
-    share = _number(literal[:-1])
+    share = as_number(literal[:-1])
     if share is None:
         raise BadValue(predicate=f"{_TAKES}; got {show(literal)}.")
     if share <= 0:
@@ -184,26 +171,18 @@ def _share(literal: str) -> float:
     return float(f"{share:.10g}") / 100  # no more digits than `label` shows, so that both ways give the same number
 
 
-def _number(literal: str) -> float | None:
-    try:
-        value = float(literal)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None
-
-
 def split(label: str, raw: object, hint: str) -> list[Any]:
     """The members of a list setting: a TOML list, or texts with commas. Empty members are errors; repeats stay."""
     members: list[Any] = []
-    for given in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:
-        if not isinstance(given, str):
-            members.append(given)
+    for item in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:
+        if not isinstance(item, str):
+            members.append(item)
             continue
-        parts = [part.strip() for part in given.split(",")]
+        parts = [part.strip() for part in item.split(",")]
         if parts == [""]:
             raise UserError(f"{label} is empty. {hint}")
         if "" in parts:
-            raise UserError(f"{label} has an empty entry at position {parts.index('') + 1} in {show(given)}.")
+            raise UserError(f"{label} has an empty entry at position {parts.index('') + 1} in {show(item)}.")
         members += parts
     return members
 

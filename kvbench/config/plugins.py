@@ -1,11 +1,11 @@
-"""Methods and tasks from a Python file of one's own, for this process only (``--plugin FILE.py``).
+"""Methods and tasks from a user's Python file, for this process only (``--plugin FILE.py``).
 
     load_plugin("mine.py")      # ["mymethod"]: what the file registered
-    loaded()                    # [{"path": ..., "sha256": ...}], for a run's record
+    loaded(["mine.py"])         # [{"path": ..., "sha256": ...}], for a run's record
 
 The file is imported like any module and registers with ``@methods.register`` or ``@tasks.register``. It runs with all
-rights of the user: give only files that you trust. What runs are the bytes that were hashed: no compiled copy beside
-the file is read.
+rights of the user: give only files that you trust. Python runs the bytes that were hashed, and reads no compiled copy
+beside the file.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,31 +80,43 @@ def _source(path: str) -> bytes:
         raise UserError(f"{label} cannot be read ({getattr(error, 'strerror', None) or error}).") from None
 
 
-def check_same(paths: Sequence[str], recorded: Collection[Mapping[str, str]], run: str, *, more: bool) -> None:
-    """Raise UserError for files that are not those that a run began with. Nothing is imported. more: allow others."""
+def check_same(
+    now: Sequence[Mapping[str, str]], recorded: Sequence[Mapping[str, str]], run: str, *, more: bool = False
+) -> None:
+    """Raise UserError unless a run goes on with the files that it began with, wherever they lie now.
+
+    Both lists are as `loaded` and `hashed` return them. more: allow other files too.
+    """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
-    now = {hashlib.sha256(_source(path)).hexdigest(): path for path in paths}
+    has = {p["sha256"]: p["path"] for p in now}
     had = ", ".join(f"{name} {sha256[:12]}" for sha256, name in was.items()) or "none"
-    for sha256, path in now.items():
+    for sha256, path in has.items():
         if sha256 not in was and not more:
             raise UserError(
                 f"--plugin {show(path)} ({sha256[:12]}) is none of the plug-ins that run {show(run)} began with "
                 f"({show(had)[1:-1]}). Give the file as it was, or {NEW_RUN}."
             )
     for sha256, name in was.items():
-        if sha256 not in now:
-            raise UserError(f"run {show(run)} began with plug-in {show(name)} ({sha256[:12]}): give it with --plugin.")
+        if sha256 not in has:
+            raise UserError(
+                f"run {show(run)} began with plug-in {show(name)} ({show(sha256[:12])[1:-1]}): give it with --plugin."
+            )
+
+
+def hashed(paths: Sequence[str]) -> list[dict[str, str]]:
+    """Path and hash of files, none of which is imported."""
+    return [{"path": path, "sha256": hashlib.sha256(_source(path)).hexdigest()} for path in paths]
 
 
 def load_plugins(paths: Sequence[str]) -> list[str]:
-    """Every file in its order."""
+    """Import several files in order, and return the names that they registered."""
     return [name for path in paths for name in load_plugin(path)]
 
 
 def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
     """Path and hash of loaded files, as they were when they were imported."""
-    found = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
-    return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in found]
+    plugins = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
+    return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in plugins]
 
 
 def hash_of(name: str) -> str | None:

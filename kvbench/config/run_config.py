@@ -5,56 +5,27 @@
     RunConfig.from_dict(config.to_dict())   # what run.json holds
 
 Names are those of the registries (canonical spelling). Files, environment variables and flags become a RunConfig in
-`kvbench.config.layers`. Whether a budget fits a method or a model is checked by the run command, not here.
+`kvbench.config.layers`. The run command checks whether a budget fits a method or a model.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from kvbench import registry
-from kvbench.config.parsers import (
-    BadValue,
-    budget,
-    choice,
-    files,
-    flag,
-    got,
-    number,
-    parse,
-    setting,
-    strings,
-    text,
-    unknown_key,
-    whole,
-)
+from kvbench.config.parsers import budget, parse, unknown_key
+from kvbench.config.settings import DEFAULTS, OPERATIONAL, PARSERS, Settings
 from kvbench.errors import UserError, show
 from kvbench.eviction.budget import Budget, label, order
 from kvbench.task import Services
 
 Value = bool | int | float | str | None
-DTYPES = ("auto", "float32", "bfloat16", "float16")
-ATTN = ("sdpa", "flash")
-PREFILL = ("full", "chunked")
-COMPRESS = ("query-aware", "query-agnostic")  # the prompt is evicted with its question, or before it
-MULTI_TURN = ("keep", "reset")
-JUDGE_MODE = ("single", "pair")
-MOST = 1_000_000  # questions of a task, samples of a question
-
-
-def count(raw: object) -> int:
-    """How many questions or samples."""
-    value = int(whole(1)(raw))
-    if value > MOST:
-        raise BadValue(f"{MOST:,} or less", got(raw))
-    return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,46 +85,10 @@ class Grid:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunConfig:
-    """One run. None leaves a setting to the task's own default (`GenSpec`), "auto" to the engine."""
+class RunConfig(Settings):
+    """One run: its settings, and what it compares on which tasks."""
 
     grids: tuple[Grid, ...]
-    model: str = setting("tiny", text)
-    revision: str | None = setting(None, text)
-    device: str = setting("auto", text)
-    dtype: str = setting("auto", choice(*DTYPES))
-    attn: Literal["sdpa", "flash"] = setting("sdpa", choice(*ATTN))  # that reads prompts
-    interval: int = setting(128, whole(1))  # generated tokens between evictions
-    seed: int = setting(0, whole(0, 2**64 - 1))
-    limit: int | None = setting(None, count)  # questions of each task
-    samples: int | None = setting(None, count)
-    temperature: float | None = setting(None, number("a finite number >= 0", lambda x: x >= 0))
-    top_p: float | None = setting(None, number("in (0, 1]", lambda x: 0 < x <= 1))
-    top_k: int | None = setting(None, whole(0))
-    min_p: float | None = setting(None, number("in [0, 1)", lambda x: 0 <= x < 1))
-    max_new_tokens: int | None = setting(None, whole(1))
-    stop: tuple[str, ...] = setting((), strings)  # end an answer too, beside the task's own and the end token
-    prompt_style: str | None = setting(None, text)
-    thinking: bool | None = setting(None, flag)
-    chat_template: str | None = setting(None, text)  # a file
-    no_chat_template: bool = setting(False, flag)
-    data: str | None = setting(None, text)  # a folder with task data
-    data_revision: str | None = setting(None, text)  # of the hub's data sets, in place of the pinned ones
-    allow_data_mismatch: bool = setting(False, flag)  # take rows that are not the expected ones, and say so
-    task_file: str | None = setting(None, text)  # a task as a JSONL file
-    slots: int | Literal["auto"] = setting("auto", whole(1, word="auto"))  # sequences decoded together
-    prefill_chunk: int = setting(512, whole(1))
-    prefill: Literal["full", "chunked"] = setting("full", choice(*PREFILL))  # evict once it is read, or by chunks
-    compress: Literal["query-aware", "query-agnostic"] = setting("query-aware", choice(*COMPRESS))
-    max_prompt_tokens: int | None = setting(None, whole(2))  # longer texts are cut, where a task does
-    multi_turn: Literal["keep", "reset"] = setting("keep", choice(*MULTI_TURN))  # later turns: same cache, or a new one
-    judge: str | None = setting(None, text)  # endpoint, local:FOLDER or none
-    judge_model: str | None = setting(None, text)
-    judge_key_env: str = setting("OPENAI_API_KEY", text)
-    judge_mode: Literal["single", "pair"] = setting("single", choice(*JUDGE_MODE))
-    unsafe_run_code: bool = setting(False, flag)  # programs with resource limits only
-    keep_prompts: bool = setting(False, flag)  # store prompts of gated data too
-    plugin: tuple[str, ...] = setting((), files)  # files that register methods and tasks
     moved_to: str | None = None  # the folder of a resumed run's model, given again; rows and the record keep `model`
 
     def __post_init__(self) -> None:
@@ -174,11 +109,11 @@ class RunConfig:
         return tuple({(cell, cell.label): cell for cell in cells}.values())
 
     def limit_for(self, task: str) -> int | None:
-        """How many questions of a task are asked; None is all."""
+        """The number of questions to ask of a task; None is all."""
         return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
 
     def services(self) -> Services:
-        """What scoring may use."""
+        """The judge and the rights that scoring has."""
         return Services(
             judge=self.judge,
             judge_model=self.judge_model,
@@ -217,7 +152,7 @@ class RunConfig:
         return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
     def run_name(self) -> str:
-        """The name of a run that was given none: model and hash."""
+        """The default name of a run: model and hash."""
         model = re.sub(r"[^A-Za-z0-9._-]", "-", Path(self.model).name)[:80].strip(".-") or "model"
         return f"{model}-{self.hash()[:8]}"
 
@@ -236,9 +171,8 @@ class RunConfig:
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """What run.json keeps and compares. Younger settings stay out at their default, so that old runs go on."""
-        kept = self.to_dict() | dict.fromkeys(OPERATIONAL)
-        return {k: v for k, v in kept.items() if k not in YOUNGER or v not in (None, DEFAULTS[k])}
+        """The settings that run.json keeps and compares."""
+        return self.to_dict() | dict.fromkeys(OPERATIONAL)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
@@ -257,32 +191,7 @@ class RunConfig:
         )
         return cls(grids=grids, **{name: data[name] for name in PARSERS if data.get(name) is not None})
 
-    def differences(self, other: RunConfig) -> list[tuple[str, Any, Any]]:
-        """(setting, mine, the other's) for all that differs and counts; methods, budgets and tasks as their lists."""
-        axes = ("methods", "budgets", "tasks")
-        mine, theirs = self._flat(), other._flat()
-        return [(name, mine[name], theirs[name]) for name in (*axes, *PARSERS) if mine[name] != theirs[name]]
-
-    def _flat(self) -> dict[str, Any]:
-        settings = {k: v for k, v in self.to_dict().items() if k != "grids"} | dict.fromkeys(OPERATIONAL)
-        return settings | {
-            "methods": sorted(m.label for m in self.methods),
-            "budgets": [_plain(size) for size in self.budgets],
-            "tasks": sorted(self.tasks),
-        }
-
 
 def _plain(size: Budget) -> int | str:
     """A budget for JSON: a share as its label, since JSON readers do not tell 1.0 from 1."""
     return size if isinstance(size, int) else label(size)
-
-
-PARSERS = {f.name: f.metadata["parser"] for f in dataclasses.fields(RunConfig) if "parser" in f.metadata}
-DEFAULTS: dict[str, Any] = {
-    f.name: [] if f.default == () else f.default for f in dataclasses.fields(RunConfig)
-}  # as in JSON
-SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # who scores; rows say who did
-SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; what they are is compared
-OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
-# Settings that runs of the first formats did not have.
-YOUNGER = ("prefill", "compress", "max_prompt_tokens", "multi_turn", "stop", "attn", *OPERATIONAL[1:])

@@ -10,7 +10,7 @@ from typing import Any
 from kvbench.errors import UserError, show
 from kvbench.eviction.api import Method
 from kvbench.eviction.combined import Combined
-from kvbench.eviction.options import parse_options
+from kvbench.eviction.options import describe, parse_options
 from kvbench.registry import methods
 
 
@@ -51,6 +51,28 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
         for part in parts
     ]
     return Combined((parts[0], parts[1]), *made)
+
+
+def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
+    """An option as `parse` takes it: the bare name for one method, ``gkv.alpha`` for two. Raises UserError.
+
+    An option without a method's name goes to each of the two that has it.
+    """
+    parts = name.split("+")
+    method, dot, bare = option.rpartition(".")
+    if dot:
+        method = methods.canonical(method)
+        if method not in parts:
+            raise UserError(f"option {show(option)} is for method {show(method)}, which is not in {show(name)}.")
+        return [(f"{method}.{bare}" if len(parts) > 1 else bare, value)]
+    if len(parts) == 1:
+        return [(option, value)]
+    return [(f"{part}.{option}", value) for part in takers(name, option) or parts[-1:]]  # the last one complains
+
+
+def takers(name: str, option: str) -> list[str]:
+    """The parts of a method that have an option; a single method is its own part."""
+    return [part for part in name.split("+") if any(i.name == option for i in describe(methods.get(part)))]
 
 
 def from_label(label: str) -> Method:

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 M = TypeVar("M", bound="Method")
 
-_BOOL = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+SWITCH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
+LARGEST = 10**18  # options that count something stay below it
 
 
 class OptionError(UserError):
@@ -98,8 +99,8 @@ def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str
         if name in values:
             raise UserError(f"option {show(name)} of method {show(method_name)} is given twice.")
         try:
-            values[name] = _parse(text, hints[name])
-        except (ValueError, KeyError):
+            values[name] = parse_value(text, hints[name])
+        except ValueError:
             wanted = f"option {show(name)} of method {show(method_name)} takes {_words(hints[name])}"
             raise UserError(f"{wanted}; got {show(text)}.") from None
     try:
@@ -117,18 +118,30 @@ def describe(cls: type[Method]) -> list[OptionInfo]:
     ]
 
 
-def check_budget(method_name: str, method: Method, budget: Budget | None) -> None:
-    """Refuse a missing, needless or too small budget; a share is never too small. Raises UserError."""
+def check_budget(
+    method_name: str, method: Method, budget: Budget | None, *, group: int = 1, word: str = "--budget"
+) -> None:
+    """Refuse a missing, needless or too small budget; a share is never too small. Raises UserError.
+
+    group: query heads of a KV head; `word`: what the message calls the budget.
+    """
     if not method.takes_budget:
         if budget is not None:
             why = "with these options" if method.evicts else "evicts nothing and"
-            raise UserError(f"method {show(method_name)} {why} takes no --budget.")
+            raise UserError(f"method {show(method_name)} {why} takes no {word}.")
         return
     if budget is None:
-        raise UserError(f"method {show(method_name)} needs --budget. Example: --budget 512.")
+        example = f"{word} 512" if word.startswith("-") else f"{word}=512"
+        raise UserError(f"method {show(method_name)} needs {word}. Example: {example}.")
     minimum = method.min_budget()
-    if isinstance(budget, float) or budget >= minimum:
+    copies = group if method.per_query_head else 1
+    if isinstance(budget, float) or budget >= minimum * copies:
         return
+    if budget >= minimum:
+        raise UserError(
+            f"method {show(method_name)} shares the budget of a KV head among the caches of its query heads, so {word} "
+            f"must be at least {minimum * copies} ({minimum} in each of {copies} query heads); got {budget}."
+        )
     protect = method.protect(minimum)
     recent = "window" if method.needs().queries == "window" else "recent"
     kept = " + ".join(f"{n} {what}" for n, what in ((protect.sinks, "sink"), (protect.recent, recent)) if n)
@@ -136,7 +149,7 @@ def check_budget(method_name: str, method: Method, budget: Budget | None) -> Non
     always = f"keeps {kept} {tokens} at all times, so" if kept else "keeps at least one entry, so"
     if minimum > protect.sinks + protect.recent + 1:
         always = f"needs room for {minimum} entries, so"
-    raise UserError(f"method {show(method_name)} {always} --budget must be at least {minimum}; got {budget}.")
+    raise UserError(f"method {show(method_name)} {always} {word} must be at least {minimum}; got {budget}.")
 
 
 def _types(cls: type[Method]) -> dict[str, Any]:
@@ -148,21 +161,38 @@ def _known(names: Sequence[str]) -> str:
     return f" Known: {', '.join(names)}." if names else " It has none."
 
 
-def _parse(text: str, kind: Any) -> Any:
-    """One value of the annotated type; ValueError or KeyError when the text is none."""
+def parse_value(text: str, kind: Any) -> Any:
+    """A value of the annotated type. Raises ValueError for a text that is none."""
     inner, optional = _strip_none(kind)
     if optional and text.lower() == "none":
         return None
     if typing.get_origin(inner) is Literal:
-        return {str(choice): choice for choice in typing.get_args(inner)}[text]
-    if inner is bool:
-        return _BOOL[text.lower()]
-    if inner is int and not re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        value = {str(choice): choice for choice in typing.get_args(inner)}.get(text)
+    elif inner is bool:
+        value = SWITCH.get(text.lower())
+    elif inner is int:
+        value = as_whole(text)
+    else:
+        value = as_number(text) if inner is float else inner(text)
+    if value is None or (inner is int and abs(value) >= LARGEST):
         raise ValueError(text)
-    # float() alone would also take "nan", "1_0" and the digits of other scripts.
-    if inner is float and not re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text):
-        raise ValueError(text)
-    return inner(text)
+    return value
+
+
+def as_whole(raw: object) -> int | None:
+    """An integer, or None when the value is not one (1.5, 1e3, true, a text)."""
+    if isinstance(raw, int) and not isinstance(raw, bool):
+        return raw
+    text = raw.strip() if isinstance(raw, str) else ""
+    return int(text) if re.fullmatch(r"[+-]?[0-9]{1,400}", text) else None
+
+
+def as_number(raw: object) -> float | None:
+    """A float, or None: `float` alone would also take "nan", "1_0", true and the digits of other scripts."""
+    if isinstance(raw, float):
+        return raw
+    text = "" if isinstance(raw, bool) else str(raw).strip()
+    return float(text) if re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text) else None
 
 
 def _strip_none(kind: Any) -> tuple[Any, bool]:

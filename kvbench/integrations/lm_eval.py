@@ -42,7 +42,7 @@ from kvbench.sources import models
 from kvbench.taskkit import prompts
 from kvbench.taskkit.lm_eval_source import generation, special_stops
 
-MARK = "kvbench"  # the key under which a file of answers says whose they are
+MARK = "kvbench"  # the key in a file of answers that names the model, method and budget that gave them
 
 
 @register_model("kvbench")
@@ -105,13 +105,13 @@ class KVBenchLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids; a template's text and one that begins with the start token get no second one."""
+        """Token ids. A rendered template, or a text that begins with the start token, gets no second start token."""
         if add_special_tokens is None:
             add_special_tokens = not (self._templated or has_bos_prefix(string, self.tokenizer.bos_token))
         return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The template that prompts are rendered with. Raises UserError when there is none, or it cannot be used."""
+        """The template that renders prompts. Raises UserError when it is missing or unusable."""
         self._templated = bool(chat_template)
         prompts.check_template(self.tokenizer, task="lm-eval --apply_chat_template", chat=self._templated)
         return super().chat_template(chat_template)
@@ -135,21 +135,21 @@ class KVBenchLM(TemplateLM):
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """One text a request, in their order; the same request k times is k samples of it."""
+        """One text per request, in order; the same request k times is k samples of its prompt."""
         repeats: dict[int, int] = {}
         numbered = []  # (request, sample)
         for instance in requests:
             numbered.append((id(instance), repeats.get(id(instance), 0)))
             repeats[id(instance)] = numbered[-1][1] + 1
         instances = {id(instance): instance for instance in requests}
-        made = {key: self._question(instance, repeats[key]) for key, instance in instances.items()}
-        owner = {id(request): key for key, request in made.items()}
+        questions = {key: self._question(instance, repeats[key]) for key, instance in instances.items()}
+        owner = {id(request): key for key, request in questions.items()}
         texts: dict[tuple[int, int], str] = {}
-        for done in self._run(list(made.values()), "Generating", disable_tqdm):
+        for done in self._run(list(questions.values()), "Generating", disable_tqdm):
             instance = instances[key := owner[id(done.request)]]
             text = postprocess_generated_text(done.text, None, self.args.think_end_token)
             texts[key, done.sample] = text
-            if done.request.sampling.temperature == 0:  # of others one answer would stand for all samples
+            if done.request.sampling.temperature == 0:  # else one stored answer would stand for all samples
                 self.cache_hook.add_partial("generate_until", instance.args, text)
         return [texts[each] for each in numbered]
 
@@ -157,14 +157,14 @@ class KVBenchLM(TemplateLM):
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
         """(sum of log-probabilities, whether each token was the likeliest) of every continuation."""
-        made = [self._continuation(context, continuation) for _, context, continuation in requests]
-        place = {id(request): index for index, request in enumerate(made)}
+        continuations = [self._continuation(context, continuation) for _, context, continuation in requests]
+        place = {id(request): index for index, request in enumerate(continuations)}
         answers: dict[int, tuple[float, bool]] = {}
-        for done in self._run(made, "Scoring", disable_tqdm):
+        for done in self._run(continuations, "Scoring", disable_tqdm):
             index = place[id(done.request)]
             answers[index] = sum(done.log_probs), bool(done.greedy)
             self.cache_hook.add_partial("loglikelihood", requests[index][0], answers[index])
-        return [answers[index] for index in range(len(made))]
+        return [answers[index] for index in range(len(continuations))]
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         raise UserError(
@@ -193,8 +193,8 @@ class KVBenchLM(TemplateLM):
         )
 
     def _continuation(self, context: list[int], continuation: list[int]) -> Request:
-        """A continuation to score. Named by its context: all choices of a question meet the same evicted cache, also
-        of a method that draws.
+        """A continuation to score. Its name is the context's hash: all choices of a question meet the same evicted
+        cache, also with a method that draws random numbers.
         """
         if not continuation:
             raise UserError("lm-eval asks for the likelihood of an empty continuation.")
@@ -210,7 +210,7 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """A prompt that leaves room for at least `least` tokens; truncated to leave `output` where that was asked for.
+        """A prompt that leaves room for at least `least` tokens, with ``truncate=left`` for `output` tokens.
 
         Raises UserError.
         """
@@ -226,7 +226,7 @@ class KVBenchLM(TemplateLM):
     # --- the engine ---------------------------------------------------------------------------------------------------
 
     def _run(self, requests: list[Request], what: str, disable_tqdm: bool) -> Iterator[Generation]:
-        """Every sample as it finishes. Raises SetupError for one that the model could not continue."""
+        """Yield every sample as it finishes. Raises SetupError for a prompt that the model cannot continue."""
         batches: dict[Sampling, list[Request]] = {}
         for request in requests:
             batches.setdefault(request.sampling, []).append(request)
@@ -281,7 +281,7 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Take lm-eval's file of answers (``--use_cache``), which knows them by their prompts alone.
+        """Take lm-eval's file of answers (``--use_cache``), which finds them by their prompts alone.
 
         Raises UserError when it holds the answers of another model, method or budget.
         """
@@ -299,7 +299,7 @@ class KVBenchLM(TemplateLM):
         answers[MARK] = mine
 
     def get_model_info(self) -> dict[str, Any]:
-        """For lm-eval's results: what answered, and what it measurably held."""
+        """The model, method and budget for lm-eval's results, with the memory that was measured."""
         used = self._used
         after = [u.entries_after_evict for u in used if u.entries_after_evict is not None]
         return {
@@ -319,7 +319,7 @@ class KVBenchLM(TemplateLM):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """All that can change an answer, its prompt apart."""
+        """Everything but the prompt that can change an answer."""
         args, run = self.args, self.args.run
         return {
             "model": run.model,

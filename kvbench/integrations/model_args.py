@@ -14,42 +14,34 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.config.parsers import budget, choice, parse, unknown_key
+from kvbench.config.parsers import budget, choice, parse, text, unknown_key
 from kvbench.config.plugins import load_plugins
-from kvbench.config.run_config import PARSERS, Grid, MethodChoice, RunConfig
-from kvbench.errors import SetupError, UserError, show
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
+from kvbench.config.settings import PARSERS
+from kvbench.errors import SetupError, UserError
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 
-SETTINGS = (
-    "model",
-    "revision",
-    "device",
-    "dtype",
-    "interval",
-    "slots",
-    "seed",
-    "prefill",
-    "prefill_chunk",
-    "thinking",
-    "chat_template",
-    "data",
-    "data_revision",
-    "allow_data_mismatch",
-    "plugin",
+# Settings that lm-eval's tasks and flags decide, or that only a run of kvbench has.
+NOT_HERE = (
+    *("task_file", "limit", "samples", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop"),
+    *("prompt_style", "no_chat_template", "max_prompt_tokens", "multi_turn", "compress", "attn", "keep_prompts"),
+    *("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code"),
 )
-TEXTS = ("model", "revision", "method", "chat_template", "data", "data_revision", "think_end_token")
-TRUNCATE = ("none", "left")
-OWN = ("method", "budget", "truncate", "think_end_token")  # beside the settings of a run
+SETTINGS = tuple(name for name in PARSERS if name not in NOT_HERE)
+OWN = ("method", "budget", "truncate", "think_end_token")
+TEXTS = ("method", "think_end_token", *(name for name in SETTINGS if PARSERS[name] is text))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArgs:
-    """What lm-eval's user asked of kvbench.
+    """The arguments that lm-eval hands to kvbench.
 
-    `run` holds the settings that a run shares. `truncate` "left": the first tokens of a prompt that is too long are
-    dropped, as lm-eval's `hf` model does. `think_end_token`: text up to it is no part of an answer, as in `hf`.
+    Attributes:
+        run: the settings that kvbench's own runs have too.
+        truncate: "left" drops the first tokens of a prompt that is too long, as lm-eval's `hf` model does.
+        think_end_token: the answer begins after it, as in `hf`.
     """
 
     run: RunConfig
@@ -62,12 +54,12 @@ class ModelArgs:
         return choose.make(self.choice.name, dict(self.choice.options))
 
 
-def read(given: Mapping[str, Any], *, device: str | None, batch_size: int | str | None) -> ModelArgs:
-    """Check and convert what lm-eval hands over. Raises UserError.
+def read(arguments: Mapping[str, Any], *, device: str | None, batch_size: int | str | None) -> ModelArgs:
+    """Check and convert lm-eval's model_args. Raises UserError.
 
     batch_size: lm-eval's ``--batch_size``; a number above its default 1 is the number of slots.
     """
-    values = {key: value for key, value in given.items() if value is not None}
+    values = {key: value for key, value in arguments.items() if value is not None}
     if device is not None:
         values["device"] = device
     if "slots" not in values and str(batch_size).isdigit() and int(str(batch_size)) > 1:
@@ -77,7 +69,7 @@ def read(given: Mapping[str, Any], *, device: str | None, batch_size: int | str 
 
 
 def _read(values: dict[str, Any]) -> ModelArgs:
-    options = [(key, str(values.pop(key))) for key in list(values) if "." in key]
+    options = [(*key.rsplit(".", 1), str(values.pop(key))) for key in list(values) if "." in key]
     for key, value in values.items():
         if key not in (*SETTINGS, *OWN):
             raise UserError(f"{unknown_key(key, (*SETTINGS, *OWN))} Options of a method are written METHOD.NAME=VALUE.")
@@ -86,38 +78,27 @@ def _read(values: dict[str, Any]) -> ModelArgs:
     if "plugin" in values:
         load_plugins(parse("plugin", PARSERS["plugin"], values["plugin"]))
     name = choose.canonical(values.get("method", "full"))
-    pairs = [_option(name, key, text) for key, text in options]
-    method = choose.parse(name, pairs)
+    pairs = (choose.addressed(name, f"{method}.{key.replace('-', '_')}", value) for method, key, value in options)
+    method = choose.parse(name, [pair for of_option in pairs for pair in of_option])
     size = parse("budget", budget, values["budget"]) if "budget" in values else None
-    check_budget(name, method, size)
-    picked = MethodChoice(name=name, options=choose.changed(name, method))
-    grid = Grid(methods=(picked,), budgets=() if size is None else (size,), tasks=())
+    check_budget(name, method, size, word="budget")
+    chosen = MethodChoice(name=name, options=choose.changed(name, method))
+    grid = Grid(methods=(chosen,), budgets=() if size is None else (size,), tasks=())
     settings = {key: parse(key, PARSERS[key], values[key]) for key in SETTINGS if key in values}
     return ModelArgs(
         run=RunConfig(grids=(grid,), **settings),
-        choice=picked,
+        choice=chosen,
         budget=size,
-        truncate=parse("truncate", choice(*TRUNCATE), values.get("truncate", "none")),
+        truncate=parse("truncate", choice("none", "left"), values.get("truncate", "none")),
         think_end_token=values.get("think_end_token"),
     )
 
 
-def _option(name: str, key: str, text: str) -> tuple[str, str]:
-    """``gkv.alpha`` as `choose.parse` takes it: of a single method the bare name."""
-    method, _, option = key.rpartition(".")
-    method, option = choose.canonical(method), option.replace("-", "_")
-    if method not in name.split("+"):
-        raise UserError(f"option {show(key)} is for method {show(method)}, which is not in {show(name)}.")
-    return (f"{method}.{option}" if "+" in name else option), text
-
-
 @contextlib.contextmanager
 def in_its_words() -> Iterator[None]:
-    """Messages about flags become messages about model_args: ``--budget 512`` is ``budget=512`` there."""
+    """Turn messages about flags into messages about model_args: ``--prefill`` is ``prefill`` there."""
     try:
         yield
     except (UserError, SetupError) as error:
-        text = re.sub(r"--method-opt ", "", str(error))
-        text = re.sub(r"--([a-z_-]+) (\d+)", r"\1=\2", text)
-        text = re.sub(r"--([a-z_-]+)", r"\1", text)
-        raise type(error)(f"model_args: {text}") from error
+        message = re.sub(r"--([a-z_-]+)", r"\1", str(error).replace("--method-opt ", ""))
+        raise type(error)(f"model_args: {message}") from error

@@ -33,7 +33,9 @@ from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
 from kvbench.engine.writers import BlockWriter, StepWriter, step_writer
 from kvbench.errors import UserError
 from kvbench.eviction.api import Method, Probe
+from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.choose import from_label
+from kvbench.eviction.options import check_budget
 from kvbench.records import Request
 
 BLOCK = 512  # prompt queries that attend at once
@@ -84,7 +86,7 @@ class EvictionCache(Cache):
         self.geometry = fit(loaded.geometry, self.method, self.max_tokens)
         self._loaded, self._group = loaded, max((g.group for g in loaded.geometry), default=1)
         self._copies = self._group if self.method.per_query_head else 1
-        self.budget = check_budget(self.method, budget, self._copies)
+        self.budget = self._checked(budget) if self.method.takes_budget else None
         self._rules = rules_for(self.method, loaded, interval)
         self._drafts = Drafts(load_draft(loaded), loaded)
         self.slots: SlotCache | None = None
@@ -106,6 +108,14 @@ class EvictionCache(Cache):
         hooks.callback(before.remove)
         hooks.callback(after.remove)
         self._close = weakref.finalize(self, hooks.close)
+
+    def _checked(self, budget: Any) -> Budget | None:
+        """The budget of a method that takes one. Raises UserError."""
+        size = None
+        if budget is not None:
+            size = parse("budget", parsers.budget, budget if isinstance(budget, str) else label(budget))
+        check_budget(type(self.method).__name__, self.method, size, group=self._group, word="budget")
+        return size
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
@@ -291,28 +301,6 @@ class EvictionCache(Cache):
                 logits_to_keep=1,
             )
         return out.logits[0, -1], rows
-
-
-def check_budget(method: Method, budget: float | str | None, copies: int = 1) -> float | None:
-    """The budget, or None for a method that takes none. copies: heads that stand for one KV head.
-
-    Raises UserError when it is missing, unusable or too small.
-    """
-    if not method.takes_budget:
-        return None
-    if isinstance(budget, str):
-        budget = parse("budget", parsers.budget, budget)
-    if isinstance(budget, bool) or not isinstance(budget, (int, float)):
-        raise UserError(
-            f"the method needs a budget: entries per layer and KV head (512), or a share of the prompt (0.25); "
-            f"got {budget!r}."
-        )
-    if isinstance(budget, float) and not 0 < budget <= 1:
-        raise UserError(f"a budget that is a share of the prompt lies above 0 and up to 1; got {budget}.")
-    least = method.min_budget() * copies
-    if isinstance(budget, int) and budget < least:
-        raise UserError(f"the method needs a budget of at least {least}; got {budget}.")
-    return budget
 
 
 def _of(cache: weakref.ref[EvictionCache], kwargs: dict[str, Any], hook: str, *args: Any) -> None:

@@ -11,7 +11,7 @@ from kvbench.config.run_config import MethodChoice
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.cache.layout import fit
 from kvbench.engine.model.weights import load_weights
-from kvbench.errors import KVBenchError, UserError, show
+from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.options import check_budget
@@ -52,15 +52,9 @@ class Target:
     def check(self, choice: MethodChoice, budget: Budget | None) -> None:
         """Raises KVBenchError when the method cannot run here."""
         method = choose.make(choice.name, dict(choice.options))
-        check_budget(choice.label, method, budget)
+        check_budget(choice.label, method, budget, group=max(g.group for g in self.geometry))
         method.drafts()
         fit(self.geometry, method, self.longest)
-        group = max(g.group for g in self.geometry)
-        if method.per_query_head and isinstance(budget, int) and budget // group < method.min_budget():
-            least = method.min_budget() * group
-            raise UserError(
-                f"method {show(choice.label)} keeps a cache for every query head: --budget {least} or more."
-            )
         if (needed := method.weights()) is not None:
             load_weights(needed, self.folder, self.config, "cpu", self.fingerprint)
 

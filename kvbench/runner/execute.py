@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.config import plugins
-from kvbench.config.run_config import OPERATIONAL, RunConfig
+from kvbench.config.run_config import RunConfig
+from kvbench.config.settings import OPERATIONAL
 from kvbench.console import signals, terminal
 from kvbench.engine.attention.flash import check_attn
 from kvbench.engine.attention.geometry import ProbeFailed

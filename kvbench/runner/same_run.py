@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kvbench.config import plugins
 from kvbench.config.run_config import MethodChoice, RunConfig
 from kvbench.errors import NEW_RUN, UserError, show
 from kvbench.runner.cell import MethodState
@@ -76,7 +77,7 @@ def check(
     now = manifest.surroundings(now)  # as it would come back from run.json
     check_model(run, before, now)
     check_data(run, before.get("tasks", {}), now["tasks"])
-    _check_plugins(run, before.get("plugins", []), now["plugins"])
+    plugins.check_same(now["plugins"], before.get("plugins", []), run)
     notices = _check_methods(run, before, now, allow_version_change)
     _check_dtype(run, before, now)
     _check_prompts(run, before.get("tasks", {}), now["tasks"])
@@ -141,19 +142,6 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
             )
 
 
-def _check_plugins(run: str, before: Sequence[Mapping[str, str]], now: Sequence[Mapping[str, str]]) -> None:
-    """A continued run must have the plug-ins it began with, wherever their files lie now."""
-    if sorted(p["sha256"] for p in before) != sorted(p["sha256"] for p in now):
-        was, has = (", ".join(map(_plugin, found)) or "none" for found in (before, now))
-        raise UserError(
-            f"the plug-ins of run {show(run)} changed since it began ({was}; now {has}). {NEW_RUN.capitalize()}."
-        )
-
-
-def _plugin(entry: Mapping[str, str]) -> str:
-    return f"{bare(Path(entry['path']).name)} {bare(entry['sha256'][:12])}"
-
-
 def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
     """Versions, artefacts and sources of the methods. Returns a notice about sources that differ and may."""
     known = {entry["method"]: entry for entry in before.get("methods", [])}
@@ -187,8 +175,8 @@ def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterab
 
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
     """That --chat-template names a file is a setting; here its content is compared."""
-    if was and has and was["sha256"] != has["sha256"]:
-        changes = {f"chat template {show(has['path'])}": (was["sha256"], has["sha256"])}
+    if has and (recorded := (was or {}).get("sha256")) != has["sha256"]:
+        changes = {f"chat template {show(has['path'])}": (recorded, has["sha256"])}
         raise UserError(f"{_told(changes, '', run)}, or {NEW_RUN}.")
 
 

@@ -6,7 +6,7 @@ files. Importing this package is cheap: pyarrow and pandas load when a table is 
 
 from kvbench.console.redact import redact_argv, redact_config, redact_text, safe_environ
 from kvbench.store.again import resume_command
-from kvbench.store.folder import RunFolder, check_out, check_same, check_writable, list_runs
+from kvbench.store.folder import RunFolder, check_out, check_same, check_writable, existing, list_runs
 from kvbench.store.identity import canonical_json, config_hash, row_key
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
@@ -42,6 +42,7 @@ __all__ = [
     "check_same",
     "check_writable",
     "config_hash",
+    "existing",
     "list_runs",
     "read_columns",
     "read_rows",

@@ -106,12 +106,7 @@ class RunFolder:
         allow_version_change: bool = False,
     ) -> RunFolder:
         """An existing run with its own settings."""
-        path = Path(out) / check_run_name(name, "--resume")
-        if not os.path.lexists(path / manifest.NAME):
-            names = list_runs(out)
-            known = f"Runs there: {', '.join(map(bare, names))}." if names else "There are no runs there."
-            raise UserError(f"no run {show(name)} in {bare(out)}. {known}")
-        info = manifest.read(path)
+        info = manifest.read(existing(out, name))
         return cls.start(
             out,
             name,
@@ -204,6 +199,16 @@ def _there(out: str | Path) -> Path:
 
 def _why(error: OSError | ValueError) -> str:
     return reason(error) if isinstance(error, OSError) else str(error)
+
+
+def existing(out: str | Path, name: str) -> Path:
+    """The folder of a run. Raises UserError where there is none."""
+    path = Path(out) / check_run_name(name, "--resume")
+    if not os.path.lexists(path / manifest.NAME):
+        names = list_runs(out)
+        known = f"Runs there: {', '.join(map(bare, names))}." if names else "There are no runs there."
+        raise UserError(f"no run {show(name)} in {bare(out)}. {known}")
+    return path
 
 
 def list_runs(out: str | Path) -> list[str]:

@@ -109,9 +109,9 @@ def test_other_files_are_refused_before_they_are_imported(file: Path) -> None:
     file.write_text(f"open({str(marker)!r}, 'w')\n" + METHOD)
     recorded = [{"path": "mine.py", "sha256": "0" * 64}]
     with pytest.raises(UserError, match=r"is none of the plug-ins that run 'r1' began with \(mine.py 000000000000\)"):
-        plugins.check_same([str(file)], recorded, "r1", more=False)
+        plugins.check_same(plugins.hashed([str(file)]), recorded, "r1", more=False)
     with pytest.raises(UserError, match=r"began with plug-in 'mine.py' \(000000000000\): give it with --plugin"):
-        plugins.check_same([str(file)], recorded, "r1", more=True)
+        plugins.check_same(plugins.hashed([str(file)]), recorded, "r1", more=True)
     assert not marker.exists()
 
 

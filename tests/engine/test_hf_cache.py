@@ -107,7 +107,7 @@ def test_caches_live_beside_each_other_and_beside_plain_calls():
     ("arguments", "message"),
     [
         ({"budget": "many"}, "budget"),
-        ({"budget": 1.5}, "share"),
+        ({"budget": 1.5}, "150% is above 100%"),
         ({"budget": 32, "interval": 0}, "interval"),
         ({"budget": 32, "interval": "8"}, "interval"),
         ({"budget": 32, "method": 42}, "Method"),

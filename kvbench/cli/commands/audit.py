@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvbench import registry
-from kvbench.cli import options
 from kvbench.cli.commands.audit_parity import audit_parity, plain
 from kvbench.cli.counter import Counter
+from kvbench.cli.options import Plugins
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
@@ -46,7 +46,7 @@ def audit(
         list[str] | None,
         typer.Option("--method-opt", metavar="[METHOD.]NAME=VALUE", help="An option of a method.", show_default=False),
     ] = None,
-    plugin: options.Plugins = None,
+    plugin: Plugins = None,
     model: Annotated[
         str | None,
         typer.Option(

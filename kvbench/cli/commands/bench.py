@@ -11,7 +11,7 @@ from kvbench.cli import options
 from kvbench.cli.checks import refuse_oracle
 from kvbench.config.parsers import choice, parse, split, whole
 from kvbench.config.plugins import load_plugins
-from kvbench.config.run_config import DTYPES
+from kvbench.config.settings import DTYPES
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
 from kvbench.eviction import choose

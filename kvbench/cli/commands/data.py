@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from kvbench import registry
-from kvbench.cli import options
+from kvbench.cli.options import DataRevision, Document, Plugins, plain
 from kvbench.config.parsers import split
 from kvbench.config.plugins import load_plugins
 from kvbench.console import signals, terminal
@@ -36,7 +36,7 @@ PATH = """Examples:
   kvbench data path gsm8k --data /media/stick/data
 """
 CONTINUES = "tasks fetched; the same command goes on where it was cut off."
-FINE = ("ok", "generated", "by lm-eval")  # states that need nothing
+FINE = ("ok", "generated", "by lm-eval")  # states that need no repair
 
 app = typer.Typer(help="Task data: fetch them, check what is here, show where.", invoke_without_command=True)
 
@@ -45,21 +45,8 @@ AnyTasks = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TASK...]", help="Tasks, groups or patterns. Default: all.", show_default=False),
 ]
-Folder = Annotated[
-    str | None,
-    typer.Option("--data", metavar="DIR", help="Look here. Default: KVBENCH_DATA, bundled, hub.", show_default=False),
-]
-Revision = Annotated[
-    str | None,
-    typer.Option(
-        "--data-revision",
-        metavar="REV",
-        help="Commit or branch of the hub's data sets, in place of the pinned one.",
-        show_default=False,
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no tables.", metavar="")]
+Folder = Annotated[str | None, plain("--data", "Look here. Default: KVBENCH_DATA, bundled, hub.", "DIR")]
+Target = Annotated[str | None, plain("--out", "Folder to put them into. Default: KVBENCH_DATA, else data.", "DIR")]
 
 
 @app.callback()
@@ -71,23 +58,15 @@ def _root(context: typer.Context) -> None:
 @app.command("fetch", epilog=FETCH)
 def fetch(
     tasks: Tasks,
-    out: Annotated[
-        str | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            help="Folder to put them into. Default: KVBENCH_DATA, else data.",
-            show_default=False,
-        ),
-    ] = None,
-    data_revision: Revision = None,
-    plugin: options.Plugins = None,
-    json: Json = False,
-    quiet: Quiet = False,
+    out: Target = None,
+    data_revision: DataRevision = None,
+    plugin: Plugins = None,
+    json: Document = False,
+    quiet: Annotated[bool, plain("--quiet -q", "No progress, no tables.")] = False,
 ) -> None:
     """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
 
-    What is there and right is left alone, so that the same command goes on where it was cut off.
+    Complete files stay as they are, so that the same command goes on where it was cut off.
     """
     load_plugins(plugin or [])
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
@@ -138,9 +117,9 @@ def fetch(
 def check(
     tasks: AnyTasks = None,
     data: Folder = None,
-    data_revision: Revision = None,
-    plugin: options.Plugins = None,
-    json: Json = False,
+    data_revision: DataRevision = None,
+    plugin: Plugins = None,
+    json: Document = False,
 ) -> None:
     """Check which tasks' data are here, from which source, and whether rows and ids are the expected ones.
 
@@ -176,26 +155,26 @@ def check(
 def path(
     tasks: Tasks,
     data: Folder = None,
-    plugin: options.Plugins = None,
-    json: Json = False,
+    plugin: Plugins = None,
+    json: Document = False,
 ) -> None:
     """Print the files that a run would read. Nothing is downloaded; exit code 3 when they are not here."""
     load_plugins(plugin or [])
     problems = Problems()
     wanted = _manifests(tasks, problems)
     problems.stop()
-    source, found = _source(data, None), {}
+    source, files = _source(data, None), dict[str, list[str]]()
     for name, manifest in wanted.items():
         if manifest is None:
             continue
         with problems.collect():
             if (place := source.find(name, manifest)) is None:
                 raise SetupError(f"data of task {show(name)} are not here; 'kvbench data fetch {name}' gets them.")
-            found[name] = [str(file) for file in place.files]
+            files[name] = [str(file) for file in place.files]
     if json:
-        terminal.data(found)
+        terminal.data(files)
     else:
-        for file in dict.fromkeys(file for files in found.values() for file in files):
+        for file in dict.fromkeys(file for several in files.values() for file in several):
             print(file)
     problems.stop()
 
@@ -209,15 +188,15 @@ def _source(data: str | None, revision: str | None) -> Data:
 
 
 def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | None]:
-    """The tasks that were named, each once, with what they need; None where that is nothing that lies in a folder."""
-    found: dict[str, Manifest | None] = {}
+    """Named tasks, each once, with the manifest of their data; None for a task that reads no data files."""
+    manifests: dict[str, Manifest | None] = {}
     for name in names:
         with problems.collect():
             for part in split("TASK", name, "'kvbench list tasks' shows them."):
                 if part.strip().lower() == "file":
                     raise UserError("task 'file' is the file given with --task-file; it has no other data.")
-                found |= {member: get_task(member).manifest for member in expand(part)}
-    return found
+                manifests |= {member: get_task(member).manifest for member in expand(part)}
+    return manifests
 
 
 def _all() -> list[str]:
@@ -225,7 +204,7 @@ def _all() -> list[str]:
 
 
 def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
-    """What a manifest says."""
+    """A row of the table: source, licence and size from the manifest."""
     if manifest is None:
         return {"task": name, "state": state}
     where = manifest.hub or manifest.url or "bundled"
@@ -234,7 +213,7 @@ def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
 
 
 def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
-    """What is here: ok, sample, wrong or missing, and what it is."""
+    """The state of the data on this machine (ok, sample, wrong or missing), with source, rows and hashes."""
     try:
         if source.find(name, manifest) is None:
             return {"state": "missing", "note": "on the hub, not on this machine"}

@@ -5,10 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
+from kvbench.cli.options import Document, Out
 from kvbench.console import terminal
 from kvbench.console.progress import size
 from kvbench.errors import KVBenchError, SetupError
@@ -23,8 +22,8 @@ EPILOG = """Examples:
 
 
 def doctor(
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")] = "results",
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
+    out: Out = "results",
+    json: Document = False,
 ) -> None:
     """Check this machine: versions, devices, memory, threads, the built-in model, data and results folders."""
     checks = [_check(name, probe) for name, probe in _probes(out)]
@@ -87,7 +86,7 @@ def _accelerators() -> str:
 
 
 def _sandbox() -> str:
-    """Which ways to lock programs in work, and why others do not. Only tasks that run programs need one."""
+    """The sandboxes that work, and why others do not. Only tasks that run programs need one."""
     from kvbench.scoring.sandbox import findings
 
     return "; ".join(f"{r.tier} {f'does not work: {r.problems[0]}' if r.problems else 'works'}" for r in findings())

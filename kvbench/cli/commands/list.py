@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvbench import registry
-from kvbench.cli import options
+from kvbench.cli.options import Document, Plugins
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.errors import UserError, show
@@ -41,8 +41,8 @@ def list_(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="One of them, in full.", show_default=False)
     ] = None,
-    plugin: options.Plugins = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
+    plugin: Plugins = None,
+    json: Document = False,
 ) -> None:
     """List methods, tasks or models; with a name, that one with its options and defaults."""
     if kind not in KINDS:
@@ -72,7 +72,7 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _nature(name: str, method: Any) -> dict[str, Any]:
-    """What a method is with its default options."""
+    """Properties of a method with its default options."""
     decodes = method.trigger(1).growth is not None
     return {
         "name": name,
@@ -88,7 +88,7 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
 
 
 def _scope(method: Any) -> str:
-    """Over what entries compete, and whether heads get uneven shares."""
+    """The entries that compete for a budget, and whether heads get uneven shares."""
     return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 
@@ -130,14 +130,14 @@ def _options(name: str, prefix: str = "") -> list[dict[str, Any]]:
 
 
 def _tasks() -> list[dict[str, Any]]:
-    found = []
+    rows = []
     for name in task_names():
         base, slash, _ = name.partition("/")
         cls: Any = registry.tasks.get(base)
         if slash and cls.group:  # 'kvbench list tasks GROUP' shows its members
             continue
         members = [] if name == "file" else [get_task(member) for member in expand(name)]  # "file" needs its file
-        found.append(
+        rows.append(
             {
                 "name": name,
                 "suite": cls.suite,
@@ -147,11 +147,11 @@ def _tasks() -> list[dict[str, Any]]:
                 "summary": f"variant of {base}" if slash else cls.summary,
             }
         )
-    return [*found, OF_LM_EVAL]
+    return [*rows, OF_LM_EVAL]
 
 
 def _questions(tasks: list[Task]) -> int | None:
-    """How many there are in all; None where that is not known without data."""
+    """The number of questions of several tasks; None where only the data tell."""
     sizes = [task.size() for task in tasks]
     return None if None in sizes or not sizes else sum(size or 0 for size in sizes)
 
@@ -161,7 +161,7 @@ def _kinds(tasks: list[Task]) -> str:
 
 
 def _kind(task: Task) -> str:
-    """Where a task's data come from, in a word."""
+    """The kind of source that a task's data come from."""
     manifest = task.manifest
     if manifest is None:
         return "lm-eval" if task.name.startswith(LM_EVAL) else "generated"
@@ -170,27 +170,21 @@ def _kind(task: Task) -> str:
 
 def _task(name: str) -> dict[str, Any]:
     members = expand(name)
-    task = get_task(members[0])
-    spec = task.gen("")
-    if len(members) > 1:
-        tasks = [get_task(member) for member in members]
-        return {
-            "name": name,
-            "suite": task.suite,
-            "version": task.version,
-            "questions": _questions(tasks),
-            "summary": task.summary,
-            "members": members,
-            "averages": list(task.averages),
-            "lengths": [str(length) for length in task.lengths],
-            "data": _kinds(tasks),
-        }
-    return {
-        "name": task.name,
+    tasks = [get_task(member) for member in members]
+    task = tasks[0]
+    about = {
+        "name": name if len(members) > 1 else task.name,
         "suite": task.suite,
         "version": task.version,
-        "questions": task.size(),
+        "questions": _questions(tasks),
         "summary": task.summary,
+    }
+    lengths = [str(length) for length in task.lengths]
+    if len(members) > 1:
+        averages = list(task.averages)
+        return about | {"members": members, "averages": averages, "lengths": lengths, "data": _kinds(tasks)}
+    spec = task.gen("")
+    return about | {
         "headline": task.headline,
         "samples": spec.n,
         "max_new_tokens": spec.max_new_tokens,
@@ -199,14 +193,14 @@ def _task(name: str) -> dict[str, Any]:
         "top_k": spec.top_k,
         "prompt styles": list(task.prompt_styles),
         "variants": list(task.variants),
-        "lengths": [str(length) for length in task.lengths],
+        "lengths": lengths,
         "needs": sorted(task.needs),
         "data": _source(task),
     }
 
 
 def _source(task: Task) -> str:
-    """Where a task's data come from, by name."""
+    """The source of a task's data, by name."""
     manifest = task.manifest
     place = manifest and (manifest.hub or manifest.url)
     return f"{place}{' (gated)' if manifest and manifest.gated else ''}" if place else _kind(task)

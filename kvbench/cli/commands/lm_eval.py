@@ -12,16 +12,19 @@ from typing import Annotated, Any
 
 import typer
 
+from kvbench.cli.options import plain
 from kvbench.console import signals
 from kvbench.console.faults import words
 from kvbench.errors import KVBenchError, SetupError, UserError, show
+from kvbench.integrations.model_args import OWN, SETTINGS
 
-EPILOG = """Examples:
+EPILOG = f"""Examples:
   kvbench lm-eval --model_args model=tiny,method=gkv,budget=64,interval=32 --tasks kvbench_chain --limit 32
   kvbench lm-eval --model_args model=ORG/NAME,method=snapkv,budget=25% --tasks hellaswag,gsm8k --output_path out
   kvbench lm-eval --model_args model=ORG/NAME,thinking=true --apply_chat_template --tasks kvbench_aime24
   kvbench lm-eval ls tasks
   kvbench lm-eval run --help
+model_args: {", ".join((*OWN, "METHOD.OPTION", *SETTINGS))}.
 """
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "help_option_names": ["-h", "--help"]}
 
@@ -31,16 +34,10 @@ def lm_eval(
         list[str] | None, typer.Argument(metavar="...", help="As lm-eval takes them.", show_default=False)
     ] = None,
     path: Annotated[
-        bool,
-        typer.Option("--path", help="Print the folder of kvbench's tasks, for lm-eval's --include_path.", metavar=""),
+        bool, plain("--path", "Print the folder of kvbench's tasks, for lm-eval's --include_path.")
     ] = False,
 ) -> None:
-    """Run lm-eval with an eviction method: its tasks, its table of results, kvbench's engine.
-
-    model_args: model, method, budget (512 or 25%), METHOD.OPTION, interval, slots, device, dtype, seed, prefill,
-    prefill_chunk, thinking, think_end_token, chat_template, truncate, data, data_revision, allow_data_mismatch,
-    revision, plugin.
-    """
+    """Run lm-eval with an eviction method: its tasks, its table of results, kvbench's engine."""
     if path:
         from kvbench.integrations import TASKS
 

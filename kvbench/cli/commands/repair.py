@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from kvbench.cli.commands.show import one_run
+from kvbench.cli.options import Out, Run, plain
 from kvbench.console import terminal
 from kvbench.store import repair as rebuild
 
@@ -17,11 +16,9 @@ EPILOG = """Example:
 
 
 def repair(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")] = "results",
-    take_over: Annotated[
-        bool, typer.Option("--take-over", help="Take the run from a process on another host.", metavar="")
-    ] = False,
+    run: Run,
+    out: Out = "results",
+    take_over: Annotated[bool, plain("--take-over", "Take the run from a process on another host.")] = False,
 ) -> None:
     """Rebuild the tables of a run from its journal, after damage to rows.parquet or texts.parquet."""
     folder = one_run(run, Path(out))

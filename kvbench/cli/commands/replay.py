@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvbench import registry
-from kvbench.cli import options
 from kvbench.cli.checks import check
 from kvbench.cli.commands.show import one_run
+from kvbench.cli.options import Plugins, plain, takes
 from kvbench.cli.replayed_run import check_same, named, of_run
 from kvbench.cli.request import build
 from kvbench.config.layers import gather
 from kvbench.config.parsers import parse, split
 from kvbench.config.plugins import load_plugins
-from kvbench.config.run_config import PARSERS, Grid, MethodChoice, RunConfig
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
+from kvbench.config.settings import PARSERS
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import Progress
@@ -56,61 +57,26 @@ Analyses:
 """
 ALL = "all"
 LIMIT = "64"  # answers of each task
-SETTINGS = (
-    "method",
-    "budget",
-    "task",
-    "method_opt",
-    "model",
-    "revision",
-    "limit",
-    "seed",
-    "interval",
-    "max_new_tokens",
-    "stop",
-    "task_file",
-    "chat_template",
-)
 
 Methods = Annotated[
     list[str] | None,
-    typer.Option(
-        "--method",
-        "-m",
-        metavar="NAME",
-        help="Methods, repeatable or with commas; all: every one that can run.",
-        show_default=False,
-    ),
+    plain("--method -m", "Methods, repeatable or with commas; all: every one that can run.", "NAME"),
 ]
 Run = Annotated[
     str | None,
-    typer.Option(
+    plain(
         "--run",
-        metavar="RUN",
-        help="Answers that the full cache wrote in this run, instead of new ones; model and tasks are the run's.",
-        show_default=False,
+        "Answers that the full cache wrote in this run, instead of new ones; model and tasks are the run's.",
+        "RUN",
     ),
 ]
-Limit = Annotated[str | None, typer.Option("--limit", metavar="N", help=f"Answers of each task. Default: {LIMIT}.")]
-Folder = Annotated[
-    str | None,
-    typer.Option("--out", metavar="DIR", help="Write tables (CSV, Parquet), plots and JSON there.", show_default=False),
-]
+Limit = Annotated[str | None, plain("--limit", f"Answers of each task. Default: {LIMIT}.", "N")]
+Folder = Annotated[str | None, plain("--out", "Write tables (CSV, Parquet), plots and JSON there.", "DIR")]
 Analyses = Annotated[
     list[str] | None,
-    typer.Option(
-        "--analysis",
-        metavar="NAME",
-        help="Instead of the comparison: analyses (below), repeatable or with commas.",
-        show_default=False,
-    ),
+    plain("--analysis", "Instead of the comparison: analyses (below), repeatable or with commas.", "NAME"),
 ]
-Sample = Annotated[
-    str | None,
-    typer.Option(
-        "--sample", metavar="ID", help="With --analysis: only the answer to this question.", show_default=False
-    ),
-]
+Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answer to this question.", "ID")]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,31 +91,20 @@ class _Asked:
     sample: str | None
 
 
+@takes(
+    *("budget", "task", "method_opt", "task_file", "chat_template", "model", "revision", "seed", "max_new_tokens"),
+    *("stop", "interval", "data", "device", "dtype", "json", "quiet"),
+)
 def replay(
     context: typer.Context,
+    typed: Mapping[str, Any],
     method: Methods = None,
-    budget: options.Budget = None,
-    task: options.TaskName = None,
     run: Run = None,
-    method_opt: options.MethodOpt = None,
-    plugin: options.Plugins = None,
-    task_file: options.TaskFile = None,
-    chat_template: options.ChatTemplate = None,
-    model: options.Model = None,
-    revision: options.Revision = None,
+    plugin: Plugins = None,
     limit: Limit = None,
-    seed: options.Seed = None,
-    max_new_tokens: options.MaxNewTokens = None,
-    stop: options.Stop = None,
-    interval: options.Interval = None,
-    data: options.Data = None,
-    device: options.Device = None,
-    dtype: options.Dtype = None,
     analysis: Analyses = None,
     sample: Sample = None,
     out: Folder = None,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
 ) -> None:
     """Compare methods token by token on answers that are given: the loss that eviction adds, without any sampling.
 
@@ -160,7 +115,7 @@ def replay(
     """
     if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
         load_plugins(parse(given.source, PARSERS["plugin"], given.value))
-    problems = Problems()
+    problems, quiet = Problems(), bool(typed["quiet"])
     flags = dict(context.params) | {"limit": limit or LIMIT}
     kinds = _kinds(analysis, flags, problems)
     if out is not None and any(kind.plotted for kind in kinds):
@@ -170,28 +125,28 @@ def replay(
     alone = bool(kinds) and all(issubclass(kind, AttentionAnalysis) for kind in kinds)
     names = ["full"] if alone else _names(method, problems)
     problems.stop()
-    typed = [name for name in names if name != ALL]
-    config = _config(flags, [*typed, *(registry.methods.names() if ALL in names else [])], run, problems)
+    listed = [name for name in names if name != ALL]
+    config = _config(flags, [*listed, *(registry.methods.names() if ALL in names else [])], run, problems)
     if config is not None and ALL in names and not config.budgets:
         problems.errors.append(UserError("--budget is missing. Example: --budget 512."))
     problems.stop()
     assert config is not None
     most = parse("--limit", PARSERS["limit"], limit) if limit is not None else None
     asked = _Asked(
-        named=[m for m in config.methods if m.name in typed],
-        every=[m for m in config.methods if m.name not in typed],
+        named=[m for m in config.methods if m.name in listed],
+        every=[m for m in config.methods if m.name not in listed],
         run=run,
         most=most,
         kinds=kinds,
         sample=sample,
     )
     _check(config, problems)
-    if model is None and run is None and not quiet:
+    if typed["model"] is None and run is None and not quiet:
         terminal.note(f"no --model given: using the built-in model {show(config.model)}.")
 
     from kvbench.replay.output import LEGEND, show_analysis, show_result, write, write_analyses
 
-    with hub.only(None if run is None else named(config, task)):
+    with hub.only(None if run is None else named(config, typed["task"])):
         results, found, left_out = _work(config, asked, _Readings(quiet=quiet))
     document = _document(config, asked, left_out)
     if kinds:
@@ -211,7 +166,7 @@ def replay(
         for left in left_out:
             at = "" if left.budget is None else f" at {left.budget}"
             terminal.note(f"left out: {left.method}{at}: {left.reason}")
-    if json:
+    if typed["json"]:
         terminal.data(document)
 
 
@@ -246,11 +201,11 @@ def _names(given: list[str] | None, problems: Problems) -> list[str]:
 
 def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, problems: Problems) -> RunConfig | None:
     """What was asked for as a run's configuration; of a run, its own with the methods and budgets that were given."""
-    typed = {key: flags.get(key) for key in (*SETTINGS, "data", "device", "dtype")} | {"method": methods}
+    typed = {**flags, "method": methods, "plugin": None}  # plug-ins are loaded
     if run is None:
         return build(gather(typed, os.environ), problems)
     with problems.collect():
-        return of_run(typed | {"plugin": flags.get("plugin")}, run, problems)
+        return of_run(typed | {"plugin": flags["plugin"]}, run, problems)
     return None
 
 

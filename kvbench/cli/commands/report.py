@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvbench.cli.options import plain
 from kvbench.console import terminal
 from kvbench.errors import IncompleteError, UserError, show
 
@@ -28,29 +29,13 @@ def report(
         typer.Argument(metavar="[RUNS]...", help="Runs; default: all below results.", show_default=False),
     ] = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
-    baseline: Annotated[
-        str | None,
-        typer.Option("--baseline", metavar="METHOD", help="Compare with it. Default: full.", show_default=False),
-    ] = None,
-    group_by: Annotated[
-        str | None,
-        typer.Option("--group-by", metavar="COLUMN", help="One table for each value, as in model.", show_default=False),
-    ] = None,
-    out: Annotated[
-        str | None,
-        typer.Option("--out", metavar="DIR", help="Also write Markdown, CSV and JSON files there.", show_default=False),
-    ] = None,
-    by: Annotated[
-        str | None,
-        typer.Option("--by", metavar="category", help="Scores of each category of questions.", show_default=False),
-    ] = None,
-    memory: Annotated[
-        bool, typer.Option("--memory", help="Nominal and measured bytes instead of scores.", metavar="")
-    ] = False,
-    require_complete: Annotated[
-        bool, typer.Option("--require-complete", help="Unfinished runs end with 4.", metavar="")
-    ] = False,
-    json: Annotated[bool, typer.Option("--json", help="The same as --format json.", metavar="")] = False,
+    baseline: Annotated[str | None, plain("--baseline", "Compare with it. Default: full.", "METHOD")] = None,
+    group_by: Annotated[str | None, plain("--group-by", "One table for each value, as in model.", "COLUMN")] = None,
+    out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files there.", "DIR")] = None,
+    by: Annotated[str | None, plain("--by", "Scores of each category of questions.", "category")] = None,
+    memory: Annotated[bool, plain("--memory", "Nominal and measured bytes instead of scores.")] = False,
+    require_complete: Annotated[bool, plain("--require-complete", "Unfinished runs end with 4.")] = False,
+    json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> None:
     """Tables of quality, memory and speed: each method at each budget, with error bars and paired comparisons."""
     if format not in FORMATS:

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from kvbench.cli import options
 from kvbench.cli.checks import refuse_key
-from kvbench.cli.commands.run import report_on
 from kvbench.cli.commands.show import one_run
 from kvbench.cli.continued import asked, continued
-from kvbench.config.layers import KEYS, gather
-from kvbench.config.run_config import OPERATIONAL
+from kvbench.cli.options import Run, plain, takes
+from kvbench.cli.start import report_on
+from kvbench.config.layers import gather
+from kvbench.config.settings import OPERATIONAL
 from kvbench.console import signals, terminal
 from kvbench.console.progress import Progress
 from kvbench.errors import IncompleteError
@@ -36,46 +35,32 @@ EPILOG = """Examples:
 """
 
 
+@takes(
+    *("judge", "judge_model", "judge_key_env", "judge_mode", "judge_key", "unsafe_run_code", "plugin", "task"),
+    *("task_file", "chat_template", "model", "config", "data", "out", "take_over", "json", "quiet"),
+)
 def score(
-    context: typer.Context,
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)],
-    every: Annotated[bool, typer.Option("--all", help="Also answers that have a score.", metavar="")] = False,
-    judge: options.Judge = None,
-    judge_model: options.JudgeModel = None,
-    judge_key_env: options.JudgeKeyEnv = None,
-    judge_mode: options.JudgeMode = None,
-    judge_key: options.JudgeKey = None,
-    unsafe_run_code: options.UnsafeRunCode = None,
-    plugin: options.Plugin = None,
-    task: options.TaskName = None,
-    task_file: options.TaskFile = None,
-    chat_template: options.ChatTemplate = None,
-    model: options.Model = None,
-    config: options.ConfigFile = None,
-    data: options.Data = None,
-    out: options.Out = "results",
-    take_over: options.TakeOver = False,
-    json: options.Json = False,
-    quiet: options.Quiet = False,
+    typed: Mapping[str, Any],
+    run: Run,
+    every: Annotated[bool, plain("--all", "Also answers that have a score.")] = False,
 ) -> None:
     """Score the stored answers of a run."""
-    refuse_key(judge_key)
-    folder = one_run(run, Path(out))
+    quiet, json = typed["quiet"], typed["json"]
+    refuse_key(typed["judge_key"])
+    folder = one_run(run, Path(typed["out"]))
     check_run_name(folder.name, "run")
-    flags: dict[str, Any] = {key: context.params.get(key) for key in KEYS}
-    gathered = gather(flags, os.environ, None, Path(config) if config else None)
+    gathered = gather(typed, os.environ, config=typed["config"])
     settings = continued(folder.parent, folder.name, gathered)
     with hub.only(asked(settings, gathered)):
-        found = _score(settings, folder, every=every, take_over=take_over, quiet=quiet)
-    if found.strangers:
-        terminal.warning(f"{found.strangers} answers belong to prompts that are made differently now; not scored.")
+        result = _score(settings, folder, every=every, take_over=typed["take_over"], quiet=quiet)
+    if result.strangers:
+        terminal.warning(f"{result.strangers} answers belong to prompts that are made differently now; not scored.")
     report_on(folder, quiet=quiet or json)
-    _tell(found, folder, settings, json=json)
+    _tell(result, folder, settings, json=json)
 
 
 def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, quiet: bool) -> Rescored:
     """Score the answers of a run and make its tables anew."""
-
     from kvbench.runner import env, same_run
     from kvbench.runner.inputs import prepare
     from kvbench.runner.rescore import rescore
@@ -98,27 +83,27 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
     return found
 
 
-def _tell(found: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
-    """Say how it ended. Raises IncompleteError when answers have no score."""
+def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
+    """Print the counts. Raises IncompleteError when answers have no score."""
     if json:
-        counts = {"scored": found.scored, "failed": dict(found.failed), "strangers": found.strangers}
-        counts |= {"waiting": found.waiting, "kept": found.kept}
+        counts = {"scored": result.scored, "failed": dict(result.failed), "strangers": result.strangers}
+        counts |= {"waiting": result.waiting, "kept": result.kept}
         terminal.data({"run": str(folder), **counts})
     else:
-        kept = f" {found.kept} keep the score they have: nobody was asked for another." if found.kept else ""
-        terminal.note(f"{found.scored} answers scored.{kept}")
-    if found.failed or found.waiting:
-        missing = dict(found.failed) | ({"without a judge": found.waiting} if found.waiting else {})
+        kept = f" {result.kept} keep their scores, since no judge was asked." if result.kept else ""
+        terminal.note(f"{result.scored} answers scored.{kept}")
+    if result.failed or result.waiting:
+        missing = dict(result.failed) | ({"without a judge": result.waiting} if result.waiting else {})
         listed = ", ".join(f"{count} {status}" for status, count in missing.items())
-        settings = _given(folder, config)
-        unjudged = (found.waiting or "judge_error" in found.failed) and "judge" not in settings
+        settings = _again(folder, config)
+        unjudged = (result.waiting or "judge_error" in result.failed) and "judge" not in settings
         needs = " --judge URL --judge-model NAME" if unjudged else ""
-        again = f"'{line(['kvbench', 'score', str(folder), *words(settings)])}{needs}' tries them again"
-        raise IncompleteError(f"no score for some answers ({listed}); {again}.")
+        retry = f"'{line(['kvbench', 'score', str(folder), *words(settings)])}{needs}' tries them again"
+        raise IncompleteError(f"no score for some answers ({listed}); {retry}.")
 
 
-def _given(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """What the same command must be given again: of the run's record, as it was given this time."""
+def _again(folder: Path, config: RunConfig) -> dict[str, Any]:
+    """The settings that the same command needs again, with the values of this time."""
     info = manifest.read(folder)
     now = {key: getattr(config, key) for key in OPERATIONAL}
     unsafe = {"unsafe_run_code": True} if config.unsafe_run_code else {}

@@ -1,4 +1,4 @@
-"""``kvbench show RUN [--sample ID]``: what a run is, and the text of one of its samples. Imports no torch.
+"""``kvbench show RUN [--sample ID]``: the record of a run, and the texts of one question. Imports no torch.
 
 Model-written text is printed with control characters escaped, never raw. Of a conversation a run stores the first
 prompt and every answer; its later questions come from the task's data, where these are on this machine.
@@ -10,8 +10,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
+from kvbench.cli.options import Document, Out, Run, plain
 from kvbench.console import terminal
 from kvbench.console.redact import redact_argv, redact_config
 from kvbench.errors import UserError, show
@@ -35,16 +34,11 @@ EPILOG = """Examples:
 
 
 def show_(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name.", show_default=False)],
-    sample: Annotated[
-        str | None,
-        typer.Option("--sample", metavar="ID", help="Question: its id, TASK/ID, or a row key.", show_default=False),
-    ] = None,
-    method: Annotated[
-        str | None, typer.Option("--method", metavar="NAME", help="With --sample: one method.", show_default=False)
-    ] = None,
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder of all runs.")] = "results",
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
+    run: Run,
+    sample: Annotated[str | None, plain("--sample", "Question: its id, TASK/ID, or a row key.", "ID")] = None,
+    method: Annotated[str | None, plain("--method", "With --sample: one method.", "NAME")] = None,
+    out: Out = "results",
+    json: Document = False,
 ) -> None:
     """Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question."""
     if method is not None and sample is None:
@@ -62,11 +56,11 @@ def show_(
 
 def one_run(name: str, out: Path) -> Path:
     """The folder of one run, by its path or its name."""
-    found = find_runs([name], out)
-    if len(found) > 1 or not found[0].is_dir():
-        listed = ", ".join(path.name for path in found)
+    runs = find_runs([name], out)
+    if len(runs) > 1 or not runs[0].is_dir():
+        listed = ", ".join(path.name for path in runs)
         raise UserError(f"{show(name)} is not the folder of one run; it holds {listed}. Name one.")
-    return found[0]
+    return runs[0]
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -112,19 +106,19 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
     rows = read_run(folder).rows
     if method is not None:
         method = _method(folder, method, sorted(rows["method"].dropna().unique()))
-    found = rows[
+    chosen = rows[
         (rows["doc_id"] == wanted) | (rows["row_key"] == wanted) | (rows["task"] + "/" + rows["doc_id"] == wanted)
     ]
     if method is not None:
-        found = found[found["method"] == method]
-    if found.empty:
+        chosen = chosen[chosen["method"] == method]
+    if chosen.empty:
         known = list(rows["doc_id"].dropna().unique())
         hint = did_you_mean(wanted, known) or (f" The first is {show(known[0])}." if known else "")
         raise UserError(
             f"run {show(folder.name)} has no sample {show(wanted)}{f' of {show(method)}' if method else ''}.{hint}"
         )
     texts = read_texts(folder).set_index("row_key")
-    entries = [_plain(row) | _texts(texts, row["row_key"]) for _, row in found.iterrows()]
+    entries = [_plain(row) | _texts(texts, row["row_key"]) for _, row in chosen.iterrows()]
     asked: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         if (answers := entry.pop("turns")) is None:
@@ -133,16 +127,16 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
         if question not in asked:
             asked[question] = _later_questions(manifest.read(folder), entry)
         later: list[str | None] = [*asked[question]]
-        if len(later) != len(answers) - 1:  # not the conversation that was held
+        if len(later) != len(answers) - 1:  # not the recorded conversation
             later = [None] * (len(answers) - 1)
         entry["turns"] = [{"question": q, "output": a} for q, a in zip((entry["prompt"], *later), answers, strict=True)]
     return entries
 
 
 def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
-    """What a conversation asks after its first turn; nothing where the task or its data are not here as they were.
+    """The questions of a conversation after its first turn; none where the task or its data are missing or changed.
 
-    Nothing is downloaded, and of the data in a folder only those with the recorded hash are taken.
+    Nothing is downloaded. Data in a folder must have the recorded hash.
     """
     environment = info["environment"]
     path = environment.get("data")
@@ -155,7 +149,7 @@ def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
             docs = {doc.doc_id: doc for doc in task.docs(source, style=entry.get("prompt_style", "default"))}
         if (used := source.used.get(task.name)) and used.sha256 != recorded.get("sha256"):
             return []
-    except Exception:  # of the task's own code, which may want the model's tokenizer
+    except Exception:  # from the task's own code, which may need the model's tokenizer
         return []
     doc, prompt = docs.get(entry["doc_id"]), entry["prompt"] or ""
     if doc is None or doc.turns[0].question not in prompt:  # other data, or a prompt that may not be stored
@@ -188,12 +182,12 @@ def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
     names = ("prompt", "output", "turns")
     if key not in texts.index:
         return dict.fromkeys(names)
-    found: dict[str, Any] = {n: value if isinstance(value := texts.at[key, n], str) else None for n in names}
-    return found | {"turns": found["turns"] and _turns(found["turns"])}
+    row: dict[str, Any] = {n: value if isinstance(value := texts.at[key, n], str) else None for n in names}
+    return row | {"turns": row["turns"] and _turns(row["turns"])}
 
 
 def _turns(text: str) -> list[str] | None:
-    """The answers of all turns; None where the table holds something else."""
+    """The answers of all turns; None where the table has no list of texts."""
     try:
         turns = parse(text)
     except ValueError:

@@ -18,6 +18,7 @@ from kvbench.config.parsers import BadValue, number, parse, whole
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.errors import UserError, show
+from kvbench.eviction.options import parse_value
 from kvbench.registry import did_you_mean
 from kvbench.sources.models import TINY, describe
 from kvbench.store import check_out
@@ -120,7 +121,7 @@ def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
             listed = ", ".join(known) or "none"
             raise UserError(f"{kind} has no setting {show(name)}.{did_you_mean(name, list(known))} It has {listed}.")
         try:
-            known[name] = type(known[name])(value)
+            known[name] = parse_value(value, type(known[name]))
             if isinstance(known[name], float) and not math.isfinite(known[name]):
                 raise ValueError(value)
         except ValueError:

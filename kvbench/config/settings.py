@@ -1,0 +1,147 @@
+"""The settings of a run, each declared once, in the order of ``kvbench run --help``.
+
+A field of `Settings` is all that a setting needs: default, parser and line in ``--help`` stand here. The flag, the key
+of a file, the environment variable, the entry in run.json and the key of lm-eval's model_args follow from it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+from kvbench.config.parsers import BadValue, Parser, choice, files, flag, got, number, setting, strings, text, whole
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+MOST = 1_000_000  # questions per task, samples per question
+
+# The panels of ``--help``, in its order.
+what = partial(setting, panel="What to run")
+how_much = partial(setting, panel="How much of it")
+sampling = partial(setting, panel="Sampling (default: each task's own)")
+prompts = partial(setting, panel="Prompts")
+scoring = partial(setting, panel="Scoring")
+engine = partial(setting, panel="Engine")
+results = partial(setting, panel="Results")
+
+
+def count(raw: object) -> int:
+    """How many questions or samples."""
+    value = int(whole(1)(raw))
+    if value > MOST:
+        raise BadValue(f"{MOST:,} or less", got(raw))
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """None leaves a setting to the task's own default (`GenSpec`), "auto" to the engine."""
+
+    task_file: str | None = what(None, text, "A task of your own: JSONL with question and answer.", metavar="FILE")
+    plugin: tuple[str, ...] = what(
+        (), files, "Python file with methods or tasks of your own; repeatable.", metavar="FILE"
+    )
+    model: str = what("tiny", text, "Folder or hub name. Default: tiny, the built-in model.", metavar="MODEL")
+    revision: str | None = what(None, text, "Commit or tag of a hub model.", metavar="REV")
+
+    limit: int | None = how_much(None, count, "Only the first N questions of each task.")
+    samples: int | None = how_much(None, count, "Answers to each question. Default: the task's own.")
+    max_new_tokens: int | None = how_much(None, whole(1), "Longest answer in tokens. Default: the task's own.")
+    seed: int = how_much(0, whole(0, 2**64 - 1), "Seed of all random numbers. Default: 0.")
+
+    temperature: float | None = sampling(
+        None, number("a finite number >= 0", lambda x: x >= 0), "0 is greedy.", metavar="X"
+    )
+    top_p: float | None = sampling(
+        None,
+        number("in (0, 1]", lambda x: 0 < x <= 1),
+        "Nucleus: smallest set of tokens with this probability.",
+        metavar="X",
+    )
+    top_k: int | None = sampling(None, whole(0), "The K likeliest tokens; 0 is off.", metavar="K")
+    min_p: float | None = sampling(
+        None, number("in [0, 1)", lambda x: 0 <= x < 1), "Tokens of at least X times the likeliest.", metavar="X"
+    )
+    stop: tuple[str, ...] = sampling(
+        (), strings, "Text that ends an answer, as the end token does; repeatable.", metavar="TEXT"
+    )
+
+    prompt_style: str | None = prompts(None, text, "Wording of the question. Default: the task's own.", metavar="NAME")
+    thinking: bool | None = prompts(None, flag, "The chat template's thinking switch.")
+    chat_template: str | None = prompts(None, text, "Jinja file in place of the tokenizer's.", metavar="FILE")
+    no_chat_template: bool = prompts(False, flag, "Plain text prompts.")
+    data: str | None = prompts(None, text, "Folder with task data. Default: KVBENCH_DATA, bundled, hub.", metavar="DIR")
+    data_revision: str | None = prompts(
+        None, text, "Commit or branch of the hub's data sets, in place of the pinned one.", metavar="REV"
+    )
+    allow_data_mismatch: bool = prompts(
+        False, flag, "Take data that are not the expected ones; the run's record says so."
+    )
+    max_prompt_tokens: int | None = prompts(
+        None,
+        whole(2),
+        "Longer texts lose their middle, in tasks that cut. Default: the model's context less the answer.",
+    )
+    multi_turn: Literal["keep", "reset"] = prompts(
+        "keep",
+        choice("keep", "reset"),
+        "keep: a later turn continues the evicted cache. reset: it is read as a new prompt. Default: keep.",
+        metavar="HOW",
+    )
+
+    judge: str | None = scoring(
+        None,
+        text,
+        "URL of an OpenAI-compatible endpoint, local:FOLDER, or none (store answers; 'kvbench score' later).",
+        metavar="URL",
+    )
+    judge_model: str | None = scoring(None, text, "The judge's name there.", metavar="NAME")
+    judge_key_env: str = scoring(
+        "OPENAI_API_KEY",
+        text,
+        "Environment variable that holds the judge's key. Default: OPENAI_API_KEY.",
+        metavar="NAME",
+    )
+    judge_mode: Literal["single", "pair"] = scoring(
+        "single",
+        choice("single", "pair"),
+        "single: rate each answer. pair: compare with the full cache's answer. Default: single.",
+        metavar="MODE",
+    )
+    unsafe_run_code: bool = scoring(
+        False, flag, "Run model-written programs without a sandbox. Only on a machine that you can lose."
+    )
+
+    interval: int = engine(128, whole(1), "Generated tokens between evictions. Default: 128.")
+    compress: Literal["query-aware", "query-agnostic"] = engine(
+        "query-aware",
+        choice("query-aware", "query-agnostic"),
+        "query-aware: evict with the question read. query-agnostic: before it. Default: query-aware.",
+        metavar="WHEN",
+    )
+    prefill: Literal["full", "chunked"] = engine(
+        "full",
+        choice("full", "chunked"),
+        "full: evict once the prompt is read. chunked: after every chunk, in bounded memory. Default: full.",
+        metavar="HOW",
+    )
+    device: str = engine("auto", text, "auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE")
+    dtype: str = engine("auto", choice(*DTYPES), "auto, float32, bfloat16, float16. Default: auto.", metavar="DTYPE")
+    attn: Literal["sdpa", "flash"] = engine(
+        "sdpa", choice("sdpa", "flash"), "What reads prompts: sdpa, flash (flash-attn). Default: sdpa.", metavar="NAME"
+    )
+    prefill_chunk: int = engine(512, whole(1), "Prompt tokens read at once. Default: 512.")
+    slots: int | Literal["auto"] = engine(
+        "auto", whole(1, word="auto"), "Sequences decoded together. Default: auto (from free memory)."
+    )
+
+    keep_prompts: bool = results(False, flag, "Store the questions of gated data too.")
+
+
+SETTINGS = {f.name: f for f in dataclasses.fields(Settings)}
+PARSERS: dict[str, Parser] = {name: f.metadata["parser"] for name, f in SETTINGS.items()}
+DEFAULTS: dict[str, Any] = {name: [] if f.default == () else f.default for name, f in SETTINGS.items()}  # as in JSON
+SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # rows say who scored them
+SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; the data themselves are compared
+OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
