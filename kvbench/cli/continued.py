@@ -34,7 +34,6 @@ from kvbench.store.files import bare
 
 KEEPS = "A resumed run keeps its settings."
 FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # what a configuration file may give to a run that goes on
-PATHS = ("model", "data")  # with ~ for the home folder, in records of older formats
 TO_ASK = (*again.CODE, "chat_template", "task")  # what making the prompts needs
 
 
@@ -101,14 +100,7 @@ def _read(out: Path, name: str) -> dict[str, Any]:
         there = ", ".join(list_runs(out))
         known = f"Runs there: {there}." if there else "There are no runs there."
         raise UserError(f"no run {show(name)} in {show(out)[1:-1]}. {known}")
-    record = manifest.read(folder)
-    if setting := manifest.redacted(record):
-        option = "--method-opt" if setting == "grids" else f"--{setting.replace('_', '-')}"
-        raise UserError(
-            f"run {show(name)} was made by an older kvbench that stored {option} redacted; it cannot be continued. "
-            f"{NEW_RUN.capitalize()}."
-        )
-    return record
+    return manifest.read(folder)
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -120,23 +112,16 @@ def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
         stored["data"] = environment.get("data_variable")  # where KVBENCH_DATA led when the run began
     if (judge := environment.get("judge")) is not None and again.names_nobody(judge):
         stored["judge"] = judge  # to ask nobody reaches nothing
-    return stored | {key: again.whole_path(record, stored[key]) for key in (*PATHS, "chat_template") if stored.get(key)}
+    return stored
 
 
 def _template(run: str, stored: Mapping[str, Any], record: Mapping[str, Any], gathered: Gathered) -> dict[str, str]:
     """The chat template, checked by its hash: another file would put its text into prompts."""
     typed, was = gathered.typed("chat_template"), stored.get("chat_template")
     path = parse(typed.source, PARSERS["chat_template"], typed.value) if typed else was
-    sha256 = (record["environment"].get("chat_template") or {}).get("sha256")
+    sha256 = (record["environment"].get("chat_template") or {}).get("sha256", "unknown")
     if was is None or path is None:
         return {}  # `_check_typed` says what is wrong
-    if sha256 is None:
-        if typed and path != was:
-            raise UserError(
-                f"--chat-template {show(path)} is not {show(was)}, which run {show(run)} began with, and its record "
-                f"has no hash of that file. Give the file at its place, or {NEW_RUN}."
-            )
-        return {"chat_template": path} if typed else {}
     if (now := template_hash(path)) != sha256:
         raise UserError(
             f"--chat-template {show(path)} ({now[:12]}) is not the file that run {show(run)} began with "

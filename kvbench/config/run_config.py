@@ -236,9 +236,8 @@ class RunConfig:
         return {"grids": grids} | {k: list(v) if isinstance(v, tuple) else v for k, v in settings.items()}
 
     def stored(self) -> dict[str, Any]:
-        """What run.json keeps and compares. Younger settings stay out at their default, so that old runs go on."""
-        kept = self.to_dict() | dict.fromkeys(OPERATIONAL)
-        return {k: v for k, v in kept.items() if k not in YOUNGER or v not in (None, DEFAULTS[k])}
+        """The settings that run.json keeps and compares."""
+        return self.to_dict() | dict.fromkeys(OPERATIONAL)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> RunConfig:
@@ -284,5 +283,3 @@ DEFAULTS: dict[str, Any] = {
 SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # who scores; rows say who did
 SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; what they are is compared
 OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued
-# Settings that runs of the first formats did not have.
-YOUNGER = ("prefill", "compress", "max_prompt_tokens", "multi_turn", "stop", "attn", *OPERATIONAL[1:])

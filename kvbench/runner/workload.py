@@ -30,19 +30,6 @@ from kvbench.taskkit import prompts
 from kvbench.taskkit.names import expand, get_task
 from kvbench.taskkit.reader import ModelReader, Talk
 
-# Columns that came after the first runs: at these values they are left out of a row's key, so that old keys stay valid.
-YOUNGER = {
-    "budget_share": None,
-    "compress": "query-aware",
-    "prefill": "full",
-    "prefill_chunk": None,
-    "artefacts": None,
-    "multi_turn_cache": None,
-    "prompt_tokens_cut": 0,
-    "stop": None,
-    "attention": "sdpa",
-}
-
 
 def template_hash(path: str) -> str:
     """SHA-256 of a --chat-template file. Raises UserError for what is no regular file."""
@@ -213,10 +200,8 @@ class TaskWork:
                     "prompt_tokens_cut": prompt.cut,
                     "multi_turn_cache": prompt.talk.mode if prompt.talk else None,
                 }
-                named = {k: v for k, v in identity.items() if k not in YOUNGER or v not in (None, YOUNGER[k])}
-                named["options"] = method.identity()
                 planned.append(
-                    PlannedRow(key=row_key(named | revision), prompt=prompt, sample=sample, identity=identity)
+                    PlannedRow(key=row_key(identity | revision), prompt=prompt, sample=sample, identity=identity)
                 )
         return planned
 

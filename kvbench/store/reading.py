@@ -23,7 +23,7 @@ from kvbench.store.again import repair_command
 from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.recovery import Replay, TextReader, replay
-from kvbench.store.schema import DETERMINISTIC, FORMAT, FORMAT_KEY, NAMES, OK, REQUIRED, sort_key
+from kvbench.store.schema import DETERMINISTIC, NAMES, OK, REQUIRED, sort_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -66,8 +66,6 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
         state = replay(path)
         notices = state.notices
         table = _from_journal(path, state, columns)
-    elif (written := int(table.schema.metadata[FORMAT_KEY.encode()])) < FORMAT:
-        notices = [f"{tables.ROWS} has the older format {written}; columns that it lacks are empty."]
     counts = table.column("status").cast("string").value_counts().to_pylist()
     saved = sum(found["counts"] for found in counts if found["values"] in (OK, "unscored"))
     return Snapshot(table, saved, len(table) - saved, _planned(info, table), sealed, tuple(notices))
@@ -136,10 +134,10 @@ def read_table(path: str | Path) -> pd.DataFrame:
 
 
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:
-    """Columns of one rows.parquet. Those that an older format lacks are null.
+    """Columns of one rows.parquet.
 
     Raises:
-        UserError: there is none, it is not kvbench's, or it was made by a newer kvbench.
+        UserError: there is none, it is not kvbench's, or it has another format.
         SetupError: it is damaged.
     """
     file = Path(path)

@@ -116,7 +116,6 @@ _CONTENT = {
         "task_file": _perhaps_given,
         ANY: _setting,
     },
-    "config_hash": _text,
     "planned": lambda v: v is None or _count(v),
     "environment": _ENVIRONMENT,
     "command": [lambda v: isinstance(v, str)],
@@ -124,7 +123,7 @@ _CONTENT = {
     "hash": _text,
 }
 _NEEDED = {
-    (): ("format", "name", "created", "config", "config_hash", "environment"),
+    (): ("format", "name", "created", "config", "environment", "hashes", "hash"),
     ("environment", "kv_cache"): ("element_bytes", "layers"),
     ("environment", "kv_cache", "layers"): tuple(_LAYER),
     ("environment", "plugins"): ("path", "sha256"),

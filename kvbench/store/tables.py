@@ -93,7 +93,7 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
 
     Raises:
         SetupError: it cannot be read, or it is not what `seal` writes.
-        UserError: a newer kvbench made it.
+        UserError: it has another format.
     """
     path = run_dir / SEAL
     try:

@@ -86,10 +86,9 @@ def test_shares_are_budgets_of_their_own() -> None:
         RunConfig(grids=(grid("gkv", (1.5,)),))
 
 
-def test_younger_settings_stay_out_of_the_record_at_their_default() -> None:
-    """Or runs that were begun before these settings existed could not be continued by the same command."""
+def test_the_record_has_every_setting_that_decides_rows() -> None:
     base = RunConfig(grids=(grid(),), plugin=("a.py",))
-    assert not {"prefill", "compress", "plugin"} & set(base.stored())
+    assert (base.stored()["prefill"], base.stored()["plugin"]) == ("full", None)
     other = dataclasses.replace(base, prefill="chunked", compress="query-agnostic")
     assert (other.stored()["prefill"], other.stored()["compress"]) == ("chunked", "query-agnostic")
     assert len({base.hash(), other.hash(), dataclasses.replace(base, prefill="chunked").hash()}) == 3

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from kvbench.console.redact import hide_keys, holds_secret, redact_keys
 from kvbench.store import RunFolder, check_row, redact_argv, redact_config, redact_text, safe_environ
-from kvbench.store.manifest import plain, redacted, surroundings, value
+from kvbench.store.manifest import plain, surroundings, value
 
 HF = "hf_" + "Ab1" * 11
 OPENAI = "sk-proj-" + "x9_" * 10
@@ -157,14 +157,6 @@ def test_settings_are_never_hidden_by_name() -> None:
     assert (row["model"], row["stop"]) == ("/m/key=a", '["token: x"]')
     assert row["options"] == '{"key_norm":"l1","token_kind":"a b"}'
     assert row["artefacts"] == '{"k":"***","secret":"a","u":"***"}'
-
-
-def test_a_setting_that_was_hidden_is_found_in_every_format() -> None:
-    """The whole of a text in a record of this format, where ``**`` may stand in a text; a part of it in older ones."""
-    for form in (4, 5):
-        assert redacted({"format": form, "config": {"a": 1, "stop": ["***"]}}) == "stop"
-        assert redacted({"format": form, "config": {"a": 1, "stop": ["**"]}}) == ""
-    assert redacted({"format": 4, "config": {"model": "key=***"}}) == "model"
 
 
 def test_values_of_secret_variables_are_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
