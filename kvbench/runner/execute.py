@@ -146,7 +146,7 @@ def execute(
         },
         "plans": [{"cell": p.cell.label, "plan": p.plan.line()} for p in plans],
     }
-    opener = RunFolder.resume if resume else RunFolder.start
+    opener = RunFolder.resume if resume else RunFolder.open
     extra: dict[str, Any] = {} if resume else {"config": config.stored(), "command": command, "planned": total}
     with opener(
         out, name, environment=environment, take_over=take_over, allow_version_change=allow_version_change, **extra

@@ -23,7 +23,7 @@ from kvbench.runner.rows import scored
 from kvbench.runner.workload import Prompt, TaskWork
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import Journal, RunFolder
-from kvbench.store.recovery import Entry, TextReader, replay
+from kvbench.store.recovery import Entry, TextReader, read_journal
 from kvbench.task import Output, Score
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ def rescore(
     Raises:
         SetupError: the judge does not let us in, or no scoring process starts. Scores made before are saved.
     """
-    entries = replay(folder.path).entries
+    entries = read_journal(folder.path).entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]
     if not chosen:
         return Rescored()

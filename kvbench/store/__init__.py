@@ -20,7 +20,7 @@ from kvbench.store.reading import (
     read_texts,
     table_hash,
 )
-from kvbench.store.recovery import Replay, replay
+from kvbench.store.recovery import JournalContent, read_journal
 from kvbench.store.schema import COLUMNS, DETERMINISTIC, FORMAT, NAMES, Column, check_row
 from kvbench.store.tables import repair, seal
 
@@ -31,7 +31,7 @@ __all__ = [
     "NAMES",
     "Column",
     "Journal",
-    "Replay",
+    "JournalContent",
     "RunFolder",
     "RunLock",
     "Snapshot",
@@ -44,6 +44,7 @@ __all__ = [
     "config_hash",
     "list_runs",
     "read_columns",
+    "read_journal",
     "read_rows",
     "read_run",
     "read_table",
@@ -52,7 +53,6 @@ __all__ = [
     "redact_config",
     "redact_text",
     "repair",
-    "replay",
     "resume_command",
     "row_key",
     "safe_environ",

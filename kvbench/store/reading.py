@@ -22,7 +22,7 @@ from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
 from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
-from kvbench.store.recovery import Replay, TextReader, replay
+from kvbench.store.recovery import JournalContent, TextReader, read_journal
 from kvbench.store.schema import DETERMINISTIC, NAMES, OK, REQUIRED, sort_key
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
     table = _sealed(path, tables.ROWS, rows_schema(columns))
     sealed = table is not None
     if table is None:
-        state = replay(path)
+        state = read_journal(path)
         notices = state.notices
         table = _from_journal(path, state, columns)
     counts = table.column("status").cast("string").value_counts().to_pylist()
@@ -97,7 +97,7 @@ def _cells(table: pa.Table) -> list[dict[str, Any]]:
     return list(cells.to_pylist())
 
 
-def _from_journal(run_dir: Path, state: Replay, columns: Collection[str]) -> pa.Table:
+def _from_journal(run_dir: Path, state: JournalContent, columns: Collection[str]) -> pa.Table:
     import pyarrow as pa
 
     try:
@@ -121,7 +121,7 @@ def read_texts(run_dir: str | Path) -> pd.DataFrame:
     manifest.read(path)
     table = _sealed(path, tables.TEXTS, texts_schema())
     if table is None:
-        entries = sorted(replay(path).entries.values(), key=lambda e: sort_key(e.row))
+        entries = sorted(read_journal(path).entries.values(), key=lambda e: sort_key(e.row))
         with TextReader(path) as reader:
             records = [dict(zip(TEXT_NAMES, (e.row["row_key"], *reader.read(e)), strict=True)) for e in entries]
         table = pa.Table.from_pylist(records, schema=texts_schema())

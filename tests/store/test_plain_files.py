@@ -15,8 +15,7 @@ from support.hostile_run import _records, append, edit, first_row
 
 from kvbench.cli.app import main
 from kvbench.errors import SetupError, UserError
-from kvbench.store import RunFolder, read_run, repair
-from kvbench.store import recovery as replay
+from kvbench.store import RunFolder, read_journal, read_run, repair
 from kvbench.store.again import line, words
 from kvbench.store.files import open_plain, own_folder, read_plain, remove_leftovers
 from kvbench.store.strict_json import document, parse
@@ -76,7 +75,7 @@ def test_a_document_can_be_walked(text: str) -> None:
 def test_a_record_that_is_no_row_counts_as_damaged(filled: Filled, name: str) -> None:
     path = filled(3)
     append(path, _records()[name](first_row(path)))
-    state = replay(path)
+    state = read_journal(path)
     if name == "unknown":  # of a newer version: the row counts without it
         assert (state.dropped, len(state.entries)) == (0, 4)
     else:

@@ -102,7 +102,7 @@ def test_only_listed_variables_are_stored() -> None:
 def test_no_canary_reaches_a_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", HF)
     model = f"https://me:{CANARY}@hub.example/m"
-    with RunFolder.start(
+    with RunFolder.open(
         tmp_path,
         "r",
         {"model": model, "judge_key_env": CANARY},

@@ -151,8 +151,8 @@ KILL = """
 import os, sys
 from kvbench.store import RunFolder, files, tables
 from conftest import CONFIG, VERSIONS
-files.step = tables.step = lambda name: name == sys.argv[2] and os.kill(os.getpid(), 9)
-with RunFolder.start(sys.argv[1], "r1", CONFIG, environment=VERSIONS) as run:
+files.crash_point = tables.crash_point = lambda name: name == sys.argv[2] and os.kill(os.getpid(), 9)
+with RunFolder.open(sys.argv[1], "r1", CONFIG, environment=VERSIONS) as run:
     run.seal()
 """
 

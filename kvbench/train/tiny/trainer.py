@@ -10,7 +10,6 @@ of (seed, step, ladder), and the ladder is in the checkpoint, so a restored run 
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from torch.nn.functional import cross_entropy
 from transformers import Qwen3ForCausalLM
 
 from kvbench.errors import UserError
+from kvbench.store.files import replacing
 from kvbench.taskkit.synthetic.problem import KINDS
 from kvbench.train.tiny.data import BATCH_TOKENS, STAGES, WEIGHTS, Batch, Ladder, Stage, draw_batch
 from kvbench.train.tiny.warmstart import warm_start
@@ -106,9 +106,8 @@ class Trainer:
         state = {name: getattr(self, name) for name in ("step", "tokens", "seconds", "climbs")}
         state |= {name: getattr(self, name).state_dict() for name in ("model", "muon", "adam")}
         state |= {"ladder": asdict(self.ladder), "recipe": self.recipe()}
-        part = path.with_suffix(".part")
-        torch.save(state, part)
-        os.replace(part, path)
+        with replacing(path) as file:
+            torch.save(state, file)
 
     def restore(self, path: Path) -> None:
         state = torch.load(path, weights_only=True)
