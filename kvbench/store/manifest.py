@@ -20,7 +20,7 @@ from typing import Any
 from kvbench.console.redact import hide_keys, hide_secrets, redact_argv, redact_config
 from kvbench.errors import NEW_RUN, SetupError, UserError, show
 from kvbench.store.files import bare, read_plain, reason, replacing
-from kvbench.store.identity import config_hash
+from kvbench.store.identity import digest
 from kvbench.store.schema import FORMAT
 from kvbench.store.shape import why_not
 from kvbench.store.strict_json import document
@@ -72,8 +72,8 @@ def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hashes(content: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {part: config_hash({part: value}) for part, value in content.items() if part not in ("hash", "hashes")}
-    return {"hashes": parts, "hash": config_hash({**content, "hash": None, "hashes": parts})}
+    parts = {part: digest({part: value}) for part, value in content.items() if part not in ("hash", "hashes")}
+    return {"hashes": parts, "hash": digest({**content, "hash": None, "hashes": parts})}
 
 
 def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:

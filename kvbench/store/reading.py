@@ -1,7 +1,7 @@
 """Reads runs and tables, for reports and comparisons. Takes no lock and never writes.
 
 `read_run` gives one consistent state of a run: its sealed table when that has all rows, else the journal, which may
-still be growing. `read_table` reads one rows.parquet wherever it lies. Damage is an error, never a wrong number: a
+still be growing. `read_columns` reads one rows.parquet wherever it lies. Damage is an error, never a wrong number: a
 sealed table must have the hash in seal.json, and every page its checksum.
 """
 
@@ -126,11 +126,6 @@ def read_texts(run_dir: str | Path) -> pd.DataFrame:
             records = [dict(zip(TEXT_NAMES, (e.row["row_key"], *reader.read(e)), strict=True)) for e in entries]
         table = pa.Table.from_pylist(records, schema=texts_schema())
     return to_frame(table)
-
-
-def read_table(path: str | Path) -> pd.DataFrame:
-    """One rows.parquet as a frame. Raises as `read_columns`."""
-    return to_frame(read_columns(path))
 
 
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:

@@ -106,7 +106,7 @@ def _sealed_with(path: Path, name: str, make: Callable[[Path], None]) -> None:
 def _changed(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         table = pq.read_table(path)
-        pq.write_table(change(table).replace_schema_metadata({"kvbench.format": "4"}), path)
+        pq.write_table(change(table).replace_schema_metadata({"kvbench.format": "1"}), path)
 
     return make
 
@@ -121,7 +121,7 @@ def _with(name: str, values: Callable[[int], Any]) -> Callable[[Path], None]:
 def _nulls(path: Path) -> None:
     """A million rows of nothing in some hundred bytes."""
     table = pa.table({name: pa.nulls(1_000_000, pa.string()) for name in ("row_key", "task", "status")})
-    pq.write_table(table.replace_schema_metadata({"kvbench.format": "4"}), path)
+    pq.write_table(table.replace_schema_metadata({"kvbench.format": "1"}), path)
 
 
 TABLES = {

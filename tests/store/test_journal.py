@@ -17,10 +17,10 @@ import pytest
 
 from kvbench.console import signals
 from kvbench.errors import SetupError
-from kvbench.store import Journal, read_journal, recovery
+from kvbench.store import Journal, recovery
 from kvbench.store import commit as commit_module
 from kvbench.store import journal as journal_module
-from kvbench.store.recovery import TextReader, decode
+from kvbench.store.recovery import TextReader, decode, read_journal
 
 Row = Callable[..., dict[str, Any]]
 Patch = pytest.MonkeyPatch

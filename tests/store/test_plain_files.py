@@ -15,9 +15,10 @@ from support.hostile_run import _records, append, edit, first_row
 
 from kvbench.cli.app import main
 from kvbench.errors import SetupError, UserError
-from kvbench.store import RunFolder, read_journal, read_run, repair
+from kvbench.store import RunFolder, read_run, repair
 from kvbench.store.again import line, words
 from kvbench.store.files import open_plain, own_folder, read_plain, remove_leftovers
+from kvbench.store.recovery import read_journal
 from kvbench.store.strict_json import document, parse
 
 Filled = Callable[..., Path]

@@ -17,18 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvbench.errors import SetupError, UserError
-from kvbench.store import (
-    NAMES,
-    RunFolder,
-    read_columns,
-    read_rows,
-    read_run,
-    read_table,
-    read_texts,
-    repair,
-    table_hash,
-)
+from kvbench.store import RunFolder, read_columns, read_rows, read_run, read_texts, repair, table_hash
 from kvbench.store.again import repair_command
+from kvbench.store.frames import to_frame
+from kvbench.store.schema import NAMES
 
 Start = Callable[..., RunFolder]
 Filled = Callable[..., Path]
@@ -71,7 +63,7 @@ def test_other_readers_read_it_as_it_is(filled: Filled) -> None:
     path = filled(4, seal=True) / "rows.parquet"
     frame = pd.read_parquet(path)
     assert frame.groupby("method", observed=True)["score"].mean()["gkv"] == 0.5
-    assert table_hash(frame) == table_hash(read_table(path))
+    assert table_hash(frame) == table_hash(to_frame(read_columns(path)))
     field = pq.read_schema(path).field("kv_bytes_peak")
     assert field.metadata[b"unit"] == b"bytes"
     assert pa.types.is_dictionary(pq.read_schema(path).field("method").type)
@@ -193,7 +185,7 @@ class TestDamage:
             f"rows.parquet is damaged (no end mark). '{repair_command(path)}' rebuilds it from the journal."
         )
         with pytest.raises(SetupError, match="damaged"):
-            read_table(path / "rows.parquet")
+            read_columns(path / "rows.parquet")
         repair(path)
         pd.testing.assert_frame_equal(read_rows(path), before)
 
@@ -226,7 +218,7 @@ class TestDamage:
                 continue
             copy.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
             with pytest.raises(SetupError, match="it cannot be decoded"):
-                read_table(copy)
+                read_columns(copy)
 
     def test_repair_needs_the_journal(self, filled: Filled) -> None:
         path = filled(seal=True)
@@ -250,14 +242,14 @@ class TestFormats:
         table = pq.read_table(path)
         pq.write_table(table.replace_schema_metadata({"kvbench.format": "7"}), path)
         with pytest.raises(UserError) as caught:
-            read_table(path)
+            read_columns(path)
         assert str(caught.value).startswith("rows.parquet has format 7; this kvbench reads format 1. Read it with ")
 
     def test_a_table_without_a_column_is_damaged(self, filled: Filled) -> None:
         path = filled(seal=True) / "rows.parquet"
         _rewrite(path.parent, path.name, pq.read_table(path).drop_columns(["floor"]))
         with pytest.raises(SetupError, match="it has no column floor"):
-            read_table(path)
+            read_columns(path)
         assert (
             "floor" not in read_columns(path, ["row_key", "task", "doc_id", "sample", "method", "status"]).column_names
         )
@@ -267,7 +259,7 @@ class TestFormats:
         table = pq.read_table(path)
         table = table.set_column(table.column_names.index("budget"), "budget", table.column("budget").cast(pa.int64()))
         _rewrite(path.parent, path.name, table)
-        frame = read_table(path)
+        frame = to_frame(read_columns(path))
         assert tuple(frame.columns) == NAMES
         assert str(frame["budget"].dtype) == "Int32"
 
@@ -276,7 +268,7 @@ class TestFormats:
         (tmp_path / "y.parquet").write_text("not parquet at all")
         for name in "xy":
             with pytest.raises(UserError) as caught:
-                read_table(tmp_path / f"{name}.parquet")
+                read_columns(tmp_path / f"{name}.parquet")
             assert str(caught.value) == f"{name}.parquet has no kvbench metadata."
         with pytest.raises(UserError, match="no such file"):
-            read_table(tmp_path / "z.parquet")
+            read_columns(tmp_path / "z.parquet")

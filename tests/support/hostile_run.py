@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from kvbench.store import canonical_json
+from kvbench.store.identity import canonical_json
 
 CANARY = "canary-0815-aws-secret"  # in the variable that a folder names as the judge's key
 PRIVATE = "the user's private words"  # in files that a folder names or links to
