@@ -32,8 +32,8 @@ class H2O(Method):
     paper = "Zhang et al., arXiv 2306.14048"
 
     recent: float = option(0.5, "recent tokens: below 1 a share of the budget, otherwise a number of tokens", low=0)
-    reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score", younger=True)
-    group: int = option(1, "query heads of a KV head; only reduce_g=max asks for it", low=1, younger=True)
+    reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")
+    group: int = option(1, "query heads of a KV head; only reduce_g=max asks for it", low=1)
 
     def needs(self) -> Needs:
         return Needs(queries="since_last")

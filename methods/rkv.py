@@ -41,9 +41,9 @@ class RKV(WindowVote):
     spare: Literal["last", "first"] = option("last", "which of several similar keys a row spares")
     compat: Literal["none", "reference"] = option("none", "reproduce the released code's slot order and its slot 0")
     global_score: Literal["none", "max", "mean", "sum"] = option(
-        "none", "merge the vote with those before, as gkv does", younger=True
+        "none", "merge the vote with those before, as gkv does"
     )
-    alpha: float = option(0.8, "decay of what an entry scored before, for global_score", above=0, high=1, younger=True)
+    alpha: float = option(0.8, "decay of what an entry scored before, for global_score", above=0, high=1)
 
     def score(self, view: LayerView) -> ScoreOut:
         among, order = view.older(self.window), self.order(view)

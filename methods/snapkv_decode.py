@@ -39,9 +39,9 @@ class SnapKVDecode(WindowVote):
     kernel: int | None = option(None, "max-pooling width, 1 for none; none: 7 (rkv) or 5 (gkv)", low=1, odd=True)
     compat: Literal["none", "reference"] = option("none", "reproduce the slot order of the R-KV code (rkv only)")
     global_score: Literal["none", "max", "mean", "sum"] = option(
-        "none", "merge the vote with those before, as gkv does", younger=True
+        "none", "merge the vote with those before, as gkv does"
     )
-    alpha: float = option(0.8, "decay of what an entry scored before, for global_score", above=0, high=1, younger=True)
+    alpha: float = option(0.8, "decay of what an entry scored before, for global_score", above=0, high=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

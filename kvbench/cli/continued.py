@@ -34,7 +34,6 @@ from kvbench.store.files import bare
 
 KEEPS = "A resumed run keeps its settings."
 FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # what a configuration file may give to a run that goes on
-PATHS = ("model", "data")  # with ~ for the home folder, in records of older formats
 TO_ASK = (*again.CODE, "chat_template", "task")  # what making the prompts needs
 
 
@@ -97,14 +96,7 @@ def _check_layers(gathered: Gathered) -> None:
 
 
 def _read(out: Path, name: str) -> dict[str, Any]:
-    record = manifest.read(existing(out, name))
-    if setting := manifest.redacted(record):
-        option = "--method-opt" if setting == "grids" else f"--{setting.replace('_', '-')}"
-        raise UserError(
-            f"run {show(name)} was made by an older kvbench that stored {option} redacted; it cannot be continued. "
-            f"{NEW_RUN.capitalize()}."
-        )
-    return record
+    return manifest.read(existing(out, name))
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,7 +108,7 @@ def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
         stored["data"] = environment.get("data_variable")  # where KVBENCH_DATA led when the run began
     if (judge := environment.get("judge")) is not None and again.names_nobody(judge):
         stored["judge"] = judge  # to ask nobody reaches nothing
-    return stored | {key: again.whole_path(record, stored[key]) for key in (*PATHS, "chat_template") if stored.get(key)}
+    return stored
 
 
 def _check_again(

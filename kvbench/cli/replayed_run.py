@@ -18,7 +18,7 @@ from kvbench.eviction import choose
 from kvbench.store import manifest
 
 if TYPE_CHECKING:
-    from kvbench.runner.inputs import Prepared
+    from kvbench.runner.inputs import Inputs
 
 FILES = tuple(key for key in TO_ASK if key != "task")
 
@@ -54,14 +54,14 @@ def _again(typed: dict[str, Any]) -> Gathered:
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
 
-def check_same(config: RunConfig, folder: Path, ready: Prepared) -> None:
+def check_same(config: RunConfig, folder: Path, inputs: Inputs) -> None:
     """Raise UserError where the model, its chat template or the tasks' data are not those that wrote the answers."""
     from kvbench.runner import same_run
     from kvbench.sources import models
 
     before = manifest.read(folder)["environment"]
-    same_run.check_model(folder.name, before, same_run.model_record(config, models.state(ready.info)))
-    same_run.check_data(folder.name, before.get("tasks", {}), ready.tasks())
+    same_run.check_model(folder.name, before, same_run.model_record(config, models.state(inputs.info)))
+    same_run.check_data(folder.name, before.get("tasks", {}), inputs.tasks())
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:

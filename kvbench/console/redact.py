@@ -35,14 +35,6 @@ _USERINFO = re.compile(r"(?<=://)[^/\s?#]+@")  # user:password@ and token@
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{8,}", re.IGNORECASE)
 _ASSIGNMENT = re.compile(rf"""(\b[\w-]*{_NAME}[\w-]*["']?\s*[=:]\s*["']?)([^\s"'&,;]+)""", re.IGNORECASE)
 
-_ENVIRONMENT = (
-    "CUDA_VISIBLE_DEVICES",
-    "OMP_NUM_THREADS",
-    "PYTHONHASHSEED",
-    "TOKENIZERS_PARALLELISM",
-    "HF_HUB_OFFLINE",
-)
-
 
 def redact_text(text: str) -> str:
     """The text with keys, passwords in URLs and the home folder hidden."""
@@ -139,13 +131,6 @@ def hide_secrets(value: Any) -> Any:
 
 def _kept(name: str, value: Any) -> Any:
     return _value(name, value) if isinstance(value, str) and name == "judge_key_env" else hide_secrets(value)
-
-
-def safe_environ(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment variables that may be stored: a fixed few and KVBENCH_*."""
-    names = sorted(n for n in environ if n in _ENVIRONMENT or n.startswith("KVBENCH_"))
-    redacted: dict[str, str] = redact_config({n: environ[n] for n in names})
-    return redacted
 
 
 def _value(name: str, value: str) -> str:

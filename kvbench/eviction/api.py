@@ -164,11 +164,6 @@ class Method(ABC):
         """Every option with its value."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
-    def identity(self) -> dict[str, Any]:
-        """The options that name a row: all but younger ones at their default."""
-        young = {f.name: f.default for f in fields(self) if f.metadata.get("younger")}
-        return {name: value for name, value in self.options().items() if name not in young or value != young[name]}
-
     @property
     def takes_budget(self) -> bool:
         """False where the method's own options say how much stays."""

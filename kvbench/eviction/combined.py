@@ -105,13 +105,6 @@ class Combined(Method):
             for option, value in part.options().items()
         }
 
-    def identity(self) -> dict[str, Any]:
-        return {
-            f"{name}.{option}": value
-            for name, part in zip(self.names, (self.first, self.second))
-            for option, value in part.identity().items()
-        }
-
     @property
     def uniform(self) -> bool:
         return self.first.uniform and self.second.uniform

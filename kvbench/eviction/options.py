@@ -57,15 +57,10 @@ def option(
     high: float | None = None,
     above: float | None = None,
     odd: bool = False,
-    younger: bool = False,
 ) -> Any:
-    """A dataclass field with a help text and a range: `low` and `high` are allowed themselves, `above` is not.
-
-    younger: the option came after rows of its method were written. At its default it is no part of a row's identity,
-    so that those rows keep theirs.
-    """
+    """A dataclass field with a help text and a range: `low` and `high` are allowed themselves, `above` is not."""
     limits = {"low": low, "high": high, "above": above, "odd": odd}
-    return dataclasses.field(default=default, metadata={"help": help, "limits": limits, "younger": younger})
+    return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
 
 
 def check_values(options: DataclassInstance) -> None:

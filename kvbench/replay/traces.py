@@ -18,7 +18,8 @@ from kvbench.engine.model.shape import shape_of_model
 from kvbench.engine.plan import measure, plan_cell
 from kvbench.errors import UserError, show
 from kvbench.records import Request, Sampling
-from kvbench.runner.workload import Prompt, TaskWork
+from kvbench.runner.prompt import Prompt
+from kvbench.runner.workload import TaskWork
 from kvbench.store import read_rows, read_texts
 
 Notice = Callable[[str], None]

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from kvbench.config import plugins
 from kvbench.config.run_config import Cell, MethodChoice, RunConfig
 from kvbench.engine.cache.layout import check_prefill
@@ -56,47 +58,49 @@ class CellPlan:
     source: str  # hash of the method's source
 
 
-def plan_rows(
-    cell: Cell,
-    work: TaskWork,
-    config: RunConfig,
-    shape: ModelShape,
-    machine: Machine,
-    identity: Mapping[str, Any],
-    state: MethodState,
-    context: int,
-    device: Any,
-    dtype: Any,
-) -> CellPlan:
-    """Rows of a cell, and how they will run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CellPlanner:
+    """What all cells of a run share; plans them one by one."""
 
-    Raises:
-        KVBenchError: the method cannot be served.
-    """
-    method = state.method
-    check_prefill(method, config.prefill, cell.method.label)
-    used = (state.artefacts or {}) | _plug_ins([base_name(cell.task)])
-    rows = work.rows(cell, config, {**identity, "artefacts": used or None}, str(dtype).removeprefix("torch."))
-    fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others become rows too
-    lengths = {
-        "max_tokens": max((p.max_tokens for p in fitting), default=1),
-        "max_output": max((p.max_tokens - len(p.ids) for p in fitting), default=1),
-        "tail": max((len(p.ids) - (p.compress_at or len(p.ids)) for p in fitting), default=0),
-    }
-    plan = plan_cell(
-        shape,
-        machine,
-        method,
-        budget=cell.budget,
-        interval=config.interval,
-        sequences=max(1, len(rows)),
-        slots=config.slots,
-        device=device,
-        dtype=dtype,
-        chunk=config.prefill_chunk if config.prefill == "chunked" else None,
-        **lengths,
-    )
-    return CellPlan(cell=cell, rows=rows, plan=plan, source=state.source.hash, **lengths)
+    config: RunConfig
+    model: Mapping[str, Any]  # name and revision, as every row has them
+    context: int  # tokens
+    shape: ModelShape
+    machine: Machine
+    device: torch.device
+    dtype: torch.dtype
+
+    def plan(self, cell: Cell, work: TaskWork, state: MethodState) -> CellPlan:
+        """The rows of a cell, and how they will run. Raises KVBenchError when the engine cannot serve the method."""
+        config, context = self.config, self.context
+        check_prefill(state.method, config.prefill, cell.method.label)
+        used = (state.artefacts or {}) | _plug_ins([base_name(cell.task)])
+        rows = work.rows(cell, config, {**self.model, "artefacts": used or None}, dtype_name(self.dtype))
+        fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others are rows too
+        lengths = {
+            "max_tokens": max((p.max_tokens for p in fitting), default=1),
+            "max_output": max((p.max_tokens - len(p.ids) for p in fitting), default=1),
+            "tail": max((len(p.ids) - (p.compress_at or len(p.ids)) for p in fitting), default=0),
+        }
+        plan = plan_cell(
+            self.shape,
+            self.machine,
+            state.method,
+            budget=cell.budget,
+            interval=config.interval,
+            sequences=max(1, len(rows)),
+            slots=config.slots,
+            device=self.device,
+            dtype=self.dtype,
+            chunk=config.prefill_chunk if config.prefill == "chunked" else None,
+            **lengths,
+        )
+        return CellPlan(cell=cell, rows=rows, plan=plan, source=state.source.hash, **lengths)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """``float32`` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
 
 
 def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console import faults
@@ -20,7 +20,8 @@ from kvbench.engine.loop import Engine, Snapshot
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.records import Generation
-from kvbench.runner.cell import CellPlan
+from kvbench.runner.cell import CellPlan, dtype_name
+from kvbench.runner.inputs import Notice
 from kvbench.runner.row_writer import RowWriter
 from kvbench.runner.workload import PlannedRow, TaskWork, make_method
 
@@ -30,29 +31,25 @@ OTHER_DTYPE = {"float32": "bfloat16"}  # what else may help; float32 for all oth
 Key = tuple[str, int]  # document, sample
 
 
+@dataclass(slots=True, kw_only=True)
 class CellRun:
     """Generates the missing rows of one cell.
 
-    Args:
+    Attributes:
         on_step: see `Engine`.
         say: receives warnings, one line each.
+        not_numbers: rows in a row whose logits were NaN or infinite.
     """
 
-    def __init__(
-        self,
-        loaded: LoadedModel,
-        cell_plan: CellPlan,
-        missing: Iterable[PlannedRow],
-        work: TaskWork,
-        config: RunConfig,
-        writer: RowWriter,
-        on_step: Snapshot,
-        say: Callable[[str], None],
-    ) -> None:
-        self.loaded, self.cell_plan, self.work, self.config = loaded, cell_plan, work, config
-        self.writer, self.on_step, self.say = writer, on_step, say
-        self.missing: dict[Key, PlannedRow] = {(row.prompt.doc.doc_id, row.sample): row for row in missing}
-        self._not_numbers = 0
+    loaded: LoadedModel
+    cell_plan: CellPlan
+    missing: dict[Key, PlannedRow]
+    work: TaskWork
+    config: RunConfig
+    writer: RowWriter
+    on_step: Snapshot
+    say: Notice
+    not_numbers: int = 0
 
     def run(self) -> None:
         """Until every row is written, the numbers fail, or the rows cannot be scored."""
@@ -151,10 +148,10 @@ class CellRun:
         """Whether so many answers in a row ended with logits that are no numbers that the others will, too."""
         if answer.status == "prompt_too_long":
             return False
-        self._not_numbers = self._not_numbers + 1 if answer.status == "nan_logits" else 0
-        if self._not_numbers < NOT_NUMBERS:
+        self.not_numbers = self.not_numbers + 1 if answer.status == "nan_logits" else 0
+        if self.not_numbers < NOT_NUMBERS:
             return False
-        dtype = str(self.loaded.dtype).removeprefix("torch.")
+        dtype = dtype_name(self.loaded.dtype)
         self.say(
             f"{self.cell_plan.cell.label}: logits were NaN or infinite in {NOT_NUMBERS} rows in a row; "
             f"the cell ends here ({len(self.missing)} rows not run). "

@@ -1,7 +1,7 @@
 """What a run needs before its weights: the model's tokenizer and configuration, and every task's prompts.
 
-ready = prepare(config, say)
-ready.works["walk"].prompts
+inputs = read_inputs(config, say)
+inputs.works["walk"].prompts
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
-    """The model as far as it is known without weights, and the tasks' work."""
+class Inputs:
+    """The model as far as it is known without weights, and every task's prompts."""
 
     info: models.ModelInfo
     where: str  # folder, or the hub's name
@@ -43,7 +43,7 @@ class Prepared:
         }
 
 
-def prepare(config: RunConfig, say: Notice, info: models.ModelInfo | None = None) -> Prepared:
+def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = None) -> Inputs:
     """Read everything but weights. info: the model, where the hub was asked for it already.
 
     Raises:
@@ -76,7 +76,7 @@ def prepare(config: RunConfig, say: Notice, info: models.ModelInfo | None = None
         judge.check(config.services())
     for note in (*data.notes(), *(note for work in works.values() for note in work.notes)):
         say(note)
-    return Prepared(info=info, where=where, config=model_config, context=context, works=works)
+    return Inputs(info=info, where=where, config=model_config, context=context, works=works)
 
 
 def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:

@@ -1,7 +1,7 @@
 """Scores stored answers again, without generating: those that have no score yet, or all of them.
 
     with RunFolder.resume("results", "r1", environment=versions) as folder:
-        rescore(folder, prepare(config, say).works, wanted=lambda entry: not entry.ok)
+        rescore(folder, read_inputs(config, say).works, wanted=lambda entry: not entry.ok)
         folder.seal()
 
 Documents are made anew by the run's own tasks and data; a row is scored only against the document whose prompt it was
@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.console import signals
 from kvbench.errors import SetupError
+from kvbench.runner.prompt import Prompt
 from kvbench.runner.rows import scored
-from kvbench.runner.workload import Prompt, TaskWork
+from kvbench.runner.workload import TaskWork
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import Journal, RunFolder
-from kvbench.store.recovery import Entry, TextReader, replay
+from kvbench.store.recovery import Entry, TextReader, read_journal
 from kvbench.task import Output, Score
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def rescore(
     Raises:
         SetupError: the judge does not let us in, or no scoring process starts. Scores made before are saved.
     """
-    entries = replay(folder.path).entries
+    entries = read_journal(folder.path).entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]
     if not chosen:
         return Rescored()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from kvbench.records import Generation, Usage
@@ -12,6 +13,8 @@ from kvbench.task import Score, Task
 
 if TYPE_CHECKING:
     from kvbench.runner.cell import CellPlan
+
+MEASURED = tuple(f.name for f in fields(Usage) if f.name not in ("prompt_tokens", "output_tokens", "budget_entries"))
 
 
 def make_row(
@@ -54,16 +57,16 @@ def make_row(
 
 def scored(score: Score) -> dict[str, Any]:
     """The columns that a score fills. Without a value every score column is null."""
-    found = score if score.value is not None else Score(value=None)
-    aux = dict(found.aux)
+    shown = score if score.value is not None else Score(value=None)
+    aux = dict(shown.aux)
     no_answer = aux.pop("no_answer", None)
     return {
         "status": OK if score.value is not None else score.status,
         "note": score.note or None,
-        "extracted": found.extracted,
-        "score": found.value,
-        "score_strict": found.strict,
-        "score_partial": found.partial,
+        "extracted": shown.extracted,
+        "score": shown.value,
+        "score_strict": shown.strict,
+        "score_partial": shown.partial,
         "aux": aux or None,
         "no_answer": None if no_answer is None else bool(no_answer),
         **score.facts,
@@ -79,20 +82,7 @@ def _usage(usage: Usage, limit: float) -> dict[str, Any]:
     busy = usage.decode_seconds + usage.evict_seconds
     rate = (usage.output_tokens - 1) / busy if busy > 0 and usage.output_tokens > 1 else None
     return {
-        "entries_after_evict": usage.entries_after_evict,
-        "entries_peak": usage.entries_peak,
-        "entries_mean": usage.entries_mean,
-        "entries_prefill_peak": usage.entries_prefill_peak,
-        "kv_bytes_peak": usage.kv_bytes_peak,
-        "kv_bytes_extra": usage.kv_bytes_extra,
-        "kv_bytes_mean": usage.kv_bytes_mean,
-        "kv_bytes_slot": usage.kv_bytes_slot,
-        "kv_bytes_prefill_peak": usage.kv_bytes_prefill_peak,
-        "evictions": usage.evictions,
-        "first_eviction": usage.first_eviction,
-        "prefill_seconds": usage.prefill_seconds,
-        "decode_seconds": usage.decode_seconds,
-        "evict_seconds": usage.evict_seconds,
+        **{name: getattr(usage, name) for name in MEASURED},
         "tokens_per_second": rate,
         "roofline_share": rate / limit if rate is not None else None,
     }

@@ -91,11 +91,6 @@ def check_model(
     if not before:
         return
     model = show(now["model"]["model"])
-    if now["model_files"] and "model_files" not in before:
-        raise UserError(
-            f"run {show(run)} was made by an older kvbench, which knew a model by fewer files; it cannot be continued "
-            f"('kvbench report', 'score' and 'replay' still read it). {NEW_RUN.capitalize()}."
-        )
     was, has = (_hashes(record.get("model_files", []), wanted) for record in (before, now))
     if was and has:
         if changes := _changes(was, has):

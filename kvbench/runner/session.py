@@ -1,6 +1,6 @@
 """One execution under way: cell by cell through the engine, the scores and the journal, until done or stopped.
 
-runner = Runner(folder, works, plans, ...)
+runner = Runner(folder, plan, saved, progress, say)
 with runner.failures():
     runner.run(loaded, done)
 """
@@ -10,17 +10,18 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from kvbench.config.run_config import RunConfig
 from kvbench.console import faults, signals
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import Interrupted, SetupError
-from kvbench.runner.cell import CellPlan
+from kvbench.runner.cell import CellPlan, dtype_name
 from kvbench.runner.cell_run import CellRun
+from kvbench.runner.inputs import Notice
 from kvbench.runner.row_writer import RowWriter
-from kvbench.runner.workload import PlannedRow, TaskWork
+from kvbench.runner.run_plan import RunPlan
+from kvbench.runner.workload import PlannedRow
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import RunFolder, resume_command
 
@@ -34,26 +35,13 @@ class Runner:
     """State of one execution.
 
     Args:
-        done: rows that were saved before; total: rows that the run is to have.
+        done: rows that were saved before.
         say: receives warnings, one line each.
     """
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        works: Mapping[str, TaskWork],
-        plans: Sequence[CellPlan],
-        progress: Progress | None,
-        done: int,
-        total: int,
-        dtype: Any,
-        device: str,
-        config: RunConfig,
-        say: Callable[[str], None],
-    ) -> None:
-        self.folder, self.works, self.plans, self.progress, self.config = folder, works, plans, progress, config
-        self.total, self.say = total, say
-        self.host = {"device": device, "dtype": str(dtype).removeprefix("torch.")}
+    def __init__(self, folder: RunFolder, plan: RunPlan, done: int, progress: Progress | None, say: Notice) -> None:
+        self.folder, self.plan, self.progress, self.say = folder, plan, progress, say
+        self.host = {"device": str(plan.device), "dtype": dtype_name(plan.dtype)}
         self.writer: RowWriter | None = None
         self.tokens = self.kv_now = self.kv_peak = 0
         self._before = done
@@ -87,11 +75,11 @@ class Runner:
 
     def run(self, loaded: LoadedModel, done: set[str]) -> None:
         if self.progress:
-            self.progress.begin(self.total, self.done)
+            self.progress.begin(self.plan.rows, self.done)
         try:
             with self.folder.journal() as journal, ScorePool() as pool:
-                keep = self.config.keep_prompts
-                writer = self.writer = RowWriter(journal, pool, self.works, self.host, keep_prompts=keep)
+                works, keep = self.plan.inputs.works, self.plan.config.keep_prompts
+                writer = self.writer = RowWriter(journal, pool, works, self.host, keep_prompts=keep)
                 try:
                     self._cells(loaded, done, writer)
                 except (signals.Signalled, Exception):
@@ -103,7 +91,7 @@ class Runner:
                 self.progress.end()
 
     def _cells(self, loaded: LoadedModel, done: set[str], writer: RowWriter) -> None:
-        for cell_plan in self.plans:
+        for cell_plan in self.plan.cells:
             missing = [row for row in cell_plan.rows if row.key not in done]
             if missing:
                 self._cell(loaded, cell_plan, missing, writer)
@@ -112,8 +100,16 @@ class Runner:
         if self.progress:
             self.progress.cell(cell_plan.cell.label)
         writer.scores, self.kv_peak = [], 0
-        work = self.works[cell_plan.cell.task]
-        CellRun(loaded, cell_plan, missing, work, self.config, writer, self._step, self.say).run()
+        CellRun(
+            loaded=loaded,
+            cell_plan=cell_plan,
+            missing={(row.prompt.doc.doc_id, row.sample): row for row in missing},
+            work=self.plan.inputs.works[cell_plan.cell.task],
+            config=self.plan.config,
+            writer=writer,
+            on_step=self._step,
+            say=self.say,
+        ).run()
         writer.finish()
         self._show(now=True)
         if writer.refused is not None:
@@ -138,4 +134,4 @@ class Runner:
         self.progress.update(self.done, self.tokens, self.kv_now, self.kv_peak, mean, half)
 
     def _saved(self) -> str:
-        return f"{self.done} of {self.total} rows saved; continue with {resume_command(self.folder.path)}"
+        return f"{self.done} of {self.plan.rows} rows saved; continue with {resume_command(self.folder.path)}"

@@ -23,25 +23,13 @@ from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget, entries
 from kvbench.records import Request, Sampling
+from kvbench.runner.prompt import Prompt, PromptMaker, sampling
 from kvbench.sources.data import FILE_LIMIT, Data, read_plain
 from kvbench.store import row_key
-from kvbench.task import Doc, GenSpec, Task
+from kvbench.task import GenSpec, Task
 from kvbench.taskkit import prompts
 from kvbench.taskkit.names import expand, get_task
-from kvbench.taskkit.reader import ModelReader, Talk
-
-# Columns that came after the first runs: at these values they are left out of a row's key, so that old keys stay valid.
-YOUNGER = {
-    "budget_share": None,
-    "compress": "query-aware",
-    "prefill": "full",
-    "prefill_chunk": None,
-    "artefacts": None,
-    "multi_turn_cache": None,
-    "prompt_tokens_cut": 0,
-    "stop": None,
-    "attention": "sdpa",
-}
+from kvbench.taskkit.reader import ModelReader
 
 
 def template_hash(path: str) -> str:
@@ -73,28 +61,6 @@ def _own_task(name: str, task_file: str | None) -> Task | None:
 def make_method(cell: Cell) -> Method:
     """The method of a cell with its options."""
     return choose.make(cell.method.name, dict(cell.method.options))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One document ready to be read by the model.
-
-    `max_new_tokens` of one turn; `max_tokens` of all that a sample reads and writes; `cut` tokens were taken out of a
-    text that was too long; `compress_at` tokens stand before the question, for a query-agnostic run.
-    """
-
-    doc: Doc
-    spec: GenSpec
-    thinking: bool | None
-    text: str
-    ids: tuple[int, ...]
-    max_new_tokens: int
-    max_tokens: int
-    sha256: str
-    cut: int = 0
-    talk: Talk | None = None
-    compress_at: int | None = None
-    stop_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,7 +102,7 @@ class TaskWork:
             raise UserError(
                 f"task {show(task.name)} has no prompt style {show(style)}. It has {', '.join(task.prompt_styles)}."
             )
-        spec = _override(task.gen(model_type), config)
+        spec = sampling(task.gen(model_type), config)
         template = prompts.load_template(config.chat_template) if config.chat_template else None
         reader = ModelReader(
             tokenizer=tokenizer,
@@ -152,7 +118,7 @@ class TaskWork:
         thinking = prompts.effective_thinking(tokenizer, spec.thinking, chat=reader.chat, chat_template=template)
         task.reader, task.services = reader, config.services()
         docs = task.docs(source, style=style, limit=config.limit_for(name))
-        maker = _Maker(task, reader, config, thinking)
+        maker = PromptMaker(task, reader, config, thinking)
         made = [maker.prompt(doc) for doc in docs]
         used = source.used.get(task.name)
         return cls(
@@ -213,10 +179,8 @@ class TaskWork:
                     "prompt_tokens_cut": prompt.cut,
                     "multi_turn_cache": prompt.talk.mode if prompt.talk else None,
                 }
-                named = {k: v for k, v in identity.items() if k not in YOUNGER or v not in (None, YOUNGER[k])}
-                named["options"] = method.identity()
                 planned.append(
-                    PlannedRow(key=row_key(named | revision), prompt=prompt, sample=sample, identity=identity)
+                    PlannedRow(key=row_key(identity | revision), prompt=prompt, sample=sample, identity=identity)
                 )
         return planned
 
@@ -254,66 +218,6 @@ class TaskWork:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class _Maker:
-    """Makes documents into prompts."""
-
-    task: Task
-    reader: ModelReader
-    config: RunConfig
-    thinking: bool | None
-    # All prompts lie in memory. With one object for each token of the vocabulary a token takes 8 bytes, otherwise 36.
-    tokens: dict[int, int] = field(default_factory=dict)
-
-    def prompt(self, doc: Doc) -> Prompt:
-        reader, config = self.reader, self.config
-        spec = _override(dataclasses.replace(self.task.gen(reader.model_type), **doc.gen), config)
-        doc, cut = self._cut(doc, spec)
-        text = reader.text(doc, thinking=spec.thinking)
-        at = None
-        if config.compress == "query-agnostic":
-            found, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
-        else:
-            found = reader.ids(text)
-        ids = tuple(self.tokens.setdefault(token, token) for token in found)
-        talk = None
-        if len(doc.turns) > 1:
-            talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
-            if config.compress == "query-agnostic" and talk.mode != "keep":
-                raise UserError(
-                    f"task {show(self.task.name)}: every later turn is a new prompt here (template or --multi-turn "
-                    "reset), so it cannot be compressed before its question. Use --compress query-aware."
-                )
-        room = spec.max_new_tokens
-        if talk:
-            room = room * len(doc.turns) + talk.tokens()
-        return Prompt(
-            doc=doc,
-            spec=spec,
-            thinking=self.thinking,
-            text=text,
-            ids=ids,
-            max_new_tokens=max(1, min(spec.max_new_tokens, reader.context - len(ids))),
-            max_tokens=len(ids) + max(1, min(room, reader.context - len(ids))),
-            sha256=hashlib.sha256(text.encode()).hexdigest(),
-            cut=cut,
-            talk=talk,
-            compress_at=at,
-            stop_ids=tuple(reader.last_id(t) for t in spec.stop_tokens),
-        )
-
-    def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
-        """The document with a first turn that fits, and how many tokens it lost."""
-        limit = self.config.max_prompt_tokens
-        if limit is None and spec.truncate == "middle":
-            limit = self.reader.context - spec.max_new_tokens - spec.reserve
-            limit = min(limit, spec.longest or limit)
-        if limit is None or spec.truncate == "none":
-            return doc, 0
-        turn, cut = self.reader.cut(doc.turns[0], max(2, limit))
-        return dataclasses.replace(doc, turns=(turn, *doc.turns[1:])), cut
-
-
 def _notes(task: Task, spec: GenSpec, config: RunConfig, made: list[Prompt], context: int) -> list[str]:
     """What a user should know before the run. Raises UserError for --max-new-tokens that no prompt leaves room for."""
     lengths = [len(p.ids) for p in made if len(p.ids) < context]
@@ -341,21 +245,6 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, made: list[Prompt], con
     return [*notes, *task.notes()]
 
 
-def _override(spec: GenSpec, config: RunConfig) -> GenSpec:
-    """The task's sampling with what the user set."""
-    given: dict[str, Any] = {
-        "n": config.samples,
-        "max_new_tokens": config.max_new_tokens,
-        "temperature": config.temperature,
-        "top_p": config.top_p,
-        "top_k": config.top_k,
-        "min_p": config.min_p,
-        "thinking": config.thinking,
-    }
-    given = {name: value for name, value in given.items() if value is not None}
-    return dataclasses.replace(spec, **given, stop=(*spec.stop, *config.stop))
-
-
 def applied_budget(budget: Budget, method: Method, prompt_tokens: int) -> int:
     """Entries that a budget means for one prompt. A share never falls below what the method needs."""
     size = entries(budget, prompt_tokens)
@@ -366,20 +255,3 @@ def version(name: str) -> str:
     """The version of a method; of two methods theirs joined as their names are."""
     parts: list[Any] = [registry.methods.get(part) for part in choose.canonical(name).split("+")]
     return "+".join(str(part.version) for part in parts)
-
-
-def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
-    """Token ids of a prompt, and how many of them come before its question."""
-    turn = doc.turns[0]
-    if not turn.context.strip():
-        raise UserError(
-            f"task {show(task.name)} has questions without a context ({show(doc.doc_id)}): there is nothing to "
-            "compress before the question. Use --compress query-aware."
-        )
-    ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
-    if not 0 < leading < len(ids):
-        raise UserError(
-            f"task {show(task.name)}: no token boundary parts context and question of {show(doc.doc_id)}. "
-            "Use --compress query-aware."
-        )
-    return ids, leading

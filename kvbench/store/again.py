@@ -10,7 +10,6 @@ types them again, so that a folder from elsewhere runs and reaches nothing.
 
 from __future__ import annotations
 
-import os
 import shlex
 import unicodedata
 from collections.abc import Iterable, Mapping
@@ -35,22 +34,15 @@ def used(info: Mapping[str, Any]) -> dict[str, Any]:
     """
     environment = info["environment"]
     found = {
-        "plugin": [whole_path(info, path) for path in environment.get("plugin") or ()],
-        "task_file": whole_path(info, info["config"].get("task_file")),
+        "plugin": environment.get("plugin"),
+        "task_file": info["config"].get("task_file"),
     }
     if not names_nobody(environment.get("judge")):
         found |= {name: environment.get(name) for name in JUDGE if environment.get(name) != _USUAL.get(name)}
-    if not environment.get("chat_template"):  # of older formats: nothing tells whether the file is the same
-        found["chat_template"] = whole_path(info, info["config"].get("chat_template"))
     tasks = environment.get("tasks", {})
     if any(task["data"].get("source") == "lm-eval" for task in tasks.values()):  # loaded from the hub by lm-eval
         found["task"] = list(tasks)
     return {name: value for name, value in found.items() if value}
-
-
-def whole_path(info: Mapping[str, Any], path: Any) -> Any:
-    """A path in a run's record; those of older formats have ~ for the home folder."""
-    return os.path.expanduser(path) if info["format"] < manifest.WHOLE and isinstance(path, str) else path
 
 
 def names_nobody(judge: str | None) -> bool:

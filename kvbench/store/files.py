@@ -30,7 +30,7 @@ _AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getatt
 _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 
-def step(name: str) -> None:
+def crash_point(name: str) -> None:
     """Does nothing; called between the steps of every multi-step write. Tests put a kill in its place."""
 
 
@@ -116,17 +116,17 @@ def replacing(target: Path) -> Iterator[BinaryIO]:
     temporary = _temporary(target.parent, target.name)
     try:
         with open(temporary, "x+b") as file:
-            step(f"{target.name} opened")
+            crash_point(f"{target.name} opened")
             yield file
             file.flush()
             os.fsync(file.fileno())
-        step(f"{target.name} written")
+        crash_point(f"{target.name} written")
         os.replace(temporary, target)
     except BaseException:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
-    step(f"{target.name} replaced")
+    crash_point(f"{target.name} replaced")
     sync_folder(target.parent)
 
 

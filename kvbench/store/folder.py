@@ -1,12 +1,12 @@
 """A run's folder, from its first check to its sealed tables.
 
-    with RunFolder.start("results", "r1", config, environment=versions, command=sys.argv, planned=960) as run:
+    with RunFolder.open("results", "r1", config, environment=versions, command=sys.argv, planned=960) as run:
         done = run.done_keys()
         with run.journal() as journal:
             ...
         run.seal()
 
-Everything that can be wrong with names, folders, settings and versions is found by `start` and `resume`, before any
+Everything that can be wrong with names, folders, settings and versions is found by `open` and `resume`, before any
 work. The run is locked until the folder is closed. Files that kvbench did not make are never replaced.
 """
 
@@ -25,13 +25,13 @@ from kvbench.store.files import bare, is_leftover, probe, reason, remove_leftove
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name
-from kvbench.store.recovery import replay
+from kvbench.store.recovery import read_journal
 
 LOCK = "lock"
 
 
 class RunFolder:
-    """An opened, locked run. Made by `start` and `resume`.
+    """An opened, locked run. Made by `open` and `resume`.
 
     Attributes:
         notices: warnings for the user, one line each.
@@ -50,7 +50,7 @@ class RunFolder:
         self._done_before: int | None = None
 
     @classmethod
-    def start(
+    def open(
         cls,
         out: str | Path,
         name: str,
@@ -107,7 +107,7 @@ class RunFolder:
     ) -> RunFolder:
         """An existing run with its own settings."""
         info = manifest.read(existing(out, name))
-        return cls.start(
+        return cls.open(
             out,
             name,
             info["config"],
@@ -118,7 +118,7 @@ class RunFolder:
 
     def done_keys(self) -> set[str]:
         """Keys of the rows that need not run again. What was dropped from the journal is added to `notices`."""
-        state = replay(self.path)
+        state = read_journal(self.path)
         self.notices += [n for n in state.notices if n not in self._reported]
         self._reported.update(state.notices)
         done = state.done

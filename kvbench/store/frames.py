@@ -1,7 +1,7 @@
 """Rows as Arrow tables and pandas frames.
 
 Arrow keeps repeated names dictionary-encoded; pandas gets plain strings, nullable integers and booleans, and NaN for
-a missing float, so that a frame looks the same whether it came from the journal or from a table of an older format.
+a missing float, so that a frame looks the same whether it came from the journal or from a table.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def texts_schema() -> pa.Schema:
 
 
 def to_table(rows: Sequence[Mapping[str, Any]], names: Collection[str] = NAMES) -> pa.Table:
-    """Checked rows as an Arrow table; columns that a row of an older kvbench lacks are null."""
+    """Checked rows as an Arrow table; columns that a row lacks are null."""
     import pyarrow as pa
 
     schema = rows_schema(names)

@@ -1,8 +1,7 @@
-"""What a row or a configuration is called: hashes of canonical JSON.
+"""What a row or a part of a run.json is called: the SHA-256 of canonical JSON.
 
-`row_key` names one planned sample before it exists, so that a resumed run knows what is missing. `config_hash`, of a
-configuration or of a whole record, shows whether a run.json still says what it said when the run began. Neither
-protects against somebody who recomputes the hash.
+`row_key` names one planned sample before it exists, so that a resumed run knows which are missing. `digest` shows
+whether a run.json still says what it said when the run began; it does not protect against somebody who recomputes it.
 """
 
 from __future__ import annotations
@@ -23,13 +22,9 @@ def row_key(identity: Mapping[str, object]) -> str:
     Give task, task_version, data revision, doc_id, sample, seed, method, options, budget, interval, model,
     model_revision and the generation settings; leave out what may differ between hosts (device, slots).
     """
-    return _sha256(identity)[:24]
+    return digest(identity)[:24]
 
 
-def config_hash(config: Mapping[str, object]) -> str:
-    """SHA-256 of a configuration, independent of the order of its keys."""
-    return _sha256(config)
-
-
-def _sha256(value: object) -> str:
+def digest(value: object) -> str:
+    """SHA-256 of a JSON value, independent of the order of its keys."""
     return hashlib.sha256(canonical_json(value).encode("utf-8", "surrogatepass")).hexdigest()

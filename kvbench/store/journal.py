@@ -30,7 +30,7 @@ from kvbench.console.redact import redact_keys
 from kvbench.errors import SetupError, show
 from kvbench.store.again import resume_command
 from kvbench.store.commit import Commit
-from kvbench.store.files import own_folder, reason, step, sync_folder
+from kvbench.store.files import crash_point, own_folder, reason, sync_folder
 from kvbench.store.host import boot_id, host_name
 from kvbench.store.remedies import remedy
 from kvbench.store.schema import check_row, clean_text
@@ -182,7 +182,7 @@ class Journal:
                 self.saved += self._unsaved()
             self._fail(error)
         self._end += len(record)
-        step("record written")
+        crash_point("record written")
 
     def _open(self) -> None:
         folder = self.run_dir / FOLDER

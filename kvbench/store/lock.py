@@ -1,12 +1,16 @@
-"""One runner per run folder.
+"""The lock of a run's folder: one process at a time writes to a run.
 
-The lock file holds flock for as long as its owner lives, and says in JSON who that is. flock alone frees a dead
-owner's lock, but not on every network disk; therefore an owner named in the file is asked after by process id and
-start time. An owner on another host cannot be asked: that needs ``--take-over``. Where flock does not exist, the file
-itself, made exclusively, is the lock.
+The owner holds flock on the lock file for as long as it lives, and its card in the file names host, process and start
+time. Some network disks keep flock of a dead owner or have none; therefore the card counts too. An owner on this host
+is checked by process id and start time; an owner on another host needs ``--take-over``. Where flock does not exist,
+the exclusively created file is the lock.
 
-Should two runners get in nevertheless, rows are done twice and none is damaged, as each writes a journal segment of
-its own.
+The library filelock (4.2) does less, as `tests/store/test_lock.py` shows: `FileLock` raises an error where the file
+system answers ENOLCK. `SoftFileLock` takes over from another machine of the same name without asking, but never from a
+process that was killed before it wrote its card.
+
+If two processes hold the lock nevertheless, rows are made twice and none is damaged: each process writes a journal
+segment of its own.
 """
 
 from __future__ import annotations
@@ -47,7 +51,9 @@ class Owner:
         return (self.host, self.boot) == (me.host, me.boot)
 
     def __str__(self) -> str:
-        return f"process {self.pid} on host {bare(self.host)}"
+        day = "" if abs(time.time() - self.since) < 43200 else "%Y-%m-%d "
+        clock = time.strftime(f"{day}%H:%M", time.localtime(self.since))
+        return f"process {self.pid} on host {bare(self.host)} since {clock}"
 
 
 class RunLock:
@@ -110,20 +116,17 @@ class RunLock:
         return taken_over if has_flock else [*taken_over, no_flock]
 
     def _open(self) -> tuple[int, bool]:
-        """The lock file, and whether this call made it."""
-        while True:
-            with suppress(FileExistsError):
-                return os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o644), True
-            with suppress(FileNotFoundError):
-                return self._open_there(), False
-
-    def _open_there(self) -> int:
-        """The lock file of another process. Raises SetupError for what would get another file overwritten."""
-        fd = open_plain(self.path, os.O_RDWR)
+        """The lock file, and whether this call created it. Raises SetupError for a link to another file."""
+        with suppress(FileExistsError):
+            return os.open(self.path, os.O_RDWR | os.O_CLOEXEC | os.O_CREAT | os.O_EXCL, 0o644), True
+        try:
+            fd = open_plain(self.path, os.O_RDWR)
+        except FileNotFoundError:  # its owner has just removed it
+            return self._open()
         if os.fstat(fd).st_nlink > 1:
             os.close(fd)
             raise SetupError(f"{show(self.path)} has a second name (a hard link), as no lock has. Remove it.")
-        return fd
+        return fd, False
 
     def _flock(self, fd: int) -> bool:
         """True when flock is ours, False when there is no flock. Raises RunInUseError when another has it."""
@@ -145,16 +148,16 @@ class RunLock:
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)
             return f"taking over run '{self.run}': process {owner.pid} on this host has ended."
-        who = "an unknown process" if owner is None else f"{owner} for {_age(owner.since)}"
+        who = "an unknown process" if owner is None else str(owner)
         if not asked:
             raise RunInUseError(
-                f"run '{self.run}' is locked by {who}, which cannot be asked from here. "
+                f"run '{self.run}' is locked by {who}, which cannot be checked from here. "
                 f"Give --take-over if that process has ended."
             )
         return f"taking over run '{self.run}', locked by {who}, as asked."
 
     def _in_use(self, owner: Owner | None) -> RunInUseError:
-        who = "another process" if owner is None else f"{owner} since {_clock(owner.since)}"
+        who = "another process" if owner is None else str(owner)
         return RunInUseError(f"run '{self.run}' is in use by {who}. Wait for it to end, or {NEW_RUN}.")
 
     def _claim(self, fd: int) -> None:
@@ -163,7 +166,7 @@ class RunLock:
 
 
 def _read(fd: int) -> Owner | None:
-    """The owner named in a lock file; None when it names none (yet)."""
+    """The owner that a lock file names; None while it names no owner."""
     try:
         o = document(os.pread(fd, 4096, 0))
         owner = Owner(str(o["host"]), str(o["boot"]), int(o["pid"]), o["ticks"] and int(o["ticks"]), float(o["since"]))
@@ -175,25 +178,9 @@ def _read(fd: int) -> Owner | None:
 def _is_at(fd: int, path: Path) -> bool:
     """Whether the open file is the one at `path`."""
     try:
-        there = os.stat(path, follow_symlinks=False)
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:
         return False
-    here = os.fstat(fd)
-    return (here.st_dev, here.st_ino) == (there.st_dev, there.st_ino)
-
-
-def _age(since: float) -> str:
-    seconds = max(0.0, time.time() - since)
-    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
-        if seconds >= length:
-            count = int(seconds // length)
-            return f"{count} {unit}{'s' if count > 1 else ''}"
-    return "less than a minute"
-
-
-def _clock(since: float) -> str:
-    day = "" if abs(time.time() - since) < 43200 else "%Y-%m-%d "
-    return time.strftime(f"{day}%H:%M", time.localtime(since))
 
 
 _held: set[int] = set()

@@ -6,8 +6,7 @@ two settings must not mix. The hashes show mistakes, not malice: nothing that a 
 because it is named there (docs/security.md).
 
 Settings are stored as they were given, so that a run goes on with them and rows of two settings never look alike; what
-is only shown, such as the command, is redacted. Formats below `WHOLE` have the configuration's hash alone and hold
-redacted settings.
+is only shown, such as the command, is redacted.
 """
 
 from __future__ import annotations
@@ -18,16 +17,15 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kvbench.console.redact import HIDDEN, hide_keys, hide_secrets, redact_argv, redact_config
+from kvbench.console.redact import hide_keys, hide_secrets, redact_argv, redact_config
 from kvbench.errors import NEW_RUN, SetupError, UserError, show
 from kvbench.store.files import bare, read_plain, reason, replacing
-from kvbench.store.identity import config_hash
+from kvbench.store.identity import digest
 from kvbench.store.schema import FORMAT
 from kvbench.store.shape import why_not
 from kvbench.store.strict_json import document
 
 NAME = "run.json"
-WHOLE = 5  # the first format with a hash of the whole
 VERSIONS = ("kvbench_version", "torch_version", "transformers_version")
 # Parts of the environment that a run goes on with or is compared by, or that its owner must be told in full; the others
 # are only shown.
@@ -45,13 +43,11 @@ def build(
     name: str, config: Mapping[str, Any], environment: Mapping[str, Any], command: Sequence[str], planned: int | None
 ) -> dict[str, Any]:
     """The content of a new run.json."""
-    stored = plain(config)
     content = {
         "format": FORMAT,
         "name": name,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "config": stored,
-        "config_hash": config_hash(stored),
+        "config": plain(config),
         "planned": planned,
         "environment": surroundings(environment),
         "command": redact_argv(command),
@@ -76,8 +72,8 @@ def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _hashes(content: Mapping[str, Any]) -> dict[str, Any]:
-    parts = {part: config_hash({part: value}) for part, value in content.items() if part not in ("hash", "hashes")}
-    return {"hashes": parts, "hash": config_hash({**content, "hash": None, "hashes": parts})}
+    parts = {part: digest({part: value}) for part, value in content.items() if part not in ("hash", "hashes")}
+    return {"hashes": parts, "hash": digest({**content, "hash": None, "hashes": parts})}
 
 
 def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
@@ -93,7 +89,7 @@ def read(run_dir: Path) -> dict[str, Any]:
     """The content of run.json, checked.
 
     Raises:
-        UserError: there is none, it was made by a newer kvbench, or it was changed by hand.
+        UserError: there is none, it has another format, or it was changed by hand.
         SetupError: it cannot be read, or is no file of its own.
     """
     path = run_dir / NAME
@@ -120,44 +116,31 @@ def _damaged(path: Path, why: str = "") -> SetupError:
 
 def _check_hashes(path: Path, content: dict[str, Any]) -> None:
     """Raise UserError for a record that was edited, naming the part where that can be told."""
-    changed = "its configuration hash differs" if config_hash(content["config"]) != content["config_hash"] else ""
-    if content["format"] >= WHOLE or "hash" in content:  # whatever the format was made to say
-        now = _hashes({part: value for part, value in content.items() if part not in ("hash", "hashes")})
-        stated = content.get("hashes", {})
-        parts = sorted({*now["hashes"], *stated} - {"config_hash"})
-        edited = [part for part in parts if now["hashes"].get(part) != stated.get(part)]
-        if edited:
-            differs = "differs from its hash" if len(edited) == 1 else "differ from their hashes"
-            changed = f"{_listed(edited)} {differs}"
-        elif now["hash"] != content.get("hash"):
-            changed = "its hashes differ"
-    if changed:
-        raise UserError(f"{show(path)} was changed by hand: {changed}. Undo that, or {NEW_RUN}.")
-
-
-def _listed(parts: Sequence[str]) -> str:
-    return ", ".join(show(part) for part in parts)
+    now = _hashes({part: value for part, value in content.items() if part not in ("hash", "hashes")})
+    stated = content["hashes"]
+    parts = sorted({*now["hashes"], *stated})
+    edited = [show(part) for part in parts if now["hashes"].get(part) != stated.get(part)]
+    if edited:
+        changed = f"{', '.join(edited)} {'differs from its hash' if len(edited) == 1 else 'differ from their hashes'}"
+    elif now["hash"] != content["hash"]:
+        changed = "its hashes differ"
+    else:
+        return
+    raise UserError(f"{show(path)} was changed by hand: {changed}. Undo that, or {NEW_RUN}.")
 
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
-    """How a configuration differs from the run's; that of an old run is redacted, so the other is compared redacted."""
-    if info["format"] < WHOLE:
-        return differences(info["config"], as_json(redact_config(config)))
+    """How a configuration differs from the run's."""
     return differences(plain(info["config"]), plain(config))  # both: a variable may hold a secret since the run began
 
 
-def redacted(info: Mapping[str, Any]) -> str:
-    """The setting that was stored hidden, in an old run perhaps only a part of it; "" where there is none."""
-    mark = json.dumps(HIDDEN) if info["format"] >= WHOLE else HIDDEN
-    flat = _flat(info["config"])
-    return next((name for name, setting in flat.items() if mark in json.dumps(setting)), "")
-
-
 def check_format(file: str, format: object) -> None:
-    """Raise UserError when the file was written by a newer kvbench."""
-    if not isinstance(format, int) or format > FORMAT:
-        reads = "1" if FORMAT == 1 else f"1 to {FORMAT}"
-        raise UserError(f"{bare(file)} has format {bare(format)}; this kvbench reads {reads}. Update kvbench.")
+    """Raise UserError when a kvbench with another format wrote the file."""
+    if format != FORMAT or isinstance(format, bool):
+        raise UserError(
+            f"{bare(file)} has format {bare(format)}; this kvbench reads format {FORMAT}. "
+            f"Read it with the kvbench that wrote it, or {NEW_RUN}."
+        )
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:

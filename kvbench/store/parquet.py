@@ -27,14 +27,14 @@ class Damaged(ValueError):
 
 
 def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
-    """The columns of `schema`, cast to its types, with the file's metadata; columns that the file lacks are null.
+    """The columns of `schema`, cast to its types, with the file's metadata.
 
     Args:
         required: columns that have a value in every row.
         row_bytes: the most that a row may have, unpacked, on average.
 
     Raises:
-        UserError: the file is not kvbench's, or a newer kvbench made it.
+        UserError: the file is not kvbench's, or has another format.
         Damaged: it cannot be decoded.
     """
     import pyarrow as pa
@@ -46,11 +46,11 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
             if FORMAT_KEY.encode() not in metadata:
                 raise UserError(f"{bare(name)} has no kvbench metadata.")
             manifest.check_format(name, int(metadata[FORMAT_KEY.encode()]))
-            names = _check_columns(parquet.schema_arrow, schema, required)
-            _check_size(parquet.metadata, names, os.fstat(file.fileno()).st_size, row_bytes)
-            table = parquet.read(columns=names)
+            _check_columns(parquet.schema_arrow, schema)
+            _check_size(parquet.metadata, schema.names, os.fstat(file.fileno()).st_size, row_bytes)
+            table = parquet.read(columns=schema.names)
             table.validate(full=True)
-        table = _cast(table, schema.with_metadata(metadata))
+        table = table.select(schema.names).cast(schema.with_metadata(metadata))
     except Damaged:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
@@ -61,20 +61,17 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
     return table
 
 
-def _check_columns(found: pa.Schema, schema: pa.Schema, required: Sequence[str]) -> list[str]:
-    """The names of the columns to read."""
+def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
+    """Raise Damaged where a column of `schema` is missing, twice there or nested."""
     import pyarrow as pa
 
-    names = [name for name in schema.names if name in found.names]
-    for name in required:
-        if name not in names:
+    for name in schema.names:
+        if name not in stored.names:
             raise Damaged(f"it has no column {name}")
-    for name in names:
-        if len(found.get_all_field_indices(name)) > 1:
+        if len(stored.get_all_field_indices(name)) > 1:
             raise Damaged(f"it has several columns {name}")
-        if pa.types.is_nested(found.field(name).type):
-            raise Damaged(f"column {name} holds {bare(found.field(name).type)}")
-    return names
+        if pa.types.is_nested(stored.field(name).type):
+            raise Damaged(f"column {name} holds {bare(stored.field(name).type)}")
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
@@ -87,13 +84,3 @@ def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_by
         claimed += sum(c.total_uncompressed_size for c in columns if c.path_in_schema in names)
     if claimed > _BYTES + row_bytes * footer.num_rows:
         raise Damaged(f"it claims {claimed} bytes in {footer.num_rows} rows")
-
-
-def _cast(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    import pyarrow as pa
-
-    arrays = [
-        table.column(f.name).cast(f.type) if f.name in table.column_names else pa.nulls(len(table), f.type)
-        for f in schema
-    ]
-    return pa.Table.from_arrays(arrays, schema=schema)

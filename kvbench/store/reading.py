@@ -1,7 +1,7 @@
 """Reads runs and tables, for reports and comparisons. Takes no lock and never writes.
 
 `read_run` gives one consistent state of a run: its sealed table when that has all rows, else the journal, which may
-still be growing. `read_table` reads one rows.parquet wherever it lies. Damage is an error, never a wrong number: a
+still be growing. `read_columns` reads one rows.parquet wherever it lies. Damage is an error, never a wrong number: a
 sealed table must have the hash in seal.json, and every page its checksum.
 """
 
@@ -22,8 +22,8 @@ from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
 from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
-from kvbench.store.recovery import Replay, TextReader, replay
-from kvbench.store.schema import DETERMINISTIC, FORMAT, FORMAT_KEY, NAMES, OK, REQUIRED, sort_key
+from kvbench.store.recovery import JournalContent, TextReader, read_journal
+from kvbench.store.schema import DETERMINISTIC, NAMES, OK, REQUIRED, sort_key
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,11 +63,9 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
     table = _sealed(path, tables.ROWS, rows_schema(columns))
     sealed = table is not None
     if table is None:
-        state = replay(path)
+        state = read_journal(path)
         notices = state.notices
         table = _from_journal(path, state, columns)
-    elif (written := int(table.schema.metadata[FORMAT_KEY.encode()])) < FORMAT:
-        notices = [f"{tables.ROWS} has the older format {written}; columns that it lacks are empty."]
     counts = table.column("status").cast("string").value_counts().to_pylist()
     saved = sum(found["counts"] for found in counts if found["values"] in (OK, "unscored"))
     return Snapshot(table, saved, len(table) - saved, _planned(info, table), sealed, tuple(notices))
@@ -99,7 +97,7 @@ def _cells(table: pa.Table) -> list[dict[str, Any]]:
     return list(cells.to_pylist())
 
 
-def _from_journal(run_dir: Path, state: Replay, columns: Collection[str]) -> pa.Table:
+def _from_journal(run_dir: Path, state: JournalContent, columns: Collection[str]) -> pa.Table:
     import pyarrow as pa
 
     try:
@@ -123,23 +121,18 @@ def read_texts(run_dir: str | Path) -> pd.DataFrame:
     manifest.read(path)
     table = _sealed(path, tables.TEXTS, texts_schema())
     if table is None:
-        entries = sorted(replay(path).entries.values(), key=lambda e: sort_key(e.row))
+        entries = sorted(read_journal(path).entries.values(), key=lambda e: sort_key(e.row))
         with TextReader(path) as reader:
             records = [dict(zip(TEXT_NAMES, (e.row["row_key"], *reader.read(e)), strict=True)) for e in entries]
         table = pa.Table.from_pylist(records, schema=texts_schema())
     return to_frame(table)
 
 
-def read_table(path: str | Path) -> pd.DataFrame:
-    """One rows.parquet as a frame. Raises as `read_columns`."""
-    return to_frame(read_columns(path))
-
-
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:
-    """Columns of one rows.parquet. Those that an older format lacks are null.
+    """Columns of one rows.parquet.
 
     Raises:
-        UserError: there is none, it is not kvbench's, or it was made by a newer kvbench.
+        UserError: there is none, it is not kvbench's, or it has another format.
         SetupError: it is damaged.
     """
     file = Path(path)

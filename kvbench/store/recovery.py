@@ -1,7 +1,7 @@
 """Reads the journal: the valid records, one per row key, and what had to be dropped.
 
-`replay` may run at any time, also while others write: each segment is read up to the length it had when opened. Texts
-are not kept in memory; `TextReader` fetches them one by one.
+`read_journal` may run at any time, also while others write: each segment is read up to the length it had when opened.
+Texts are not kept in memory; `TextReader` fetches them one by one.
 
 A torn last record is dropped, a damaged one is skipped; both are reported, and their rows run again. Damaged is also
 what has its checksum and is no row: a journal may come from anyone. Of several records of a row the one scored last
@@ -52,7 +52,7 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Replay:
+class JournalContent:
     """The journal's content at one moment."""
 
     entries: dict[str, Entry] = field(default_factory=dict)  # by row key
@@ -128,9 +128,9 @@ def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
     return [{"name": name, "bytes": size} for name in names if (size := plain_size(folder / name))]
 
 
-def replay(run_dir: Path) -> Replay:
+def read_journal(run_dir: Path) -> JournalContent:
     """Read the whole journal."""
-    state = Replay()
+    state = JournalContent()
     for segment in segments_on_disk(run_dir):
         state.segments.append(segment)
         name, damaged = segment["name"], []

@@ -1,9 +1,9 @@
 """The tidy row: its columns, their types, units and meanings, and the check that every row passes before it is written.
 
-Columns are only ever added; FORMAT is raised when one is. A row may leave any column but its status and those that name
-it empty, because a failure can leave a hole anywhere, and a failed row has no score (null, never 0). `DETERMINISTIC`
-names the columns that two runs of one configuration must agree on; the others depend on the clock or the host. Texts
-are not here: they are in texts.parquet.
+FORMAT is raised whenever the content of a run's files changes; format 1 is that of release 0.1. A row may leave any
+column empty but its status and those that name it, because a failure can leave a hole anywhere, and a failed row has no
+score (null, never 0). `DETERMINISTIC` names the columns that two runs of one configuration must agree on; the others
+depend on the clock or the host. Texts are in texts.parquet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvbench.console.redact import fold_home, hide_keys, hide_secrets, redact_te
 from kvbench.store.identity import canonical_json
 from kvbench.store.strict_json import document
 
-FORMAT = 5
+FORMAT = 1
 FORMAT_KEY = "kvbench.format"
 MOST_PASSES = 10**6  # how often a row can have been scored again
 OK = "ok"

@@ -1,8 +1,8 @@
-"""What the parts of a run.json are: checked when one is read, so that no reader meets a text where a table should be.
+"""The types of the parts of a run.json, checked when one is read, so that no reader meets a text in place of a table.
 
-    why_not(content)      # "" or the part that is something else, as in "environment.tasks"
+    why_not(content)      # "" or the first part of another type, as in "environment.tasks"
 
-Only parts that something reads are listed. A part that is absent is fine here: files of older versions lack some.
+Only parts that kvbench reads are listed; those with a question mark may be absent.
 """
 
 from __future__ import annotations
@@ -59,16 +59,12 @@ def _setting(value: Any) -> bool:
 
 _HASH = {"name": _text, "hash": _text}
 _GIVEN_HASH = {"name": _given, "hash": _text}  # of a file whose path a user gave
-_DATA = {
-    "sha256": _perhaps,
-    "revision": _perhaps,
-}
 _METHOD = {"name": _text, "options": {ANY: lambda v: isinstance(v, _SCALAR)}}
 _GRID = {
     "methods": [_METHOD],
     "budgets": [lambda v: _count(v) or _text(v)],
     "tasks": [_given],
-    "limit": lambda v: v is None or _count(v),
+    "limit?": lambda v: v is None or _count(v),
 }
 _LAYER = {
     "kv_heads": _size,
@@ -77,69 +73,54 @@ _LAYER = {
     "window": lambda v: v is None or _size(v),
 }
 _ENVIRONMENT = {
-    "kvbench_version": _perhaps,
-    "torch_version": _perhaps,
-    "transformers_version": _perhaps,
-    "versions": {ANY: _text},
-    "git": _perhaps,
-    "device": _perhaps,
-    "plugin": [_given],
-    "plugins": [{"path": _given, "sha256": _text}],
-    "tasks": {ANY: {"version": _text, "data": _DATA, "prompts": _text}},
-    "data": _perhaps_given,
-    "data_variable": _perhaps_given,
-    "data_revision": _perhaps_given,
-    "chat_template": {"path": _given, "sha256": _text},
-    "dtype": _perhaps,
-    "model": {"model": _given, "model_revision": _perhaps_given},
-    "model_files": [_HASH],
-    "methods": [
+    "kvbench_version?": _perhaps,
+    "torch_version?": _perhaps,
+    "transformers_version?": _perhaps,
+    "versions?": {ANY: _text},
+    "git?": _perhaps,
+    "device?": _perhaps,
+    "plugin?": [_given],
+    "plugins?": [{"path": _given, "sha256": _text}],
+    "tasks?": {
+        ANY: {"version": _text, "data": {"sha256?": _perhaps, "revision?": _perhaps}, "prompts?": _text},
+    },
+    "data?": _perhaps_given,
+    "data_variable?": _perhaps_given,
+    "data_revision?": _perhaps_given,
+    "chat_template?": {"path": _given, "sha256": _text},
+    "dtype?": _perhaps,
+    "model?": {"model": _given, "model_revision": _perhaps_given},
+    "model_files?": [_HASH],
+    "methods?": [
         {"method": _given, "version": _text, "source": _text, "files": [_given], "artefacts": [_GIVEN_HASH]},
     ],
-    "method_files": [_GIVEN_HASH],
-    "judge": _perhaps_given,
-    "judge_model": _perhaps_given,
-    "judge_key_env": _perhaps_given,
-    "judge_mode": _perhaps,
-    "plans": [{"cell": _given}],
-    "kv_cache": {"element_bytes": _size, "layers": [_LAYER]},
+    "method_files?": [_GIVEN_HASH],
+    "judge?": _perhaps_given,
+    "judge_model?": _perhaps_given,
+    "judge_key_env?": _perhaps_given,
+    "judge_mode?": _perhaps,
+    "plans?": [{"cell": _given}],
+    "kv_cache?": {"element_bytes": _size, "layers": [_LAYER]},
 }
 _CONTENT = {
     "format": lambda v: type(v) is int,
     "name": is_run_name,
     "created": _text,
     "config": {
-        "grids": [_GRID],
-        "model": _given,
-        "revision": _perhaps_given,
-        "chat_template": _perhaps_given,
-        "task_file": _perhaps_given,
+        "grids?": [_GRID],
+        "model?": _given,
+        "revision?": _perhaps_given,
+        "chat_template?": _perhaps_given,
+        "task_file?": _perhaps_given,
         ANY: _setting,
     },
-    "config_hash": _text,
-    "planned": lambda v: v is None or _count(v),
+    "planned?": lambda v: v is None or _count(v),
     "environment": _ENVIRONMENT,
-    "command": [lambda v: isinstance(v, str)],
+    "command?": [lambda v: isinstance(v, str)],
     "hashes": {ANY: _text},
     "hash": _text,
 }
-_NEEDED = {
-    (): ("format", "name", "created", "config", "config_hash", "environment"),
-    ("environment", "kv_cache"): ("element_bytes", "layers"),
-    ("environment", "kv_cache", "layers"): tuple(_LAYER),
-    ("environment", "plugins"): ("path", "sha256"),
-    ("environment", "chat_template"): ("path", "sha256"),
-    ("environment", "model"): ("model", "model_revision"),
-    ("environment", "model_files"): ("name", "hash"),
-    ("environment", "methods"): ("method", "version", "source", "files", "artefacts"),
-    ("environment", "methods", "artefacts"): ("name", "hash"),
-    ("environment", "method_files"): ("name", "hash"),
-    ("environment", "plans"): ("cell",),
-    ("environment", "tasks", ANY): ("version", "data"),
-    ("config", "grids"): ("methods", "budgets", "tasks"),
-    ("config", "grids", "methods"): ("name", "options"),
-}
-_EMPTY = {("environment", part) for part in ("kv_cache", "plugins", "plugin", "chat_template")}  # may be null
+_MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugin", "chat_template")}
 
 
 def why_not(content: Any) -> str:
@@ -148,7 +129,7 @@ def why_not(content: Any) -> str:
 
 
 def _wrong(value: Any, shape: Any, place: tuple[str, ...]) -> str | None:
-    if value is None and place in _EMPTY:
+    if value is None and place in _MAY_BE_NULL:
         return None
     if isinstance(shape, list):
         if not isinstance(value, list):
@@ -160,11 +141,11 @@ def _wrong(value: Any, shape: Any, place: tuple[str, ...]) -> str | None:
 
 
 def _wrong_table(value: Any, shape: Mapping[str, Any], place: tuple[str, ...]) -> str | None:
-    if not isinstance(value, dict) or any(key not in value for key in _NEEDED.get(place, ())):
+    if not isinstance(value, dict) or any(k not in value for k in shape if k != ANY and not k.endswith("?")):
         return _name(place)
     for key, inner in value.items():
-        part = key if key in shape else ANY
-        if part in shape and (wrong := _wrong(inner, shape[part], (*place, part))):
+        part = next((k for k in (key, f"{key}?", ANY) if k in shape), None)
+        if part and (wrong := _wrong(inner, shape[part], (*place, part.removesuffix("?")))):
             return wrong
     return None
 

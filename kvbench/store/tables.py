@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from kvbench.errors import NEW_RUN, SetupError, show
 from kvbench.store import manifest
 from kvbench.store.again import repair_command
-from kvbench.store.files import open_plain, read_plain, reason, remove_leftovers, replacing, step, sync_folder
+from kvbench.store.files import crash_point, open_plain, read_plain, reason, remove_leftovers, replacing, sync_folder
 from kvbench.store.frames import TEXT_NAMES, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.lock import RunLock
-from kvbench.store.recovery import Entry, Replay, TextReader, replay, segments_on_disk
+from kvbench.store.recovery import Entry, JournalContent, TextReader, read_journal, segments_on_disk
 from kvbench.store.remedies import remedy
 from kvbench.store.schema import COLUMNS, FORMAT, sort_key
 from kvbench.store.strict_json import document
@@ -42,17 +42,17 @@ def seal(run_dir: Path) -> dict[str, Any]:
     Raises:
         SetupError: the disk is full or broken. The journal and the former tables are untouched.
     """
-    state = replay(run_dir)
+    state = read_journal(run_dir)
     entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
     try:
         with replacing(run_dir / ROWS) as rows, replacing(run_dir / TEXTS) as texts:
             made = write_rows(rows, to_table([e.row for e in entries]))
             content = _describe(state, made, _write_texts(texts, run_dir, entries))
             content["sha256"] = {ROWS: sha256(Path(rows.name)), TEXTS: sha256(Path(texts.name))}
-            step("tables verified")
+            crash_point("tables verified")
             (run_dir / SEAL).unlink(missing_ok=True)  # from here on until the new seal, readers use the journal
             sync_folder(run_dir)
-            step("seal removed")
+            crash_point("seal removed")
         with replacing(run_dir / SEAL) as file:
             file.write(json.dumps(content, indent=2).encode() + b"\n")
     except OSError as error:
@@ -76,7 +76,7 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
         if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:
             raise SetupError(f"{show(path)} has no journal, from which its tables could be made. Put it back.")
         remove_leftovers(path)
-        for text in replay(path).notices:
+        for text in read_journal(path).notices:
             say(text)
         return seal(path)
     finally:
@@ -93,7 +93,7 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
 
     Raises:
         SetupError: it cannot be read, or it is not what `seal` writes.
-        UserError: a newer kvbench made it.
+        UserError: it has another format.
     """
     path = run_dir / SEAL
     try:
@@ -151,7 +151,7 @@ def write_rows(file: BinaryIO, table: pa.Table) -> int:
 
     pq.write_table(table, file, use_dictionary=_NAMES, **_OPTIONS)
     file.flush()
-    step("rows written")
+    crash_point("rows written")
     again = pq.read_table(file.name, page_checksum_verification=True)
     if again.schema != rows_schema() or not to_frame(again).equals(to_frame(table)):
         raise OSError(f"{ROWS} reads back otherwise than it was written")
@@ -169,7 +169,7 @@ def _write_texts(file: BinaryIO, run_dir: Path, entries: Sequence[Entry]) -> int
             arrays = [pa.array(values, pa.string()) for values in zip(*chunk, strict=True)]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema))
     file.flush()
-    step("texts written")
+    crash_point("texts written")
     keys: list[str] = []
     with pq.ParquetFile(file.name, page_checksum_verification=True) as again:
         for batch in again.iter_batches(batch_size=_TEXTS_AT_ONCE, columns=list(TEXT_NAMES)):
@@ -179,7 +179,7 @@ def _write_texts(file: BinaryIO, run_dir: Path, entries: Sequence[Entry]) -> int
     return len(keys)
 
 
-def _describe(state: Replay, rows: int, texts: int) -> dict[str, Any]:
+def _describe(state: JournalContent, rows: int, texts: int) -> dict[str, Any]:
     return {
         "format": FORMAT,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -18,7 +18,7 @@ from kvbench.cli.continued import continued
 from kvbench.config.layers import Gathered
 from kvbench.errors import SetupError
 from kvbench.scoring import sandbox
-from kvbench.store import config_hash, read_rows, redact_config
+from kvbench.store import read_rows
 from kvbench.taskkit.synthetic_task import SyntheticTask
 
 __all__ = ["serve"]
@@ -56,7 +56,6 @@ SESSION: dict[str, tuple[list[str], dict[str, str]]] = {
     "file renamed": (["run", "--resume", "r2", "-q", "--task-file", "moved/other.jsonl"], {}),
     "none": (["run", "--resume", "r3", "-q", "--task-file", "token=abc/q.jsonl"], {}),
     "template changed": (["run", "--resume", "r4", "-q", "--task-file", "token=abc/q.jsonl"], {}),
-    "old": (["run", "--resume", "old", "-q", "--plugin", "evil.py"], {}),
     "key": (["run", "--method", "full", *WALK, "--stop", HF, "--run-name", "key"], {}),
     "key in a file": (["run", "--config", "key.toml", "--run-name", "key"], {}),
     "key in a variable": (["run", "--method", "full", *WALK, "--run-name", "key"], {"KVBENCH_DATA_REVISION": HF}),
@@ -93,19 +92,7 @@ def session(calls: Callable, folder: Path) -> dict:
         shutil.copytree(runs / ("r1" if name == "r3" else "r2"), runs / name)
     edit(runs / "r3", lambda r: r["environment"].update(plugin=[], plugins=[]))
     edit(runs / "r4", lambda r: r["environment"]["chat_template"].update(sha256="0" * 64))
-    _make_old(runs, "r1", "old")
     return results | dict(zip(names[later:], calls(folder, [SESSION[name] for name in names[later:]])))
-
-
-def _make_old(runs: Path, name: str, old: str, **settings: str) -> None:
-    """A run as format 4 had it: settings redacted, one hash, and no hash of a chat template."""
-    shutil.copytree(runs / name, runs / old)
-    record = json.loads((runs / old / "run.json").read_text())
-    record = {k: v for k, v in record.items() if k not in ("hash", "hashes")} | {"format": 4}
-    record["config"] = redact_config(record["config"]) | settings
-    record["environment"].pop("chat_template", None)
-    record["config_hash"] = config_hash(record["config"])
-    (runs / old / "run.json").write_text(json.dumps(record))
 
 
 def test_show_names_what_a_run_used(session: dict, calls: Callable, folder: Path) -> None:
@@ -191,7 +178,6 @@ def test_a_moved_file_is_the_same_file(session: dict) -> None:
         ("file renamed", "is task 'file/other'; run 'r2' has file/q."),
         ("none", "--task-file 'token=abc/q.jsonl' differs from the run's default."),
         ("template changed", "chat template 't.jinja' changed since run 'r4' began (was 000000000000, is "),
-        ("old", "was made by an older kvbench that stored --stop redacted; it cannot be continued."),
         ("key", "--stop looks like a key"),
         ("key in a file", "key.toml:3: 'stop' looks like a key"),
         ("key in a variable", "environment variable KVBENCH_DATA_REVISION looks like a key"),

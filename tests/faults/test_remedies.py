@@ -38,7 +38,7 @@ def test_the_advice_fits_the_error(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     versions = {"kvbench_version": "0", "torch_version": "0", "transformers_version": "0"}
     row = {"row_key": "k", "task": "walk", "doc_id": "q", "sample": 0, "method": "full", "status": "ok"}
     out = tmp_path / "my runs"
-    with RunFolder.start(out, "r1", {}, environment=versions) as run:
+    with RunFolder.open(out, "r1", {}, environment=versions) as run:
         with run.journal() as segment:
             segment.append(row)
         monkeypatch.setattr(tables, "write_rows", failing(number))

@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A finished run of one row."""
     path = tmp_path_factory.mktemp("streams")
     versions = {"kvbench_version": "0", "torch_version": "0", "transformers_version": "0"}
-    with RunFolder.start(path / "results", "r1", {}, environment=versions, planned=1) as run:
+    with RunFolder.open(path / "results", "r1", {}, environment=versions, planned=1) as run:
         with run.journal() as journal:
             row = {"row_key": "k", "task": "walk", "method": "full", "doc_id": "q", "sample": 0, "model": "tiny"}
             journal.append({**row, "status": "ok", "score": 1.0, "seed": 0}, prompt="p", output="o")

@@ -51,7 +51,7 @@ def make_run(tmp_path: Path) -> Make:
         together = [row for part in parts for row in part]
         versions = {"kvbench_version": "0", "torch_version": "0", "transformers_version": "0"} | environment
         count = len(together) if planned is None else planned
-        with RunFolder.start(tmp_path / "results", name, {"name": name}, environment=versions, planned=count) as run:
+        with RunFolder.open(tmp_path / "results", name, {"name": name}, environment=versions, planned=count) as run:
             with run.journal() as journal:
                 for row in together:
                     journal.append(row, prompt="a prompt", output=row.pop("output", "an output"))

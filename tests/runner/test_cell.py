@@ -46,13 +46,6 @@ def test_drafts_and_plug_ins(tmp_path, monkeypatch):
     assert artefacts(make("gkv", {}), CONFIG, ["mine", "walk"], TINY) == {"plug-in mine": "ab" * 8}
 
 
-def test_younger_options_at_their_default_do_not_name_a_row():
-    assert set(make("rkv", {}).identity()) == {"window", "kernel", "lam", "threshold", "spare", "compat"}
-    assert make("rkv", {"global_score": "max"}).identity()["global_score"] == "max"
-    assert "gkv.alpha" in make("snapkv+gkv", {}).identity()
-    assert "rkv.alpha" not in make("snapkv+rkv", {}).identity()
-
-
 def test_a_table_beside_the_weights_is_no_part_of_the_model(tmp_path):
     for file in ("config.json", "model.safetensors"):
         (tmp_path / file).write_bytes((tiny.path() / file).read_bytes())

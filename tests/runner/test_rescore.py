@@ -12,7 +12,7 @@ from kvbench.tasks.file import FileTask
 from kvbench.cli.app import main
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.errors import SetupError
-from kvbench.runner import execute as run_module
+from kvbench.runner import run_plan
 from kvbench.runner.execute import execute
 from kvbench.store import read_run
 from kvbench.store.reading import read_texts
@@ -50,7 +50,7 @@ def test_a_resumed_run_scores_what_a_grader_left_without_generating(ungraded, mo
     assert set(before["status"]) == {"grader_error"}
     assert before["score"].isna().all()
     assert before["note"].str.contains("the grader is broken").all()
-    monkeypatch.setattr(run_module, "load", no_engine)
+    monkeypatch.setattr(run_plan, "load", no_engine)
     again = execute(config(), out=ungraded.parent, run_name="r1", resume=True)
     after = read_run(ungraded).rows
     assert not again.failed
@@ -63,7 +63,7 @@ def test_a_resumed_run_scores_what_a_grader_left_without_generating(ungraded, mo
 
 def test_the_score_command_gives_the_scores_of_an_undisturbed_run(ungraded, tmp_path, capsys, monkeypatch):
     execute(config(), out=tmp_path, run_name="good")
-    monkeypatch.setattr(run_module, "load", no_engine)
+    monkeypatch.setattr(run_plan, "load", no_engine)
     assert main(["score", str(ungraded), "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (document["scored"], document["failed"], document["strangers"]) == (6, {}, 0)

@@ -348,19 +348,6 @@ def test_another_source_of_a_method_is_refused_unless_versions_may_change() -> N
     assert notice == said + "Every row states its source (column method_source)."
 
 
-def test_a_record_of_an_older_version_is_refused_for_what_it_is() -> None:
-    now = record(model_files=[{"name": "config.json", "hash": "1" * 64}])
-    old = {part: entry for part, entry in now.items() if part != "model_files"}
-    with pytest.raises(UserError) as caught:
-        same_run.check_model("r1", old, now)
-    assert str(caught.value) == (
-        "run 'r1' was made by an older kvbench, which knew a model by fewer files; it cannot be continued ('kvbench "
-        "report', 'score' and 'replay' still read it). Start a new run (kvbench run --run-name)."
-    )
-    same_run.check_prompt_files("r1", old, now)
-    same_run.check_model("r1", {part: entry for part, entry in record().items() if part != "model_files"}, record())
-
-
 EVIL = "x\n\x1b[2Jerror: y"
 HASHES = [{"name": EVIL, "hash": EVIL}, {"name": "z", "hash": "1"}]
 

@@ -54,11 +54,11 @@ def row() -> Callable[..., dict[str, Any]]:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., RunFolder]:
-    """Start or continue the run r1 under tmp_path/results; keyword arguments as for RunFolder.start."""
+    """Start or continue the run r1 under tmp_path/results; keyword arguments as for RunFolder.open."""
 
     def start(**changes: Any) -> RunFolder:
         arguments: dict[str, Any] = {"config": CONFIG, "environment": VERSIONS, "planned": 10, **changes}
-        return RunFolder.start(arguments.pop("out", tmp_path / "results"), arguments.pop("name", "r1"), **arguments)
+        return RunFolder.open(arguments.pop("out", tmp_path / "results"), arguments.pop("name", "r1"), **arguments)
 
     return start
 

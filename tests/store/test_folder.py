@@ -140,7 +140,10 @@ def test_f25_an_edited_run_is_refused(filled: Filled, start: Start) -> None:
     (path / "run.json").write_text("{")
     assert "is damaged" in message(SetupError, start)
     (path / "run.json").write_text(json.dumps({**manifest, "format": 7}))
-    assert message(UserError, start) == "run.json has format 7; this kvbench reads 1 to 5. Update kvbench."
+    assert message(UserError, start) == (
+        "run.json has format 7; this kvbench reads format 1. Read it with the kvbench that wrote it, "
+        "or start a new run (kvbench run --run-name)."
+    )
 
 
 def test_f26_other_versions(filled: Filled, start: Start) -> None:

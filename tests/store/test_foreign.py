@@ -27,20 +27,20 @@ SEALS = {
     "null": "null",
     "a number": "7",
     "a text": '"seal"',
-    "only a format": '{"format": 4}',
+    "only a format": '{"format": 1}',
     "deep": "[" * 100_000 + "]" * 100_000,
-    "deep inside": '{"format": 4, "segments": ' + "[" * 100_000 + "]" * 100_000 + "}",
+    "deep inside": '{"format": 1, "segments": ' + "[" * 100_000 + "]" * 100_000 + "}",
     "a huge format": '{"format": 1' + "0" * 4_000 + "}",
     "a longer number": '{"format": 1' + "0" * 5_000 + "}",
     "an endless format": '{"format": 1e999}',
-    "a text as format": '{"format": "4"}',
-    "segments as a number": json.dumps({"format": 4, "segments": 3, "sha256": HASHES}),
-    "segments of numbers": json.dumps({"format": 4, "segments": [3], "sha256": HASHES}),
-    "segments without names": json.dumps({"format": 4, "segments": [{"bytes": 3}], "sha256": HASHES}),
-    "names that are none": json.dumps({"format": 4, "segments": [{"name": [], "bytes": 3}], "sha256": HASHES}),
-    "no hashes": json.dumps({"format": 4, "segments": []}),
-    "hashes of a list": json.dumps({"format": 4, "segments": [], "sha256": ["0"]}),
-    "no hash of a table": json.dumps({"format": 4, "segments": [], "sha256": {"rows.parquet": "0"}}),
+    "a text as format": '{"format": "1"}',
+    "segments as a number": json.dumps({"format": 1, "segments": 3, "sha256": HASHES}),
+    "segments of numbers": json.dumps({"format": 1, "segments": [3], "sha256": HASHES}),
+    "segments without names": json.dumps({"format": 1, "segments": [{"bytes": 3}], "sha256": HASHES}),
+    "names that are none": json.dumps({"format": 1, "segments": [{"name": [], "bytes": 3}], "sha256": HASHES}),
+    "no hashes": json.dumps({"format": 1, "segments": []}),
+    "hashes of a list": json.dumps({"format": 1, "segments": [], "sha256": ["0"]}),
+    "no hash of a table": json.dumps({"format": 1, "segments": [], "sha256": {"rows.parquet": "0"}}),
     "not JSON": "{",
     "bytes": "\x00\x01",
 }
@@ -106,7 +106,7 @@ def _sealed_with(path: Path, name: str, make: Callable[[Path], None]) -> None:
 def _changed(change: Callable[[pa.Table], pa.Table]) -> Callable[[Path], None]:
     def make(path: Path) -> None:
         table = pq.read_table(path)
-        pq.write_table(change(table).replace_schema_metadata({"kvbench.format": "4"}), path)
+        pq.write_table(change(table).replace_schema_metadata({"kvbench.format": "1"}), path)
 
     return make
 
@@ -121,7 +121,7 @@ def _with(name: str, values: Callable[[int], Any]) -> Callable[[Path], None]:
 def _nulls(path: Path) -> None:
     """A million rows of nothing in some hundred bytes."""
     table = pa.table({name: pa.nulls(1_000_000, pa.string()) for name in ("row_key", "task", "status")})
-    pq.write_table(table.replace_schema_metadata({"kvbench.format": "4"}), path)
+    pq.write_table(table.replace_schema_metadata({"kvbench.format": "1"}), path)
 
 
 TABLES = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib
 import os
 import random
 import signal
@@ -18,13 +17,10 @@ import pytest
 
 from kvbench.console import signals
 from kvbench.errors import SetupError
-from kvbench.store import Journal
+from kvbench.store import Journal, recovery
 from kvbench.store import commit as commit_module
 from kvbench.store import journal as journal_module
-from kvbench.store import recovery as replay
-from kvbench.store.recovery import TextReader, decode
-
-replay_module = importlib.import_module("kvbench.store.recovery")  # the package exports its function of that name
+from kvbench.store.recovery import TextReader, decode, read_journal
 
 Row = Callable[..., dict[str, Any]]
 Patch = pytest.MonkeyPatch
@@ -41,7 +37,7 @@ def segment(tmp_path: Path, row: Row) -> Path:
 
 
 def test_rows_and_texts_come_back(tmp_path: Path, segment: Path, row: Row) -> None:
-    state = replay(tmp_path)
+    state = read_journal(tmp_path)
     assert state.done == {row(i)["row_key"] for i in range(8)}
     assert (state.notices, state.dropped) == ([], 0)
     assert state.segments == [{"name": segment.name, "bytes": segment.stat().st_size}]
@@ -66,7 +62,7 @@ def test_a_row_is_acknowledged_when_it_is_on_disk(tmp_path: Path, row: Row, monk
     assert journal.append(row(4)) == []
     journal.close()
     assert journal.saved == 5
-    assert replay(tmp_path).done == set(keys)
+    assert read_journal(tmp_path).done == set(keys)
 
 
 def test_a_segment_is_never_opened_again(tmp_path: Path, row: Row) -> None:
@@ -94,7 +90,7 @@ def test_a_torn_last_record_costs_one_row(tmp_path: Path, segment: Path, row: Ro
     first = {row(i)["row_key"] for i in range(7)}
     for cut in range(start, len(whole)):
         segment.write_bytes(whole[:cut])
-        state = replay(tmp_path)
+        state = read_journal(tmp_path)
         assert state.done == first, cut
         assert len(state.notices) == (cut > start)
     assert state.notices == [f"{segment.name}: the unfinished record at offset {start} is dropped; its row runs again."]
@@ -106,17 +102,17 @@ def test_a_segment_counts_up_to_the_length_it_had(
     """Rows that are added while the journal is read belong to the next snapshot."""
     end = [i for i, b in enumerate(segment.read_bytes()) if b == 10][4] + 1
     listed = [{"name": segment.name, "bytes": end}]
-    monkeypatch.setattr(replay_module, "segments_on_disk", lambda run_dir: listed)
-    assert (len(replay(tmp_path).done), replay(tmp_path).notices) == (5, [])
+    monkeypatch.setattr(recovery, "segments_on_disk", lambda run_dir: listed)
+    assert (len(read_journal(tmp_path).done), read_journal(tmp_path).notices) == (5, [])
     listed[0]["bytes"] = end + 20
-    assert (len(replay(tmp_path).done), len(replay(tmp_path).notices)) == (5, 1)
+    assert (len(read_journal(tmp_path).done), len(read_journal(tmp_path).notices)) == (5, 1)
 
 
 def test_the_row_of_a_torn_record_runs_again(tmp_path: Path, segment: Path, row: Row) -> None:
     os.truncate(segment, segment.stat().st_size - 5)
     with Journal(tmp_path) as journal:
         journal.append(row(7), output="again")
-    state = replay(tmp_path)
+    state = read_journal(tmp_path)
     assert len(state.done) == 8
     assert state.entries[row(7)["row_key"]].offset == 0
 
@@ -124,13 +120,13 @@ def test_the_row_of_a_torn_record_runs_again(tmp_path: Path, segment: Path, row:
 def test_any_flipped_byte_costs_only_the_rows_it_touches(tmp_path: Path, segment: Path) -> None:
     whole = segment.read_bytes()
     starts = [0] + [i + 1 for i, b in enumerate(whole) if b == 10]
-    keys = list(replay(tmp_path).entries)
+    keys = list(read_journal(tmp_path).entries)
     for position in random.Random(0).sample(range(len(whole)), 400):
         record = next(i for i, s in enumerate(starts) if position < starts[i + 1])
         damaged = bytearray(whole)
         damaged[position] ^= 1 << (position % 8)
         segment.write_bytes(damaged)
-        state = replay(tmp_path)
+        state = read_journal(tmp_path)
         lost = set(keys) - state.done
         joined = position == starts[record + 1] - 1  # its line feed: the next record is glued to it
         assert lost == set(keys[record : record + 1 + joined]), position
@@ -141,7 +137,7 @@ def test_any_flipped_byte_costs_only_the_rows_it_touches(tmp_path: Path, segment
 
 def test_many_damaged_records_make_one_notice(tmp_path: Path, segment: Path) -> None:
     segment.write_bytes(segment.read_bytes().replace(b'"task":"walk"', b'"task":"talk"'))
-    (notice,) = replay(tmp_path).notices
+    (notice,) = read_journal(tmp_path).notices
     assert notice.startswith(f"{segment.name}: damaged records are skipped, at offset 0, ")
     assert notice.endswith(" and 3 more; their rows run again.")
 
@@ -158,12 +154,12 @@ def test_a_failure_gives_way_to_a_later_success_and_never_the_other_way(tmp_path
             journal.append(row(0, **status))
         journal.append(row(1))
         journal.append(row(1, **failed))
-    state = replay(tmp_path)
+    state = read_journal(tmp_path)
     assert state.entries[row(0)["row_key"]].row["note"] == "second"
     assert state.done == {row(1)["row_key"]}
     with Journal(tmp_path) as journal:
         journal.append(row(0))
-    assert len(replay(tmp_path).done) == 2
+    assert len(read_journal(tmp_path).done) == 2
 
 
 def test_duplicates_the_first_counts_and_differences_are_counted(tmp_path: Path, row: Row) -> None:
@@ -171,7 +167,7 @@ def test_duplicates_the_first_counts_and_differences_are_counted(tmp_path: Path,
         for output in ("same", "same", "other"):
             journal.append(row(0), output=output)
         journal.append(row(1), output="x")
-    state = replay(tmp_path)
+    state = read_journal(tmp_path)
     assert (len(state.done), state.duplicates, state.nondeterministic_duplicates) == (2, 2, 1)
     assert state.notices == ["rows done twice with different outputs: 1; the first result of each counts."]
     with TextReader(tmp_path) as reader:
@@ -233,7 +229,7 @@ def test_a_full_disk_while_a_sync_is_under_way(tmp_path: Path, row: Row, monkeyp
     with pytest.raises(SetupError, match=r"no space left on device\): 2 rows are saved"):
         journal.append(row(2))
     monkeypatch.undo()
-    state = replay(tmp_path)
+    state = read_journal(tmp_path)
     assert (state.done, state.notices) == ({row(0)["row_key"], row(1)["row_key"]}, [])
 
 
@@ -243,7 +239,7 @@ def test_two_writers_at_once_lose_nothing(tmp_path: Path, row: Row) -> None:
         for i in range(100):
             one.append(row(i), output="x" * 5000)
             two.append(row(i + 50), output="x" * 5000)
-    state = replay(tmp_path)
+    state = read_journal(tmp_path)
     assert (len(state.done), state.duplicates, state.nondeterministic_duplicates) == (150, 50, 0)
 
 

@@ -15,9 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.folders import ROOT
 
-from kvbench.store import COLUMNS, DETERMINISTIC, NAMES, check_row
 from kvbench.store.frames import rows_schema, to_table
-from kvbench.store.schema import clean_text, natural, read_row, sort_key
+from kvbench.store.schema import COLUMNS, DETERMINISTIC, NAMES, check_row, clean_text, natural, read_row, sort_key
 
 Row = Callable[..., dict[str, Any]]
 

@@ -17,17 +17,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from kvbench.errors import SetupError, UserError
-from kvbench.store import (
-    NAMES,
-    RunFolder,
-    read_rows,
-    read_run,
-    read_table,
-    read_texts,
-    repair,
-    table_hash,
-)
+from kvbench.store import RunFolder, read_columns, read_rows, read_run, read_texts, repair, table_hash
 from kvbench.store.again import repair_command
+from kvbench.store.frames import to_frame
+from kvbench.store.schema import NAMES
 
 Start = Callable[..., RunFolder]
 Filled = Callable[..., Path]
@@ -70,7 +63,7 @@ def test_other_readers_read_it_as_it_is(filled: Filled) -> None:
     path = filled(4, seal=True) / "rows.parquet"
     frame = pd.read_parquet(path)
     assert frame.groupby("method", observed=True)["score"].mean()["gkv"] == 0.5
-    assert table_hash(frame) == table_hash(read_table(path))
+    assert table_hash(frame) == table_hash(to_frame(read_columns(path)))
     field = pq.read_schema(path).field("kv_bytes_peak")
     assert field.metadata[b"unit"] == b"bytes"
     assert pa.types.is_dictionary(pq.read_schema(path).field("method").type)
@@ -150,8 +143,8 @@ KILL = """
 import os, sys
 from kvbench.store import RunFolder, files, tables
 from conftest import CONFIG, VERSIONS
-files.step = tables.step = lambda name: name == sys.argv[2] and os.kill(os.getpid(), 9)
-with RunFolder.start(sys.argv[1], "r1", CONFIG, environment=VERSIONS) as run:
+files.crash_point = tables.crash_point = lambda name: name == sys.argv[2] and os.kill(os.getpid(), 9)
+with RunFolder.open(sys.argv[1], "r1", CONFIG, environment=VERSIONS) as run:
     run.seal()
 """
 
@@ -192,7 +185,7 @@ class TestDamage:
             f"rows.parquet is damaged (no end mark). '{repair_command(path)}' rebuilds it from the journal."
         )
         with pytest.raises(SetupError, match="damaged"):
-            read_table(path / "rows.parquet")
+            read_columns(path / "rows.parquet")
         repair(path)
         pd.testing.assert_frame_equal(read_rows(path), before)
 
@@ -225,7 +218,7 @@ class TestDamage:
                 continue
             copy.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
             with pytest.raises(SetupError, match="it cannot be decoded"):
-                read_table(copy)
+                read_columns(copy)
 
     def test_repair_needs_the_journal(self, filled: Filled) -> None:
         path = filled(seal=True)
@@ -249,28 +242,33 @@ class TestFormats:
         table = pq.read_table(path)
         pq.write_table(table.replace_schema_metadata({"kvbench.format": "7"}), path)
         with pytest.raises(UserError) as caught:
-            read_table(path)
-        assert str(caught.value) == "rows.parquet has format 7; this kvbench reads 1 to 5. Update kvbench."
+            read_columns(path)
+        assert str(caught.value).startswith("rows.parquet has format 7; this kvbench reads format 1. Read it with ")
 
-    def test_an_older_table_is_filled_with_nulls(self, filled: Filled) -> None:
+    def test_a_table_without_a_column_is_damaged(self, filled: Filled) -> None:
         path = filled(seal=True) / "rows.parquet"
-        table = pq.read_table(path).drop_columns(["floor", "method_version", "no_answer"])
-        table = table.set_column(table.column_names.index("budget"), "budget", table.column("budget").cast(pa.int64()))
-        _rewrite(path.parent, path.name, table.replace_schema_metadata({"kvbench.format": "0"}))
-        frame = read_table(path)
-        assert tuple(frame.columns) == NAMES
-        assert frame[["floor", "method_version", "no_answer"]].isna().all(axis=None)
-        assert str(frame["budget"].dtype) == "Int32"
-        assert read_run(path.parent).notices == (
-            "rows.parquet has the older format 0; columns that it lacks are empty.",
+        _rewrite(path.parent, path.name, pq.read_table(path).drop_columns(["floor"]))
+        with pytest.raises(SetupError, match="it has no column floor"):
+            read_columns(path)
+        assert (
+            "floor" not in read_columns(path, ["row_key", "task", "doc_id", "sample", "method", "status"]).column_names
         )
+
+    def test_integers_of_another_width_are_cast(self, filled: Filled) -> None:
+        path = filled(seal=True) / "rows.parquet"
+        table = pq.read_table(path)
+        table = table.set_column(table.column_names.index("budget"), "budget", table.column("budget").cast(pa.int64()))
+        _rewrite(path.parent, path.name, table)
+        frame = to_frame(read_columns(path))
+        assert tuple(frame.columns) == NAMES
+        assert str(frame["budget"].dtype) == "Int32"
 
     def test_b089_a_foreign_table(self, tmp_path: Path) -> None:
         pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
         (tmp_path / "y.parquet").write_text("not parquet at all")
         for name in "xy":
             with pytest.raises(UserError) as caught:
-                read_table(tmp_path / f"{name}.parquet")
+                read_columns(tmp_path / f"{name}.parquet")
             assert str(caught.value) == f"{name}.parquet has no kvbench metadata."
         with pytest.raises(UserError, match="no such file"):
-            read_table(tmp_path / "z.parquet")
+            read_columns(tmp_path / "z.parquet")

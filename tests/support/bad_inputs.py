@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from kvbench import tiny
 from kvbench.registry import tasks
-from kvbench.store import RunLock
+from kvbench.store.lock import RunLock
 from support.hub import COMMIT, Repo
 
 GOOD = [{"id": "q1", "question": "1 + 1?", "answer": 2}, {"id": "q2", "question": "2 + 2?", "answer": 4}]

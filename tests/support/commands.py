@@ -192,13 +192,13 @@ def _tell(pipe: int, text: str) -> None:
 
 
 def at_steps(call: Callable[[str], None]) -> None:
-    """Call this at every step of the store's writes (`kvbench.store.files.step`)."""
+    """Call this at every step of the store's writes (`kvbench.store.files.crash_point`)."""
     from kvbench.store import files
 
-    original = files.step
+    original = files.crash_point
     for name, module in list(sys.modules.items()):
-        if name.startswith("kvbench.store") and getattr(module, "step", None) is original:
-            module.step = call  # type: ignore[attr-defined]
+        if name.startswith("kvbench.store") and getattr(module, "crash_point", None) is original:
+            module.crash_point = call  # type: ignore[attr-defined]
 
 
 def at_saved(call: Callable[[str, int, str], None]) -> None:

@@ -22,7 +22,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from kvbench.store import canonical_json
+from kvbench.store.identity import canonical_json
 
 CANARY = "canary-0815-aws-secret"  # in the variable that a folder names as the judge's key
 PRIVATE = "the user's private words"  # in files that a folder names or links to
@@ -81,8 +81,6 @@ def edit(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
     """Change a run.json and make its hashes anew, as somebody who means it would."""
     record = json.loads((run / "run.json").read_text())
     change(record)
-    with contextlib.suppress(TypeError, ValueError, KeyError):
-        record["config_hash"] = _hash(record["config"])
     if "hashes" in record:
         kept = {part: value for part, value in record.items() if part not in ("hash", "hashes")}
         record["hashes"] = {part: _hash({part: value}) for part, value in kept.items()}
@@ -212,7 +210,7 @@ def _types() -> dict[str, Callable[[dict[str, Any]], object]]:
         "planned": ("x", -1, 1.5, 10**30),
         "name": (5, "../x", "\x1b"),
         "created": (5, None),
-        "format": ("4", True, None, -1, 10**30),
+        "format": ("1", True, None, -1, 10**30),
         "command": ("x", [5]),
     }
     changes: dict[str, Callable[[dict[str, Any]], object]] = {

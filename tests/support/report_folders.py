@@ -45,7 +45,7 @@ def make_run(path: Path, *, cells: int, questions: int, samples: int, seed: int 
     generator = np.random.default_rng(seed)
     parts = [_cell(generator, *place, questions, samples) for place in _places(cells)]
     table = pa.concat_tables(parts)
-    with RunFolder.start(
+    with RunFolder.open(
         path.parent, path.name, {"seed": seed}, environment=VERSIONS | {"kv_cache": CACHE}, planned=len(table)
     ) as run:
         with open(run.path / tables.ROWS, "x+b") as file:

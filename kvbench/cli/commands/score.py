@@ -62,12 +62,12 @@ def score(
 def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, quiet: bool) -> Rescored:
     """Score the answers of a run and make its tables anew."""
     from kvbench.runner import env, same_run
-    from kvbench.runner.inputs import prepare
+    from kvbench.runner.inputs import read_inputs
     from kvbench.runner.rescore import rescore
     from kvbench.sources import models
     from kvbench.store import RunFolder
 
-    ready = prepare(config, terminal.warning)
+    inputs = read_inputs(config, terminal.warning)
     versions = {f"{name}_version": env.version(name) for name in ("kvbench", "torch", "transformers")}
     resume = partial(RunFolder.resume, environment=versions, take_over=take_over, allow_version_change=True)
     with signals.phase(lambda: SAVED), resume(folder.parent, folder.name) as opened:
@@ -76,9 +76,9 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
             terminal.warning(text)
         # Answers scored by two versions of a task would be averaged as one: either all or none.
         before = opened.info["environment"]
-        same_run.check_data(folder.name, before["tasks"], ready.tasks(), versions=not every)
-        same_run.check_prompt_files(folder.name, before, same_run.model_record(config, models.state(ready.info)))
-        found = rescore(opened, ready.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))
+        same_run.check_data(folder.name, before["tasks"], inputs.tasks(), versions=not every)
+        same_run.check_prompt_files(folder.name, before, same_run.model_record(config, models.state(inputs.info)))
+        found = rescore(opened, inputs.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))
         opened.seal()
     return found
 

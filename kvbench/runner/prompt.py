@@ -1,0 +1,128 @@
+"""One document as the model reads it: rendered by the chat template, cut to fit, as token ids."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvbench.config.run_config import RunConfig
+from kvbench.errors import UserError, show
+from kvbench.task import Doc, GenSpec, Task
+from kvbench.taskkit import prompts
+from kvbench.taskkit.reader import ModelReader, Talk
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """One document ready to be read by the model.
+
+    `max_new_tokens` of one turn; `max_tokens` of all that a sample reads and writes; `cut` tokens were taken out of a
+    text that was too long; `compress_at` tokens stand before the question, for a query-agnostic run.
+    """
+
+    doc: Doc
+    spec: GenSpec
+    thinking: bool | None
+    text: str
+    ids: tuple[int, ...]
+    max_new_tokens: int
+    max_tokens: int
+    sha256: str
+    cut: int = 0
+    talk: Talk | None = None
+    compress_at: int | None = None
+    stop_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptMaker:
+    """Renders the documents of one task and turns them into token ids."""
+
+    task: Task
+    reader: ModelReader
+    config: RunConfig
+    thinking: bool | None
+    # All prompts lie in memory. With one object for each token of the vocabulary a token takes 8 bytes, otherwise 36.
+    tokens: dict[int, int] = field(default_factory=dict)
+
+    def prompt(self, doc: Doc) -> Prompt:
+        reader, config = self.reader, self.config
+        spec = sampling(dataclasses.replace(self.task.gen(reader.model_type), **doc.gen), config)
+        doc, cut = self._cut(doc, spec)
+        text = reader.text(doc, thinking=spec.thinking)
+        at = None
+        if config.compress == "query-agnostic":
+            found, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
+        else:
+            found = reader.ids(text)
+        ids = tuple(self.tokens.setdefault(token, token) for token in found)
+        talk = None
+        if len(doc.turns) > 1:
+            talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
+            if config.compress == "query-agnostic" and talk.mode != "keep":
+                raise UserError(
+                    f"task {show(self.task.name)}: every later turn is a new prompt here (template or --multi-turn "
+                    "reset), so it cannot be compressed before its question. Use --compress query-aware."
+                )
+        room = spec.max_new_tokens
+        if talk:
+            room = room * len(doc.turns) + talk.tokens()
+        return Prompt(
+            doc=doc,
+            spec=spec,
+            thinking=self.thinking,
+            text=text,
+            ids=ids,
+            max_new_tokens=max(1, min(spec.max_new_tokens, reader.context - len(ids))),
+            max_tokens=len(ids) + max(1, min(room, reader.context - len(ids))),
+            sha256=hashlib.sha256(text.encode()).hexdigest(),
+            cut=cut,
+            talk=talk,
+            compress_at=at,
+            stop_ids=tuple(reader.last_id(t) for t in spec.stop_tokens),
+        )
+
+    def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
+        """The document with a first turn that fits, and how many tokens it lost."""
+        limit = self.config.max_prompt_tokens
+        if limit is None and spec.truncate == "middle":
+            limit = self.reader.context - spec.max_new_tokens - spec.reserve
+            limit = min(limit, spec.longest or limit)
+        if limit is None or spec.truncate == "none":
+            return doc, 0
+        turn, cut = self.reader.cut(doc.turns[0], max(2, limit))
+        return dataclasses.replace(doc, turns=(turn, *doc.turns[1:])), cut
+
+
+def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
+    """A task's sampling with the settings of the user."""
+    settings: dict[str, Any] = {
+        "n": config.samples,
+        "max_new_tokens": config.max_new_tokens,
+        "temperature": config.temperature,
+        "top_p": config.top_p,
+        "top_k": config.top_k,
+        "min_p": config.min_p,
+        "thinking": config.thinking,
+    }
+    settings = {name: value for name, value in settings.items() if value is not None}
+    return dataclasses.replace(spec, **settings, stop=(*spec.stop, *config.stop))
+
+
+def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
+    """Token ids of a prompt, and how many of them come before its question."""
+    turn = doc.turns[0]
+    if not turn.context.strip():
+        raise UserError(
+            f"task {show(task.name)} has questions without a context ({show(doc.doc_id)}): there is nothing to "
+            "compress before the question. Use --compress query-aware."
+        )
+    ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
+    if not 0 < leading < len(ids):
+        raise UserError(
+            f"task {show(task.name)}: no token boundary parts context and question of {show(doc.doc_id)}. "
+            "Use --compress query-aware."
+        )
+    return ids, leading

@@ -1,0 +1,152 @@
+"""What a run will do and on what: known before its weights are loaded, and recorded in run.json.
+
+plan = RunPlan.make(config, before, name, dry_run=False, say=terminal.warning)
+plan.rows               # how many there will be
+plan.record(sources)    # `environment` of run.json
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from kvbench.config import plugins
+from kvbench.config.run_config import OPERATIONAL, MethodChoice, RunConfig
+from kvbench.engine.attention.flash import check_attn
+from kvbench.engine.attention.geometry import ProbeFailed
+from kvbench.engine.model.load import LoadedModel, load, pick_device, pick_dtype
+from kvbench.engine.model.shape import ModelShape, estimate_shape, known_shape, read_shape, use_threads
+from kvbench.engine.plan import measure
+from kvbench.errors import show
+from kvbench.runner import env, same_run
+from kvbench.runner.cell import CellPlan, CellPlanner, MethodState, dtype_name
+from kvbench.runner.inputs import Inputs, Notice, read_inputs
+from kvbench.sources import models
+from kvbench.store import again
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPlan:
+    """A run before its weights are loaded.
+
+    Attributes:
+        model: the record of the model, its files and the chat template.
+        threads: of torch.
+        early: the model, where only its weights could show its shape.
+    """
+
+    config: RunConfig
+    inputs: Inputs
+    model: Mapping[str, Any]
+    methods: Mapping[MethodChoice, MethodState]
+    shape: ModelShape
+    cells: tuple[CellPlan, ...]
+    device: torch.device
+    dtype: torch.dtype
+    threads: int
+    early: LoadedModel | None
+
+    @classmethod
+    def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
+        """Read all inputs and plan every cell. before: what a run of this name recorded when it began, if there is one.
+
+        Raises KVBenchError.
+        """
+        device = pick_device(config.device)
+        dtype = pick_dtype(config.dtype, device)
+        check_attn(config.attn, device, dtype)
+        info = models.fetched(config.model_place, config.revision)
+        model = same_run.model_record(config, models.state(info))
+        same_run.check_model(name, before, model)
+        inputs = read_inputs(config, say, info)
+        shape, early = (
+            (_plan_shape(inputs, say), None) if dry_run else known_shape(inputs.config, _loader(config, inputs, device))
+        )
+        threads = use_threads(shape, device)
+        methods = {choice: MethodState.of(choice, inputs.config, info) for choice in config.methods}
+        planner = CellPlanner(
+            config=config,
+            model=model["model"],
+            context=inputs.context,
+            shape=shape,
+            machine=measure(device, dtype),
+            device=device,
+            dtype=dtype,
+        )
+        return cls(
+            config=config,
+            inputs=inputs,
+            model=model,
+            methods=methods,
+            shape=shape,
+            cells=tuple(planner.plan(c, inputs.works[c.task], methods[c.method]) for c in config.cells()),
+            device=device,
+            dtype=dtype,
+            threads=threads,
+            early=early,
+        )
+
+    @property
+    def rows(self) -> int:
+        """How many rows the run will have."""
+        return sum(len(cell.rows) for cell in self.cells)
+
+    def load(self) -> LoadedModel:
+        """The model with its weights. Raises KVBenchError."""
+        return self.early or _loader(self.config, self.inputs, self.device)()
+
+    def record(self, sources: Mapping[str, Any]) -> dict[str, Any]:
+        """The environment of run.json. sources: where each setting comes from."""
+        return {
+            **{f"{package}_version": env.version(package) for package in ("kvbench", "torch", "transformers")},
+            "versions": env.versions(),
+            "git": env.git_commit(),
+            "machine": env.machine(),
+            "device": str(self.device),
+            "dtype": dtype_name(self.dtype),
+            "threads": self.threads,
+            **{name: getattr(self.config, name) for name in OPERATIONAL},
+            **dict.fromkeys(self._unused()),
+            "data_variable": os.environ.get("KVBENCH_DATA"),
+            "plugins": plugins.loaded(self.config.plugin),
+            "sources": dict(sources),
+            **self.model,
+            **same_run.method_record(self.methods),
+            "tasks": self.inputs.tasks(),
+            "kv_cache": {  # what an entry takes, for `kvbench report --memory`
+                "element_bytes": self.dtype.itemsize,
+                "layers": [
+                    {"kv_heads": g.kv_heads, "head_dim": g.head_dim, "value_dim": g.value_dim, "window": g.window}
+                    for g in self.shape.geometry
+                ],
+            },
+            "plans": [{"cell": cell.cell.label, "plan": cell.plan.line()} for cell in self.cells],
+        }
+
+    def _unused(self) -> tuple[str, ...]:
+        """The settings for scoring that no task of the run uses."""
+        needs = {need for work in self.inputs.works.values() for need in work.task.needs}
+        return (*(again.JUDGE if "judge" not in needs else ()), *(("unsafe_run_code",) if "code" not in needs else ()))
+
+
+def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[LoadedModel]:
+    revision = inputs.info.commit or config.revision
+    return partial(load, inputs.where, revision=revision, device=str(device), dtype=config.dtype, attn=config.attn)
+
+
+def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
+    """The shape for a plan without weights, estimated where only the loaded model shows its layers."""
+    try:
+        return read_shape(inputs.config)
+    except ProbeFailed:
+        shape = estimate_shape(inputs.config)
+    say(
+        f"the layers of model type {show(inputs.config.model_type)} show only when its weights are loaded; slots, "
+        "memory and speed of this plan are estimated from its config.json."
+    )
+    return shape
