@@ -17,7 +17,8 @@ from support.report_folders import make_run
 from kvbench.report import stats
 from kvbench.report.load import load
 from kvbench.report.memory import MemoryReport
-from kvbench.report.render import FORMATS, Report
+from kvbench.report.render import FORMATS
+from kvbench.report.scores import ScoreReport
 from kvbench.store import read_rows
 
 _MEASURED = """
@@ -49,7 +50,7 @@ def test_every_number_is_that_of_the_rows(tmp_path: Path, questions: int, sample
     cells = defaultdict(list)
     for row in read_rows(run).to_dict("records"):
         cells[row["task"], row["method"], None if row["method"] == "full" else int(row["budget"])].append(row)
-    found = json.loads(FORMATS["json"](Report.make(load([run]))))
+    found = json.loads(FORMATS["json"](ScoreReport.make(load([run]))))
     shown = {(c["task"], c["method"], c["budget"]): c for table in found["tables"] for c in table["cells"]}
     assert shown.keys() == cells.keys()
     for key, cell in shown.items():
