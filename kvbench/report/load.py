@@ -36,7 +36,6 @@ COLUMNS = (
     *(column for column, _, _ in NOTED),
 )
 MOST = 4  # runs that a notice lists
-FIRST_FORMAT = {"compress": "query-aware", "prefill": "full"}  # of rows that evict and do not say
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,11 +185,8 @@ def _counted(count: int) -> str:
 
 
 def _filled(rows: Rows) -> Rows:
-    """Rows with what is left out where it is the usual, so that they do not agree with everything."""
-    evicts = rows.number("interval") >= 0
-    usual = {name: rows.text(name).filled(value, evicts) for name, value in FIRST_FORMAT.items()}
+    """Rows with empty values in place of missing ones, which would agree with every value."""
     return rows.having(
-        **usual,
         stop=rows.text("stop").filled("[]"),
         options=rows.text("options").filled("{}"),
         doc_id=rows.text("doc_id").filled(""),

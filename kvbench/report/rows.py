@@ -53,11 +53,11 @@ class Text:
     def renamed(self, rename: Callable[[str], str | None]) -> Text:
         return Text.of([rename(name) for name in self.names], self.codes)
 
-    def filled(self, name: str, where: Any = True) -> Text:
+    def filled(self, name: str) -> Text:
         """With `name` where there is none."""
         import numpy as np
 
-        codes = np.where((self.codes < 0) & where, len(self.names), self.codes)
+        codes = np.where(self.codes < 0, len(self.names), self.codes)
         return Text.of([*self.names, name], codes)
 
     def at(self, places: Ints) -> Text:

@@ -378,7 +378,7 @@ def test_a_method_without_a_budget_that_evicts_is_not_the_full_cache(make_run: C
 
 def test_compression_and_prefill_are_not_mixed(make_run: Callable, rows: Callable) -> None:
     full = rows("full", None, GOOD)
-    old = make_run("old", rows("gkv", 48, GOOD))  # says nothing, as rows of the first format
+    old = make_run("old", rows("gkv", 48, GOOD, compress="query-aware", prefill="full"))
     same = make_run("same", rows("rkv", 48, GOOD, compress="query-aware", prefill="full"), full)
     assert [c.method for c in make_tables(load([old, same]))[0].cells] == ["full", "gkv", "rkv"]
     other = make_run("other", rows("tova", 48, GOOD, compress="query-agnostic", prefill="full"), full)
