@@ -11,14 +11,14 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from kvbench.console.faults import words
 from kvbench.errors import SetupError, show
+from kvbench.store.files import replacing
 
 LIMIT = 2 * 1024**3  # bytes of a download; the largest of a native task has 21 MB
 SECONDS = 30.0  # without a byte
@@ -38,20 +38,12 @@ def folder() -> Path:
 
 
 @contextlib.contextmanager
-def keeping(file: Path) -> Iterator[IO[bytes]]:
+def keeping(file: Path) -> Iterator[BinaryIO]:
     """A new file, whole or absent, with its folder. Raises SetupError when it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=file.parent, prefix=".", suffix=".part", delete=False) as stream:
-            try:
-                yield stream
-                stream.flush()
-                os.fsync(stream.fileno())
-                Path(stream.name).chmod(0o644)
-                os.replace(stream.name, file)
-            except BaseException:
-                Path(stream.name).unlink(missing_ok=True)
-                raise
+        with replacing(file) as stream:
+            yield stream
     except OSError as error:
         raise SetupError(f"cannot write {show(file)}: {error.strerror or error}.") from None
 
