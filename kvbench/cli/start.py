@@ -110,10 +110,11 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
 def report_on(run_dir: Path, *, quiet: bool) -> None:
     """Print the tables of a run and write them into its folder."""
     from kvbench.report.load import load
-    from kvbench.report.render import Report, text, write
+    from kvbench.report.render import text, write
+    from kvbench.report.scores import ScoreReport
 
     with signals.phase(lambda: f"interrupted: all rows are saved; 'kvbench report {run_dir}' makes the tables."):
-        report = Report.make(load([run_dir]))
+        report = ScoreReport.make(load([run_dir]))
         paths = write(report, run_dir / "report")
     if not quiet:
         print(text(report))

@@ -14,20 +14,20 @@ rise (inc) or fall (dec) linearly from the shortest to the longest, as in RULER'
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.errors import KVBenchError
 from kvbench.eviction.budget import Budget, label
 from kvbench.report.agree import SAME, values_of
-from kvbench.report.cells import CellRow
+from kvbench.report.blocks import NAMED, Block, Column, chosen, own, plain, with_error
+from kvbench.report.cells import ScoreCell
 from kvbench.report.load import Group
 from kvbench.report.tables import TaskTable
 from kvbench.task import Task
 from kvbench.taskkit.names import base_name, get_task
 
-NOTHING = "-"
 EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task of a group has its own
 ABOUT = "Means over tasks; their errors take the tasks as independent."
 
@@ -42,6 +42,11 @@ class Mean:
     diff_se: float
     missing: tuple[str, ...]
 
+    def data(self) -> dict[str, Any]:
+        """For JSON; None where there is no number."""
+        (line,) = plain([Column("mean", "value"), *own("se", "diff", "diff_se", "missing")], [self])
+        return line
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageRow:
@@ -53,6 +58,10 @@ class AverageRow:
     baseline: str
     progress: str
     means: dict[str, Mean]
+
+
+Part = tuple[ScoreCell | AverageRow, Mean]  # a cell, and the mean that stands for it
+Averages = Mapping[str, Mapping[str, float]]  # weights of members by the name of the average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +76,31 @@ class AverageTable:
     rows: list[AverageRow]
     notes: list[str]
 
-    @property
-    def title(self) -> str:
+    def block(self) -> Block:
         evicting = f"evicting every {self.interval} tokens" if self.interval else ""
-        return ", ".join(filter(None, (f"{self.task}: averages", self.group, evicting)))
+        return Block(
+            title=", ".join(filter(None, (f"{self.task}: averages", self.group, evicting))),
+            lines=self.rows,
+            columns=[
+                Column("group", lambda _: self.group),
+                Column("task", lambda _: self.task),
+                Column("interval", lambda _: self.interval),
+                *NAMED,
+                Column("baseline", lambda row: row.baseline or None),
+                Column("progress", lambda row: row.progress or None),
+                Column("averages", lambda row: {name: mean.data() for name, mean in row.means.items()}),
+            ],
+            grids=[self._shown()] if self.names else [],
+            notes=self.notes,
+            drops_empty=True,
+        )
+
+    def _shown(self) -> list[Column]:
+        """Columns of the table; the difference is that of the first average."""
+        first, *others = [Column("", lambda row, name=name: _value(row, name), name) for name in self.names]
+        baseline = next((row.baseline for row in self.rows if row.baseline), "")
+        difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
+        return [*chosen(NAMED, ("method", "budget")), first, *([difference] if baseline else []), *others]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +138,7 @@ def _over_lengths(made: Sequence[tuple[_Family, AverageTable]]) -> list[AverageT
                 kin.append([(family, table)])
             else:
                 same.append((family, table))
-    return [_lengths([family for family, _ in one], [table for _, table in one]) for one in kin if len(one) > 1]
+    return [_lengths(one) for one in kin if len(one) > 1]
 
 
 def _alike(a: _Family, b: _Family) -> bool:
@@ -117,50 +147,21 @@ def _alike(a: _Family, b: _Family) -> bool:
     return same and all(b.settings.get(column, values) == values for column, values in a.settings.items())
 
 
-def _lengths(families: Sequence[_Family], tables: Sequence[AverageTable]) -> AverageTable:
-    task = families[0].task
-    name = next(iter(task.averages))
-    lengths = sorted(task.lengths)
-    found: dict[tuple[str, Budget | None], dict[int, AverageRow]] = {}
-    for family, table in zip(families, tables, strict=True):
-        for row in table.rows:
-            found.setdefault((row.method, row.budget), {})[family.task.length] = row
-    count = len(lengths)
-    weights = {
-        f"{name}, all lengths": [1.0] * count,
-        "inc": [float(n) for n in range(1, count + 1)],
-        "dec": [float(n) for n in range(count, 0, -1)],
+def _lengths(kin: Sequence[tuple[_Family, AverageTable]]) -> AverageTable:
+    """The first average of a group at its lengths, averaged over these."""
+    family, tables = kin[0][0], [table for _, table in kin]
+    name = next(iter(family.task.averages))
+    lengths = [f"@{length}" for length in sorted(family.task.lengths)]
+    rising = [float(place) for place in range(1, len(lengths) + 1)]
+    averages = {
+        f"{name}, all lengths": dict.fromkeys(lengths, 1.0),
+        "inc": dict(zip(lengths, rising)),
+        "dec": dict(zip(lengths, reversed(rising))),
     }
-    rows = [_length_row(members, name, lengths, weights) for members in found.values()]
-    names = list(weights) if any(not row.means["inc"].missing for row in rows) else []
-    return AverageTable(
-        task=f"{base_name(families[0].name)}@*",
-        group=families[0].label,
-        interval=next((table.interval for table in tables if table.interval), None),
-        last=tables[-1].last,
-        names=names,
-        rows=rows,
-        notes=[*_missing(rows, list(weights)[:1]), *([ABOUT] if names else [])],
-    )
-
-
-def _length_row(
-    members: Mapping[int, AverageRow], name: str, lengths: Sequence[int], weights: Mapping[str, Sequence[float]]
-) -> AverageRow:
-    first = next(iter(members.values()))
-    means = {length: row.means[name] for length, row in members.items() if not row.means[name].missing}
-    missing = tuple(f"@{length}" for length in lengths if length not in means)
-    return AverageRow(
-        method=first.method,
-        budget=first.budget,
-        marked=first.marked,
-        baseline=_only({row.baseline for row in members.values()}),
-        progress=", ".join(dict.fromkeys(row.progress for row in members.values() if row.progress)),
-        means={
-            title: _weighted([(w, means[length]) for w, length in zip(each, lengths)] if not missing else [], missing)
-            for title, each in weights.items()
-        },
-    )
+    members = {f"@{at.task.length}": [(row, row.means[name]) for row in table.rows] for at, table in kin}
+    interval = next((table.interval for table in tables if table.interval), None)
+    title = f"{base_name(family.name)}@*"
+    return _table(title, family.label, interval, tables[-1].last, members, averages, list(averages)[:1])
 
 
 def _join(families: list[_Family], group: Group, table: TaskTable, task: Task) -> None:
@@ -177,63 +178,65 @@ def _join(families: list[_Family], group: Group, table: TaskTable, task: Task) -
 
 
 def _averages(family: _Family) -> AverageTable:
-    cells: dict[tuple[str, Budget | None], dict[str, CellRow]] = {}
-    for variant, table in family.members.items():
-        for cell in table.cells:
-            cells.setdefault((cell.method, cell.budget), {})[variant] = cell
-    rows = [_row(members, family.task.averages) for members in cells.values()]
-    names = [name for name in family.task.averages if any(not row.means[name].missing for row in rows)]
+    averages = family.task.averages
     tables = list(family.members.values())
-    return AverageTable(
-        task=family.name,
-        group=family.label,
-        interval=next((table.interval for table in tables if table.interval), None),
-        last=tables[-1],
-        names=names,
-        rows=rows,
-        notes=[*_missing(rows, list(family.task.averages)), *([ABOUT] if names else [])],
-    )
+    members = {variant: [(cell, _one(cell)) for cell in table.cells] for variant, table in family.members.items()}
+    interval = next((table.interval for table in tables if table.interval), None)
+    return _table(family.name, family.label, interval, tables[-1], members, averages, list(averages))
 
 
-def _row(members: Mapping[str, CellRow], averages: Mapping[str, Mapping[str, float]]) -> AverageRow:
-    first = next(iter(members.values()))
+def _table(
+    task: str,
+    group: str,
+    interval: int | None,
+    last: TaskTable,
+    members: Mapping[str, Sequence[Part]],
+    averages: Averages,
+    explained: Sequence[str],
+) -> AverageTable:
+    """One row per method and budget, from the cells of all members; `explained` averages get a note on gaps."""
+    parts: dict[tuple[str, Budget | None], dict[str, Part]] = {}
+    for member, cells in members.items():
+        for cell, mean in cells:
+            parts.setdefault((cell.method, cell.budget), {})[member] = cell, mean
+    rows = [_row(by_member, averages) for by_member in parts.values()]
+    names = [name for name in averages if any(not row.means[name].missing for row in rows)]
+    notes = [*_missing(rows, explained), *([ABOUT] if names else [])]
+    return AverageTable(task=task, group=group, interval=interval, last=last, names=names, rows=rows, notes=notes)
+
+
+def _row(parts: Mapping[str, Part], averages: Averages) -> AverageRow:
+    cells = [cell for cell, _ in parts.values()]
+    baselines = {cell.baseline for cell in cells}
     return AverageRow(
-        method=first.method,
-        budget=first.budget,
-        marked=first.evicts and not first.decode_bounded,
-        baseline=_only({cell.against.baseline if cell.against else "" for cell in members.values()}),
-        progress=", ".join(dict.fromkeys(cell.progress for cell in members.values() if cell.progress)),
-        means={name: _mean(members, weights) for name, weights in averages.items()},
+        method=cells[0].method,
+        budget=cells[0].budget,
+        marked=cells[0].marked,
+        baseline=cells[0].baseline if len(baselines) == 1 else "",
+        progress=", ".join(dict.fromkeys(cell.progress for cell in cells if cell.progress)),
+        means={name: _mean(parts, weights) for name, weights in averages.items()},
     )
 
 
-def _only(baselines: Collection[str]) -> str:
-    """The one baseline that all have; empty where they differ."""
-    return next(iter(baselines)) if len(baselines) == 1 else ""
-
-
-def _mean(members: Mapping[str, CellRow], weights: Mapping[str, float]) -> Mean:
-    missing = tuple(v for v in weights if v not in members or math.isnan(members[v].score.mean))
-    return _weighted([] if missing else [(w, _one(members[variant])) for variant, w in weights.items()], missing)
-
-
-def _one(cell: CellRow) -> Mean:
+def _one(cell: ScoreCell) -> Mean:
     """A cell as the mean of itself."""
-    diff, diff_se = (cell.against.diff, cell.against.se) if cell.against else (math.nan, math.nan)
+    diff, diff_se = (cell.against.paired.diff, cell.against.paired.se) if cell.against else (math.nan, math.nan)
     return Mean(value=cell.score.mean, se=cell.score.se, diff=diff, diff_se=diff_se, missing=())
 
 
-def _weighted(parts: Sequence[tuple[float, Mean]], missing: tuple[str, ...]) -> Mean:
-    """Their weighted mean; NaN where any figure of a part is, and without parts."""
-    if not parts:
+def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
+    """The weighted mean; NaN where any figure of a part is, and where a part is missing."""
+    missing = tuple(member for member in weights if member not in parts or math.isnan(parts[member][1].value))
+    if missing:
         return Mean(value=math.nan, se=math.nan, diff=math.nan, diff_se=math.nan, missing=missing)
-    total = sum(weight for weight, _ in parts)
+    total = sum(weights.values())
+    means = [(weight / total, parts[member][1]) for member, weight in weights.items()]
     return Mean(
-        value=sum(weight / total * part.value for weight, part in parts),
-        se=math.hypot(*(weight / total * part.se for weight, part in parts)),
-        diff=sum(weight / total * part.diff for weight, part in parts),
-        diff_se=math.hypot(*(weight / total * part.diff_se for weight, part in parts)),
-        missing=missing,
+        value=sum(weight * mean.value for weight, mean in means),
+        se=math.hypot(*(weight * mean.se for weight, mean in means)),
+        diff=sum(weight * mean.diff for weight, mean in means),
+        diff_se=math.hypot(*(weight * mean.diff_se for weight, mean in means)),
+        missing=(),
     )
 
 
@@ -255,57 +258,13 @@ def _cell_name(row: AverageRow) -> str:
     return row.method if row.budget is None else f"{row.method} at {label(row.budget)}"
 
 
-def columns(table: AverageTable, plus_minus: str) -> list[tuple[str, Callable[[AverageRow], str]]]:
-    """What people see of a row; the difference is that of the first average."""
-
-    def mean(row: AverageRow, name: str) -> str:
-        text = _number(row.means[name].value, row.means[name].se, plus_minus)
-        return f"{text} ({row.progress})" if row.progress and text != NOTHING else text
-
-    def difference(row: AverageRow) -> str:
-        one = row.means[table.names[0]]
-        return _number(one.diff, one.diff_se, plus_minus, "+")
-
-    made: list[tuple[str, Callable[[AverageRow], str]]] = [
-        ("method", lambda row: row.method + " *" * row.marked),
-        ("budget", lambda row: NOTHING if row.budget is None else label(row.budget)),
-        *((name, lambda row, name=name: mean(row, name)) for name in table.names),
-    ]
-    baseline = next((row.baseline for row in table.rows if row.baseline), "")
-    if baseline and any(difference(row) != NOTHING for row in table.rows):
-        made.insert(3, (f"minus {baseline}", difference))
-    return made
+def _value(row: AverageRow, name: str) -> str | None:
+    mean = row.means[name]
+    if math.isnan(mean.value):
+        return None
+    text = with_error(mean.value, mean.se)
+    return f"{text} ({row.progress})" if row.progress else text
 
 
-def flat(table: AverageTable, row: AverageRow) -> dict[str, Any]:
-    """A row as plain data; None where there is no number."""
-    return {
-        "group": table.group,
-        "task": table.task,
-        "interval": table.interval,
-        "method": row.method,
-        "budget": None if isinstance(row.budget, float) else row.budget,
-        "budget_share": row.budget if isinstance(row.budget, float) else None,
-        "baseline": row.baseline or None,
-        "progress": row.progress or None,
-        "averages": {
-            name: {
-                "mean": _finite(one.value),
-                "se": _finite(one.se),
-                "diff": _finite(one.diff),
-                "diff_se": _finite(one.diff_se),
-                "missing": list(one.missing),
-            }
-            for name, one in row.means.items()
-        },
-    }
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _number(value: float, se: float, plus_minus: str, sign: str = "") -> str:
-    if math.isnan(value):
-        return NOTHING
-    return f"{value:{sign}.3f}" + ("" if math.isnan(se) else f" {plus_minus}{se:.3f}")
+def _difference(mean: Mean) -> str | None:
+    return None if math.isnan(mean.diff) else with_error(mean.diff, mean.diff_se, sign="+")

@@ -14,19 +14,17 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, ClassVar
 
 from kvbench.errors import UserError
 from kvbench.eviction.budget import Budget, label
 from kvbench.report import stats
+from kvbench.report.blocks import NAMED, Block, Column, Report, own, plain, with_error
 from kvbench.report.cells import cells_of, clusters_of
 from kvbench.report.load import Group, Loaded
-from kvbench.report.render import Block
 from kvbench.report.rows import ranks
 from kvbench.report.tables import headline_of, shared_options
 
-NOTHING = "-"
 ACROSS = 5  # columns of scores that fit 80 characters
 LENGTH = re.compile(r"@(\d+)$")
 
@@ -51,24 +49,50 @@ class CategoryCell:
         return self.method if self.budget is None else f"{self.method} {label(self.budget)}"
 
 
+COLUMNS = [
+    *own("group", "task", "length", "part", "category"),
+    *NAMED,
+    *own("headline"),
+    *(Column(name, f"score.{name}") for name in ("mean", "se", "low", "high", "questions", "samples")),
+]
+Line = tuple[str, dict[str, CategoryCell]]  # a category, and its cells by column
+
+
 @dataclass(frozen=True, slots=True)
 class CategoryTable:
-    """Categories down, methods or lengths across. A line is a category with its cells by column."""
+    """Categories down, methods or lengths across."""
 
     title: str
     across: list[str]
-    lines: list[tuple[str, dict[str, CategoryCell]]]
+    lines: list[Line]
+
+    def block(self) -> Block:
+        category = Column("", lambda line: line[0], "category")
+        parts = [self.across[start : start + ACROSS] for start in range(0, len(self.across), ACROSS)]
+        return Block(title=self.title, lines=self.lines, grids=[[category, *_shown(names)] for names in parts])
+
+
+def _shown(names: Sequence[str]) -> Iterator[Column]:
+    """Columns of scores; questions are those of the first."""
+    yield Column("", lambda line: line[1][names[0]].score.questions if names[0] in line[1] else None, "questions")
+    for name in names:
+        yield Column("", lambda line, name=name: _score(line[1].get(name)), name)
+
+
+def _score(cell: CategoryCell | None) -> str | None:
+    if cell is None or math.isnan(cell.score.mean):
+        return None
+    return with_error(cell.score.mean, cell.score.se, digits=2)
 
 
 @dataclass(frozen=True, slots=True)
-class CategoryReport:
+class CategoryReport(Report):
     """Every cell's score in each category."""
 
     name: ClassVar[str] = "categories"
     about: ClassVar[str] = (
         "Scores with standard errors over the questions of a category; questions counts those of the first column."
     )
-    loaded: Loaded
     cells: list[CategoryCell]
     tables: list[CategoryTable]
 
@@ -83,15 +107,14 @@ class CategoryReport:
         shown = {id(cell) for table in tables for _, line in table.lines for cell in line.values()}
         return cls(loaded, [cell for cell in cells if id(cell) in shown], tables)
 
-    def blocks(self, plus_minus: str) -> Iterator[Block]:
-        for table in self.tables:
-            yield Block(title=table.title, grids=[(view, table.lines) for view in columns(table, plus_minus)])
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [flat(cell) for cell in self.cells]
+    def blocks(self) -> Iterator[Block]:
+        return (table.block() for table in self.tables)
 
     def data(self) -> dict[str, Any]:
         return {"cells": self.lines()}
+
+    def lines(self) -> list[dict[str, Any]]:
+        return plain(COLUMNS, self.cells)
 
 
 def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[CategoryCell]:
@@ -102,14 +125,14 @@ def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[Ca
     if len(counts) != 1:  # none, or "/" is part of a name
         split, counts = {name: [name] for name in split}, {1}
     (parts,) = counts
-    found = LENGTH.search(group.task)
+    length = LENGTH.search(group.task)
     clusters = clusters_of(rows)
     for part in range(parts):
         kept = {name: parts_of[part] for name, parts_of in split.items()}
         categories = rows.text("category").renamed(kept.get)
         order = sorted(categories.names)
-        for (place,), own in rows.parts(ranks(categories.names)[categories.codes]):
-            for method, budget, cell in cells_of(own, shared):
+        for (place,), inside in rows.parts(ranks(categories.names)[categories.codes]):
+            for method, budget, cell in cells_of(inside, shared):
                 yield CategoryCell(
                     task=LENGTH.sub("", group.task),
                     group=group.label,
@@ -118,7 +141,7 @@ def _cells(group: Group, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[Ca
                     category=order[place],
                     method=method,
                     budget=budget,
-                    length=int(found[1]) if found else None,
+                    length=int(length[1]) if length else None,
                     headline=headline_of(group.task),
                     score=_estimate(cell.scores(headline_of(group.task)), clusters),
                 )
@@ -157,49 +180,3 @@ def _by(cells: Sequence[CategoryCell], key: Callable[[CategoryCell], Any]) -> li
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)
     return list(groups.values())
-
-
-Line = tuple[str, dict[str, CategoryCell]]
-
-
-def columns(table: CategoryTable, plus_minus: str) -> Iterator[list[tuple[str, Callable[[Line], str]]]]:
-    """What people see, in as many grids as the columns need."""
-
-    def score(line: Line, name: str) -> str:
-        if name not in line[1] or math.isnan(line[1][name].score.mean):
-            return NOTHING
-        found = line[1][name].score
-        return f"{found.mean:.3f}" + ("" if math.isnan(found.se) else f" {plus_minus}{found.se:.2f}")
-
-    def questions(line: Line, name: str) -> str:
-        return str(line[1][name].score.questions) if name in line[1] else NOTHING
-
-    for start in range(0, len(table.across), ACROSS):
-        names = table.across[start : start + ACROSS]
-        yield [
-            ("category", lambda line: line[0]),
-            ("questions", partial(questions, name=names[0])),
-            *((name, partial(score, name=name)) for name in names),
-        ]
-
-
-def flat(cell: CategoryCell) -> dict[str, Any]:
-    """A cell as plain data; None where there is no number."""
-    data: dict[str, Any] = {
-        "group": cell.group,
-        "task": cell.task,
-        "length": cell.length,
-        "part": cell.part,
-        "category": cell.category,
-        "method": cell.method,
-        "budget": None if isinstance(cell.budget, float) else cell.budget,
-        "budget_share": cell.budget if isinstance(cell.budget, float) else None,
-        "headline": cell.headline,
-        "mean": cell.score.mean,
-        "se": cell.score.se,
-        "low": cell.score.low,
-        "high": cell.score.high,
-        "questions": cell.score.questions,
-        "samples": cell.score.samples,
-    }
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in data.items()}

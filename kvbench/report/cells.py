@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -28,28 +28,17 @@ NO_BUDGET = -1  # sorts the full cache first
 SCORES = {"score": "score", "score_partial": "partial", "score_strict": "strict"}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Against:
-    """A cell minus its baseline over the same questions. `p` is adjusted.
-
-    `verdict` and `smallest_drop` are those of `stats.Judged`.
-    """
+    """A cell minus its baseline over the same questions."""
 
     baseline: str
-    diff: float
-    se: float
-    low: float
-    high: float
-    p: float
-    p_sign_flip: float  # not adjusted
-    verdict: str
-    smallest_drop: float
-    questions: int
-    found: stats.Paired
+    paired: stats.Paired
+    judged: stats.Judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CellRow:
+class ScoreCell:
     """One method at one budget on one task. Numbers that the rows do not have are NaN."""
 
     method: str  # with the options that differ from their defaults
@@ -76,7 +65,17 @@ class CellRow:
     evict_share: float
     progress: str  # "412 of 960 rows" of an unfinished run
     against: Against | None = None
-    of_full: dict[str, float] | None = None  # score, bytes and speed as shares of the full cache's on shared questions
+    # Score, bytes and speed as shares of the full cache's on shared questions; empty without a full cache.
+    of_full: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def marked(self) -> bool:
+        """Whether generated entries are not bounded by the budget."""
+        return self.evicts and not self.decode_bounded
+
+    @property
+    def baseline(self) -> str:
+        return self.against.baseline if self.against else ""
 
 
 def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = None) -> str:
@@ -130,15 +129,14 @@ def make_cell(
     by_question: dict[str, list[float]],
     clusters: Mapping[str, str],
     unfinished: Mapping[str, str],
-) -> CellRow:
+) -> ScoreCell:
     status = rows.text("status")
     ok, unscored = rows.where(status.is_one_of("ok")), int(status.is_one_of("unscored").sum())
     made = made_rows(rows)
     busy = _busy(made)
     runs = rows.text(RUN)
-    no_answer, bounded = present(ok.number("no_answer")), present(rows.number("decode_bounded"))
-    rates = stats.rates([reason or "" for reason in ok.text("stop_reason").list()], no_answer.tolist())
-    return CellRow(
+    bounded = present(rows.number("decode_bounded"))
+    return ScoreCell(
         method=label,
         budget=budget,
         decode_bounded=bool(bounded.all()) if len(bounded) else True,
@@ -151,8 +149,8 @@ def make_cell(
         samples=len(ok),
         failed=len(rows) - len(ok) - unscored,
         unscored=unscored,
-        truncated=rates["truncated"],
-        no_answer=rates["no_answer"],
+        truncated=mean(ok.text("stop_reason").is_one_of("length")),
+        no_answer=mean(ok.number("no_answer")),
         entries_after_evict=_most(made.number("entries_after_evict")),
         entries_peak=_most(made.number("entries_peak")),
         entries_mean=mean(made.number("entries_mean")),

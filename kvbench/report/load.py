@@ -185,7 +185,7 @@ def _counted(count: int) -> str:
 
 
 def _filled(rows: Rows) -> Rows:
-    """Rows with what is left out where it is the usual, so that they do not agree with everything."""
+    """Rows with empty values in place of missing ones, which would agree with every value."""
     return rows.having(
         stop=rows.text("stop").filled("[]"),
         options=rows.text("options").filled("{}"),

@@ -17,24 +17,23 @@ a page a head and 5% a cell is marked. What a method stores beside keys and valu
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.console.progress import size
 from kvbench.errors import SetupError, show
-from kvbench.eviction.budget import Budget, label
+from kvbench.eviction.budget import Budget
+from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, entries, own, percent
 from kvbench.report.cells import cells_of, present
 from kvbench.report.load import Loaded
-from kvbench.report.render import Block
 from kvbench.report.rows import RUN, Rows
 from kvbench.report.tables import shared_options
 from kvbench.store import manifest
 
 PAGE = 16  # entries; that of kvbench.engine.cache.paged, which needs torch
 SLACK = 1.05
-NOTHING = "-"
 UNBOUNDED = (
     "* does not bound what is generated (evicts the prompt only, or in some heads only): nominal is the budget and all "
     "that was generated."
@@ -78,6 +77,31 @@ class MemoryCell:
     over: bool
     samples: int
 
+    @property
+    def marked(self) -> bool:
+        return self.evicts and not self.decode_bounded
+
+
+def _ratio(cell: MemoryCell) -> str:
+    return (NOTHING if math.isnan(cell.ratio) else f"{cell.ratio:.2f}") + (" !" if cell.over else "")
+
+
+COLUMNS = [
+    *NAMED,
+    *own("interval", "decode_bounded", "evicts"),
+    Column("nominal_entries", "nominal_entries", "entries", entries),
+    *own("entries_after_evict"),
+    Column("entries_peak", "entries_peak", "peak", entries),
+    Column("nominal_bytes", "nominal_bytes", "nominal", size),
+    Column("measured_bytes", "measured_bytes", "measured", size),
+    Column("", _ratio, "ratio"),
+    *own("ratio", "largest_ratio", "allowed_bytes", "beside_bytes"),
+    Column("beside_share", "beside_share", "beside", percent),
+    Column("reading_bytes", "reading_bytes", "while reading", size),
+    *own("over", "samples"),
+]
+SHOWN = ("method", "budget", "entries", "peak", "nominal", "measured", "ratio", "beside", "while reading")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryTable:
@@ -86,13 +110,20 @@ class MemoryTable:
     cells: list[MemoryCell]
     notes: list[str]
 
-    @property
-    def title(self) -> str:
-        return ", ".join(filter(None, (self.task, self.group)))
+    def block(self) -> Block:
+        columns = [Column("group", lambda _: self.group), Column("task", lambda _: self.task), *COLUMNS]
+        return Block(
+            title=", ".join(filter(None, (self.task, self.group))),
+            lines=self.cells,
+            columns=columns,
+            grids=[chosen(columns, SHOWN)],
+            notes=self.notes,
+            facts={"group": self.group, "task": self.task},
+        )
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryReport:
+class MemoryReport(Report):
     """Every cell's memory, a table for each task."""
 
     name: ClassVar[str] = "memory"
@@ -103,7 +134,6 @@ class MemoryReport:
         "states, as a share of measured keys and values. While reading: everything held at the peak of reading the "
         "prompt."
     )
-    loaded: Loaded
     tables: list[MemoryTable]
 
     @classmethod
@@ -120,19 +150,11 @@ class MemoryReport:
             tables.append(MemoryTable(group=group.label, task=group.task, cells=cells, notes=notes))
         return cls(loaded, tables)
 
-    def blocks(self, plus_minus: str) -> Iterator[Block]:
-        for table in self.tables:
-            yield Block(title=table.title, grids=[(columns(), table.cells)], notes=table.notes)
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [flat(table, cell) for table in self.tables for cell in table.cells]
+    def blocks(self) -> Iterator[Block]:
+        return (table.block() for table in self.tables)
 
     def data(self) -> dict[str, Any]:
-        tables = [
-            {"group": t.group, "task": t.task, "notes": t.notes, "cells": [flat(t, cell) for cell in t.cells]}
-            for t in self.tables
-        ]
-        return {"tables": tables}
+        return {"tables": [table.block().document() for table in self.tables]}
 
 
 def read_layers(path: Path) -> list[Layer] | None:
@@ -285,42 +307,10 @@ def _largest(held: Held) -> int:
 
 def _notes(cells: Sequence[MemoryCell]) -> list[str]:
     notes = []
-    if any(cell.evicts and not cell.decode_bounded for cell in cells):
+    if any(cell.marked for cell in cells):
         notes.append(UNBOUNDED)
     if over := sum(cell.over for cell in cells):
         notes.append(f"{OVER} {over} of {len(cells)} cells.")
     if any(math.isnan(cell.nominal_bytes) for cell in cells):
         notes.append("The run does not say what an entry takes (older version): bytes are measured only.")
     return notes
-
-
-def columns() -> list[tuple[str, Callable[[MemoryCell], str]]]:
-    """What people see of a cell."""
-    return [
-        ("method", lambda c: c.method + ("" if c.decode_bounded or not c.evicts else " *")),
-        ("budget", lambda c: NOTHING if c.budget is None else label(c.budget)),
-        ("entries", lambda c: _entries(c.nominal_entries)),
-        ("peak", lambda c: _entries(c.entries_peak)),
-        ("nominal", lambda c: _size(c.nominal_bytes)),
-        ("measured", lambda c: _size(c.measured_bytes)),
-        ("ratio", lambda c: (NOTHING if math.isnan(c.ratio) else f"{c.ratio:.2f}") + (" !" if c.over else "")),
-        ("beside", lambda c: NOTHING if math.isnan(c.beside_share) else f"{c.beside_share:.0%}"),
-        ("while reading", lambda c: _size(c.reading_bytes)),
-    ]
-
-
-def flat(table: MemoryTable, cell: MemoryCell) -> dict[str, Any]:
-    """A cell as plain data; None where there is no number."""
-    share = cell.budget if isinstance(cell.budget, float) else None
-    names = {"group": table.group, "task": table.task, "method": cell.method}
-    data = names | {"budget": cell.budget, "budget_share": share} | asdict(cell)
-    data["budget"] = None if share is not None else cell.budget
-    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in data.items()}
-
-
-def _entries(value: float) -> str:
-    return NOTHING if math.isnan(value) else f"{value:.0f}" if value == int(value) else f"{value:.1f}"
-
-
-def _size(value: float) -> str:
-    return NOTHING if math.isnan(value) else size(value)

@@ -14,108 +14,30 @@ import csv
 import html
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any
 
 from kvbench import __version__
 from kvbench.console import terminal
 from kvbench.errors import SetupError, show
-from kvbench.report import averages
 from kvbench.report.agree import sentence
-from kvbench.report.averages import AverageTable, make_averages
-from kvbench.report.columns import cost, flat, quality, samples
-from kvbench.report.load import Loaded
-from kvbench.report.tables import TaskTable, make_tables
+from kvbench.report.blocks import Column, Report
 from kvbench.store import manifest
 from kvbench.store.files import own_folder, reason, replacing
 
-Columns = Sequence[tuple[str, Callable[[Any], str]]]  # title, and what a line shows below it
+ASCII = str.maketrans({"±": "+-", "≤": "<=", "≥": ">="})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
-    """A title with tables below it, each columns and lines, and notes below these."""
-
-    title: str
-    grids: Sequence[tuple[Columns, Sequence[Any]]]
-    notes: Sequence[str] = field(default_factory=list)
-
-
-class Drawable(Protocol):
-    """What is drawn. `name` is the stem of its files, `about` stands below the tables."""
-
-    name: ClassVar[str]
-    about: ClassVar[str]
-
-    @property
-    def loaded(self) -> Loaded: ...
-
-    def blocks(self, plus_minus: str) -> Iterator[Block]:
-        """For people, in order."""
-
-    def lines(self) -> list[dict[str, Any]]:
-        """Every cell as plain data with equal keys, for CSV."""
-
-    def data(self) -> dict[str, Any]:
-        """The same by table, for JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class Report:
-    """Quality, cost and comparisons of every cell, and the averages over groups of tasks."""
-
-    name: ClassVar[str] = "report"
-    about: ClassVar[str] = (
-        "Budget: KV entries per layer and KV head right after an eviction, everything included; entries and bytes are "
-        "measured (after an eviction, at the peak), bytes are of one sequence. Errors are standard errors over "
-        "questions. Differences are paired by question, with 95% intervals and Holm-adjusted p."
-    )
-    loaded: Loaded
-    tables: list[TaskTable]
-    averages: list[AverageTable]
-
-    @classmethod
-    def make(cls, loaded: Loaded, baseline: str | None = None) -> Report:
-        tables = make_tables(loaded, baseline)
-        return cls(loaded, tables, make_averages(loaded.groups, tables))
-
-    def blocks(self, plus_minus: str) -> Iterator[Block]:
-        for table in self.tables:
-            views = filter(None, (quality(table, plus_minus), cost(table), samples(table)))
-            yield Block(title=_title(table), grids=[(view, table.cells) for view in views], notes=table.notes)
-            for found in self.averages:  # below the table of their last member
-                if found.last is table:
-                    grids = [(averages.columns(found, plus_minus), found.rows)] if found.names else []
-                    yield Block(title=found.title, grids=grids, notes=found.notes)
-
-    def lines(self) -> list[dict[str, Any]]:
-        return [flat(table, cell) for table in self.tables for cell in table.cells]
-
-    def data(self) -> dict[str, Any]:
-        tables = [
-            {
-                "group": table.group,
-                "task": table.task,
-                "headline": table.headline,
-                "notes": table.notes,
-                "cells": [flat(table, cell) for cell in table.cells],
-            }
-            for table in self.tables
-        ]
-        return {"tables": tables, "averages": [averages.flat(t, row) for t in self.averages for row in t.rows]}
-
-
-def text(report: Drawable) -> str:
+def text(report: Report) -> str:
     """Tables for a terminal; ASCII where stdout knows no more."""
     console = terminal.console()
     with console.capture() as captured:
-        for block in report.blocks("+-" if terminal.ascii_only() else "±"):
+        for block in report.blocks():
             console.print(terminal.clean(block.title), style="bold")
             console.print()
-            for columns, lines in block.grids:
-                console.print(_drawn(columns, lines))
+            for columns in block.tables():
+                console.print(_drawn(columns, block.lines))
                 console.print()
             for note in block.notes:
                 console.print(terminal.clean(note))
@@ -127,19 +49,19 @@ def text(report: Drawable) -> str:
     return captured.get().rstrip("\n")
 
 
-def markdown(report: Drawable) -> str:
+def markdown(report: Report) -> str:
     lines = [f"# kvbench {report.name}", "", f"kvbench {__version__}. {report.about}", ""]
-    for block in report.blocks("±"):
+    for block in report.blocks():
         lines += [f"## {md(block.title)}", ""]
-        for columns, cells in block.grids:
-            lines += [*_md_table(columns, cells), ""]
+        for columns in block.tables():
+            lines += [*_md_table(columns, block.lines), ""]
         lines += [f"{md(note)}\n" for note in block.notes]
     lines += [f"{md(line)}\n" for line in _mixed(report)]
     lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
     return "\n".join(lines)
 
 
-def csv_text(report: Drawable) -> str:
+def csv_text(report: Report) -> str:
     rows = report.lines()
     if not rows:
         return ""
@@ -150,7 +72,7 @@ def csv_text(report: Drawable) -> str:
     return target.getvalue().rstrip("\n")
 
 
-def json_text(report: Drawable) -> str:
+def json_text(report: Report) -> str:
     """One document on one line."""
     about = {"kvbench": __version__, "runs": report.loaded.runs, "unfinished": report.loaded.unfinished}
     mixed = [
@@ -160,11 +82,11 @@ def json_text(report: Drawable) -> str:
     return json.dumps(about | ({"mixed": mixed} if mixed else {}) | report.data(), allow_nan=False)
 
 
-FORMATS: dict[str, Callable[[Drawable], str]] = {"text": text, "markdown": markdown, "csv": csv_text, "json": json_text}
+FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "markdown": markdown, "csv": csv_text, "json": json_text}
 SUFFIXES = {"markdown": "md", "csv": "csv", "json": "json"}  # of the files that are written
 
 
-def write(report: Drawable, folder: Path) -> list[Path]:
+def write(report: Report, folder: Path) -> list[Path]:
     """Write every file format into a folder and return the paths."""
     texts = {f"{report.name}.{suffix}": FORMATS[form](report) for form, suffix in SUFFIXES.items()}
     try:
@@ -179,30 +101,26 @@ def write(report: Drawable, folder: Path) -> list[Path]:
     return [folder / file for file in texts]
 
 
-def _mixed(report: Drawable) -> list[str]:
+def _mixed(report: Report) -> list[str]:
     """What rows of one table differ in though they may: versions, devices."""
     return [sentence(mixture, tasks) for mixture, tasks in report.loaded.mixed]
 
 
-def _title(table: TaskTable) -> str:
-    parts = [table.task, table.group, f"evicting every {table.interval} tokens" if table.interval else ""]
-    return ", ".join(part for part in parts if part)
-
-
-def _drawn(columns: Columns, lines: Sequence[Any]) -> Any:
+def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
     """Lines as a table for a terminal."""
-    titles = [title for title, _ in columns]
-    table = terminal.grid(*titles, right=tuple(titles[1:]))
+    headers = [column.header for column in columns]
+    signs = ASCII if terminal.ascii_only() else {}
+    table = terminal.grid(*headers, right=tuple(headers[1:]))
     for line in lines:
-        table.add_row(*(terminal.clean(value(line)) for _, value in columns))
+        table.add_row(*(terminal.clean(column.text(line).translate(signs)) for column in columns))
     return table
 
 
-def _md_table(columns: Columns, lines: Sequence[Any]) -> list[str]:
+def _md_table(columns: Sequence[Column], lines: Sequence[Any]) -> list[str]:
     """Lines as those of a Markdown table."""
-    head = "| " + " | ".join(md(title) for title, _ in columns) + " |"
+    head = "| " + " | ".join(md(column.header) for column in columns) + " |"
     rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|"
-    return [head, rule, *("| " + " | ".join(md(value(line)) for _, value in columns) + " |" for line in lines)]
+    return [head, rule, *("| " + " | ".join(md(column.text(line)) for column in columns) + " |" for line in lines)]
 
 
 def md(value: str) -> str:

@@ -17,17 +17,17 @@ from kvbench.report.stats import ALPHA, Paired, fewest_clusters
 def notes(found: Sequence[Against]) -> list[str]:
     if not found:
         return []
-    tests = [a.found for a in found]
+    tests = [a.paired for a in found]
     return [*_drops(found), *_without_spread(found), *_out_of_reach(found), *_too_few(tests), *_tests(tests)]
 
 
 def _within_reach(against: Against) -> bool:
-    return against.smallest_drop <= against.found.mean_b
+    return against.judged.smallest_drop <= against.paired.mean_b
 
 
 def _drops(found: Sequence[Against]) -> list[str]:
-    spread = [a for a in found if a.found.test in ("t", "sign flips")]
-    drops = [a.smallest_drop for a in spread if _within_reach(a)]
+    spread = [a for a in found if a.paired.test in ("t", "sign flips")]
+    drops = [a.judged.smallest_drop for a in spread if _within_reach(a)]
     if not drops:
         return []
     which = "every comparison" if len(drops) == len(found) else "every comparison but those counted below"
@@ -40,25 +40,25 @@ def _level(found: Sequence[Against]) -> str:
 
 
 def _without_spread(found: Sequence[Against]) -> list[str]:
-    equal = [a for a in found if a.found.test == "equal differences" and _within_reach(a)]
+    equal = [a for a in found if a.paired.test == "equal differences" and _within_reach(a)]
     if not equal:
         return []
     return [
         f"{_comparisons(len(equal))} the same difference on every question, which shows no spread: a drop that turns "
-        f"whole questions wrong is found with 80% power from {max(a.smallest_drop for a in equal):.3f} on."
+        f"whole questions wrong is found with 80% power from {max(a.judged.smallest_drop for a in equal):.3f} on."
     ]
 
 
 def _out_of_reach(found: Sequence[Against]) -> list[str]:
-    over = [a for a in found if a.smallest_drop > a.found.mean_b]
+    over = [a for a in found if a.judged.smallest_drop > a.paired.mean_b]
     lines = []
     if over:
-        least = min(over, key=lambda a: a.smallest_drop - a.found.mean_b)
+        least = min(over, key=lambda a: a.judged.smallest_drop - a.paired.mean_b)
         lines.append(
-            f"{_comparisons(len(over))} no drop to find: {least.baseline} scores {least.found.mean_b:.3f}, and a drop "
-            f"must be {least.smallest_drop:.3f} to be found with 80% power. A tie says nothing there."
+            f"{_comparisons(len(over))} no drop to find: {least.baseline} scores {least.paired.mean_b:.3f}, and a drop "
+            f"must be {least.judged.smallest_drop:.3f} to be found with 80% power. A tie says nothing there."
         )
-    never = [a for a in found if math.isnan(a.smallest_drop) and a.found.test != "none"]
+    never = [a for a in found if math.isnan(a.judged.smallest_drop) and a.paired.test != "none"]
     if never:
         lines.append(f"{_comparisons(len(never))} too few clusters to find a drop of any size after Holm.")
     return lines

@@ -21,7 +21,7 @@ from kvbench.registry import did_you_mean
 from kvbench.report import stats, sureness
 from kvbench.report.cells import (
     Against,
-    CellRow,
+    ScoreCell,
     cells_of,
     clusters_of,
     made_rows,
@@ -39,13 +39,13 @@ from kvbench.taskkit.names import get_task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable:
-    """One task in one comparable group. `headline` is the column behind `CellRow.score`."""
+    """One task in one comparable group. `headline` is the column behind `ScoreCell.score`."""
 
     group: str
     task: str
     headline: str
     interval: int | None
-    cells: list[CellRow]
+    cells: list[ScoreCell]
     notes: list[str]
 
 
@@ -88,7 +88,7 @@ def _table(
     group: Group, baseline: str, unfinished: dict[str, str], shared: Mapping[str, Mapping[str, Any]]
 ) -> TaskTable:
     rows, headline = group.rows, headline_of(group.task)
-    cells: list[CellRow] = []
+    cells: list[ScoreCell] = []
     scores: list[dict[str, list[float]]] = []
     parts: list[Rows] = []
     clusters = clusters_of(rows)
@@ -119,41 +119,29 @@ def headline_of(task: str) -> str:
 
 
 def _compare(
-    cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
-) -> list[CellRow]:
+    cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], clusters: dict[str, str], baseline: str
+) -> list[ScoreCell]:
     """Each cell against the baseline at its own budget, or against the baseline that has none."""
     label = _baseline_label([cell.method for cell in cells], baseline)
     places = {_budget(cell): i for i, cell in reversed(list(enumerate(cells))) if cell.method == label}
-    found: list[tuple[int, int, stats.Paired]] = []
+    comparisons: dict[int, tuple[int, stats.Paired]] = {}
     for i, cell in enumerate(cells):
         base = places.get("", places.get(_budget(cell)))
         shared = [q for q in scores[i] if base is not None and q in scores[base]]
         if base is None or base == i or not shared:
             continue
         a, b = [scores[i][q] for q in shared], [scores[base][q] for q in shared]
-        found.append((i, base, stats.paired(a, b, clusters=[clusters[q] for q in shared])))
+        paired = stats.paired(a, b, clusters=[clusters[q] for q in shared])
+        # Scores lie between 0 and 1.
+        comparisons[i] = base, replace(paired, low=max(paired.low, -1.0), high=min(paired.high, 1.0))
+    judged = stats.judge([paired for _, paired in comparisons.values()])
     compared = list(cells)
-    for (i, base, result), judged in zip(found, stats.judge([result for _, _, result in found])):
-        compared[i] = replace(
-            cells[i],
-            against=Against(
-                baseline=cells[base].method,
-                diff=result.diff,
-                se=result.se,
-                low=max(result.low, -1.0),  # scores lie between 0 and 1
-                high=min(result.high, 1.0),
-                p=judged.p,
-                p_sign_flip=result.p_sign_flip,
-                verdict=judged.verdict,
-                smallest_drop=judged.smallest_drop,
-                questions=result.questions,
-                found=result,
-            ),
-        )
+    for (i, (base, paired)), verdict in zip(comparisons.items(), judged):
+        compared[i] = replace(cells[i], against=Against(cells[base].method, paired, verdict))
     return compared
 
 
-def _budget(cell: CellRow) -> str:
+def _budget(cell: ScoreCell) -> str:
     """The budget as it is typed; empty without one."""
     return "" if cell.budget is None else label_of(cell.budget)
 
@@ -168,7 +156,9 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
     return variants[0]
 
 
-def _ratios(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]) -> list[CellRow]:
+def _ratios(
+    cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
+) -> list[ScoreCell]:
     """Shares of the full cache, each over the questions that the cell and the full cache both have."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
@@ -202,7 +192,7 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else math.nan
 
 
-def _notes(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]]) -> list[str]:
+def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]]) -> list[str]:
     notes = []
     floors = {_budget(c): c.floor for c in cells if c.floor == c.floor}
     if floors:
@@ -219,7 +209,7 @@ def _notes(cells: Sequence[CellRow], scores: Sequence[dict[str, list[float]]]) -
     idle = [f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict)]
     if idle:
         notes.append(f"Evicted nothing, so these are the full cache's answers: {', '.join(idle)}.")
-    if any(not cell.decode_bounded for cell in cells if cell.evicts):
+    if any(cell.marked for cell in cells):
         notes.append(
             "* generated entries are not bounded by the budget (most evict the prompt only). Compare by bytes."
         )

@@ -24,11 +24,15 @@ CONFIG = {
 }
 
 
+NAMES = ["trimkv", "retention", "foresightkv"]
+
+
 @pytest.fixture
 def folder(tmp_path):
-    for name in ("trimkv", "retention", "foresightkv"):
+    """Weights of three methods; each tensor holds one number, which says whose and which it is."""
+    for worth, name in enumerate(NAMES):
         shapes = make(name, {}).weights().shapes(CONFIG)
-        tensors = {key: torch.ones(shape) for key, shape in shapes.items()}
+        tensors = {key: torch.full(shape, 16.0 * worth + number) for number, (key, shape) in enumerate(shapes.items())}
         save_weights(tmp_path / f"{name}.safetensors", name, tensors, Base(name="m", config=CONFIG), made={})
     return tmp_path
 
@@ -37,9 +41,15 @@ def load(name, folder, options=None, **changes):
     return load_weights(make(name, options or {}).weights(), folder, CONFIG | changes, "cpu")
 
 
-@pytest.mark.parametrize("name", ["trimkv", "retention", "foresightkv"])
-def test_weights_beside_the_model_are_found(name, folder):
-    assert load(name, folder).keys() == make(name, {}).weights().shapes(CONFIG).keys()
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_loads_its_own_weights_beside_the_model(name, folder):
+    loaded = load(name, folder)
+    shapes = make(name, {}).weights().shapes(CONFIG)
+    assert {key: tuple(tensor.shape) for key, tensor in loaded.items()} == shapes
+    first = 16.0 * NAMES.index(name)
+    assert {key: tensor.unique().tolist() for key, tensor in loaded.items()} == {
+        key: [first + number] for number, key in enumerate(shapes)
+    }
 
 
 @pytest.mark.parametrize(("name", "what", "option"), [("trimkv", "gate", "gates"), ("retention", "gate", "gates"),

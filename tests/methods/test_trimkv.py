@@ -9,7 +9,6 @@ import torch
 
 from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.select import decide
-from kvbench.eviction.terms.gates import GateForm, log_retention
 from kvbench.eviction.view import make_view
 from kvbench.registry import methods
 
@@ -115,25 +114,43 @@ def test_budgets_cover_what_is_sure():
     assert TRIMKV().min_budget() == 1
 
 
-def test_what_is_sure_is_declared():
-    assert (TRIMKV().uniform, RETENTION().uniform) == (True, False)
-    assert (TRIMKV().scope, RETENTION().scope, RETENTION(level="layer").scope) == ("head", "model", "layer")
-    assert (RETENTION().layerwise, RETENTION(level="layer").layerwise) == (False, True)
-    assert TRIMKV().decode_bounded
-    assert RETENTION().decode_bounded
+@pytest.mark.parametrize(
+    ("method", "scope"), [(TRIMKV(), "head"), (RETENTION(level="layer"), "layer"), (RETENTION(), "model")]
+)
+def test_entries_compete_within_the_declared_scope(method, scope):
+    """What another head, or another layer, is worth changes a head's choice only where both compete."""
+    assert method.scope == scope
+
+    def first_head(other_head, other_layer):
+        views = [view([[-0.1] * 6, [other_head] * 6], 3), view([[other_layer] * 6] * 2, 3, layer=1)]
+        for one in views:
+            one.layer_count = 2
+        return kept(method, *views)[0]
+
+    assert (first_head(-0.01, -0.1) != first_head(-1.0, -0.1)) == (scope != "head")
+    assert (first_head(-0.1, -0.01) != first_head(-0.1, -1.0)) == (scope == "model")
 
 
-def test_new_tokens_get_the_gate_s_answer():
-    model = {"num_hidden_layers": 2, "num_key_value_heads": 2, "hidden_size": 6, "head_dim": 4}
-    weights = {name: torch.randn(shape) for name, shape in GateForm("rg", "none", 3).shapes(model).items()}
-    new = NewTokens(
-        layer=1,
-        hidden=torch.randn(1, 5, 6),
-        keys=torch.zeros(1, 2, 5, 4),
-        values=torch.zeros(1, 2, 5, 4),
-        weights=weights,
-    )
-    assert torch.equal(TRIMKV().on_tokens(new)["log_beta"], log_retention(new))
+def test_a_new_token_gets_what_the_gate_of_its_layer_says():
+    """By hand: log beta = logsigmoid(w silu(x) + b), one input per head, in the second of two layers."""
+    weights = {
+        "in.weight": torch.stack([torch.full((2, 2), 9.0), torch.eye(2)]),
+        "in.bias": torch.tensor([[9.0, 9.0], [0.0, 0.0]]),
+        "out.weight": torch.tensor([[[9.0, 9.0]] * 2, [[1.0, 0.0], [0.0, 2.0]]]),
+        "out.bias": torch.tensor([[9.0, 9.0], [0.0, -1.0]]),
+    }
+    hidden = [[1.0, 2.0], [0.0, -1.0], [3.0, 0.5]]
+    nothing = torch.zeros(1, 2, 3, 4)
+    new = NewTokens(layer=1, hidden=torch.tensor([hidden]), keys=nothing, values=nothing, weights=weights)
+
+    def silu(x):
+        return x / (1 + math.exp(-x))
+
+    def log_sigmoid(x):
+        return -math.log1p(math.exp(-x))
+
+    expected = [[log_sigmoid(silu(x)) for x, _ in hidden], [log_sigmoid(2 * silu(y) - 1) for _, y in hidden]]
+    torch.testing.assert_close(TRIMKV().on_tokens(new)["log_beta"], torch.tensor([expected]))
 
 
 def test_weights_are_of_the_method_s_own_kind():

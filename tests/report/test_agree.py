@@ -13,7 +13,8 @@ from kvbench.errors import UserError
 from kvbench.report.categories import CategoryReport
 from kvbench.report.load import load
 from kvbench.report.memory import MemoryReport
-from kvbench.report.render import FORMATS, Report
+from kvbench.report.render import FORMATS
+from kvbench.report.scores import ScoreReport
 from kvbench.report.tables import make_tables
 
 SCORES = [1.0, 0.5, 0.25, 1.0]
@@ -40,7 +41,7 @@ def test_f26_a_report_says_which_versions_mix(
     parts = rows("full", None, SCORES, **OLD), rows("gkv", 48, SCORES, **OLD | change)
     runs = [make_run(f"r{i}", [row | {"category": row["doc_id"]} for row in part]) for i, part in enumerate(parts)]
     listed = " and ".join(f"{value} ({count} rows)" for value, count in sorted(counts.items()))
-    for kind in (Report, MemoryReport, CategoryReport):
+    for kind in (ScoreReport, MemoryReport, CategoryReport):
         report = kind.make(load(runs))
         for name in ("text", "markdown"):
             shown = FORMATS[name](report).replace("\\", "")
@@ -52,7 +53,7 @@ def test_f26_a_report_says_which_versions_mix(
 
 def test_equal_rows_say_nothing(make_run: Callable, rows: Callable) -> None:
     run = make_run("r1", rows("full", None, SCORES, slots=8, **OLD), rows("gkv", 48, SCORES, slots=16, **OLD))
-    report = Report.make(load([run]))
+    report = ScoreReport.make(load([run]))
     assert "mixed" not in json.loads(FORMATS["json"](report))
     assert not any("rows of two" in FORMATS[name](report) for name in ("text", "markdown"))
 
@@ -63,7 +64,7 @@ def test_slots_are_compared_within_a_cell(make_run: Callable, rows: Callable) ->
     ((mixture, tasks),) = loaded.mixed
     assert (mixture.column, mixture.method, mixture.counts, tasks) == ("slots", "gkv", {"16": 1, "8": 3}, ["walk"])
     assert "walk: rows of two numbers of slots of gkv, 16 (1 row) and 8 (3 rows)." in FORMATS["text"](
-        Report.make(loaded)
+        ScoreReport.make(loaded)
     )
 
 

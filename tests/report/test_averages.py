@@ -12,7 +12,8 @@ import pytest
 from kvbench.tasks.longbench import SETS
 
 from kvbench.report.load import load
-from kvbench.report.render import FORMATS, Report, write
+from kvbench.report.render import FORMATS, write
+from kvbench.report.scores import ScoreReport
 from kvbench.taskkit.names import expand, get_task
 
 ENGLISH = [name for name, one in SETS.items() if one.language != "zh"]
@@ -59,10 +60,10 @@ def longbench(rows: Callable) -> Callable:
 
 def test_means_and_errors_by_hand(make_run: Callable, longbench: Callable):
     names = list(SETS)
-    report = Report.make(load([make_run("r1", longbench(names), longbench(names, "gkv", 48, shift=1))]))
+    report = ScoreReport.make(load([make_run("r1", longbench(names), longbench(names, "gkv", 48, shift=1))]))
     (table,) = report.averages
     full, gkv = table.rows
-    assert (table.title, table.names) == (
+    assert (table.block().title, table.names) == (
         "longbench: averages, evicting every 32 tokens",
         ["avg16", "macro6_en", "macro6_zh", "avg21"],
     )
@@ -84,7 +85,7 @@ def test_means_and_errors_by_hand(make_run: Callable, longbench: Callable):
 def test_every_format_has_them_below_the_last_member(make_run: Callable, longbench: Callable, tmp_path: Path):
     names = list(SETS)
     others = [row | {"task": "walk", "row_key": f"w{i}"} for i, row in enumerate(longbench(["lcc"]))]
-    report = Report.make(load([make_run("r1", longbench(names), longbench(names, "gkv", 48), others)]))
+    report = ScoreReport.make(load([make_run("r1", longbench(names), longbench(names, "gkv", 48), others)]))
     (table,) = report.averages
     shown = f"{table.rows[1].means['avg16'].value:.3f}"
     for name in ("text", "markdown"):
@@ -107,7 +108,7 @@ def test_every_format_has_them_below_the_last_member(make_run: Callable, longben
 
 def test_what_is_missing_is_said_and_nothing_is_averaged(make_run: Callable, longbench: Callable):
     less = [name for name in ENGLISH if name not in ("trec", "lcc")]
-    report = Report.make(load([make_run("r1", longbench(ENGLISH), longbench(less, "gkv", 48))]))
+    report = ScoreReport.make(load([make_run("r1", longbench(ENGLISH), longbench(less, "gkv", 48))]))
     (table,) = report.averages
     full, gkv = table.rows
     assert table.names == ["avg16", "macro6_en"]
@@ -123,7 +124,7 @@ def test_what_is_missing_is_said_and_nothing_is_averaged(make_run: Callable, lon
 
 
 def test_without_any_average_only_what_is_missing_is_said(make_run: Callable, longbench: Callable):
-    report = Report.make(load([make_run("r1", longbench(["lcc", "trec"]))]))
+    report = ScoreReport.make(load([make_run("r1", longbench(["lcc", "trec"]))]))
     (table,) = report.averages
     assert table.names == []
     assert len(table.notes) == 4
@@ -132,27 +133,27 @@ def test_without_any_average_only_what_is_missing_is_said(make_run: Callable, lo
 
 
 def test_one_task_alone_has_no_averages(make_run: Callable, longbench: Callable):
-    assert Report.make(load([make_run("r1", longbench(["lcc"]))])).averages == []
+    assert ScoreReport.make(load([make_run("r1", longbench(["lcc"]))])).averages == []
 
 
 def test_a_task_whose_samples_failed_is_missing(make_run: Callable, longbench: Callable):
     bad = [row | ({"status": "error", "score": None} if row["task"] == "longbench/lcc" else {})
            for row in longbench(ENGLISH)]  # fmt: skip
-    (table,) = Report.make(load([make_run("r1", bad)])).averages
+    (table,) = ScoreReport.make(load([make_run("r1", bad)])).averages
     assert table.rows[0].means["avg16"].missing == ("lcc",)
 
 
 def test_lengths_and_settings_are_kept_apart(make_run: Callable, rows: Callable, longbench: Callable):
     tasks = [f"ruler_offline/{name}@{length}" for length in (4096, 8192) for name in ("vt", "fwe", "cwe")]
     ruler = [row for task in tasks for row in rows("full", None, scores(0), task=task, floor=None)]
-    tables = Report.make(load([make_run("r1", ruler)])).averages
+    tables = ScoreReport.make(load([make_run("r1", ruler)])).averages
     assert [table.task for table in tables] == ["ruler_offline@4096", "ruler_offline@8192"]
     half = len(ENGLISH) // 2
     runs = [
         make_run("a", longbench(ENGLISH[:half])),
         make_run("b", longbench(ENGLISH[half:], model="another")),
     ]
-    of_two_models = Report.make(load(runs)).averages
+    of_two_models = ScoreReport.make(load(runs)).averages
     assert len(of_two_models) == 2
     assert all(row.means["avg16"].missing for table in of_two_models for row in table.rows)
 
@@ -183,9 +184,9 @@ def ruler(rows: Callable) -> Callable:
 def test_means_over_lengths_are_those_of_the_paper(make_run: Callable, ruler: Callable):
     values = dict(zip(LENGTHS, GPT_4))
     worse = {length: value - 0.05 * number for number, (length, value) in enumerate(values.items())}
-    report = Report.make(load([make_run("r1", ruler(values), ruler(worse, "gkv", 48))]))
+    report = ScoreReport.make(load([make_run("r1", ruler(values), ruler(worse, "gkv", 48))]))
     table = report.averages[-1]
-    assert (table.title, table.names) == (
+    assert (table.block().title, table.names) == (
         "ruler_offline@*: averages, evicting every 32 tokens",
         ["mean of 6, all lengths", "inc", "dec"],
     )
@@ -205,7 +206,7 @@ def test_means_over_lengths_are_those_of_the_paper(make_run: Callable, ruler: Ca
 
 def test_a_length_that_is_missing_is_said(make_run: Callable, ruler: Callable):
     values = dict(zip(LENGTHS, GPT_4))
-    report = Report.make(load([make_run("r1", ruler(values), ruler(dict(zip(LENGTHS[:2], GPT_4)), "gkv", 48))]))
+    report = ScoreReport.make(load([make_run("r1", ruler(values), ruler(dict(zip(LENGTHS[:2], GPT_4)), "gkv", 48))]))
     table = report.averages[-1]
     gkv = table.rows[1].means["inc"]
     assert math.isnan(gkv.value)
@@ -215,26 +216,26 @@ def test_a_length_that_is_missing_is_said(make_run: Callable, ruler: Callable):
 
 
 def test_one_length_alone_has_no_means_over_lengths(make_run: Callable, ruler: Callable):
-    tables = Report.make(load([make_run("r1", ruler({4096: 0.5}))])).averages
+    tables = ScoreReport.make(load([make_run("r1", ruler({4096: 0.5}))])).averages
     assert [table.task for table in tables] == ["ruler_offline@4096"]
 
 
 def test_lengths_of_other_settings_are_not_averaged(make_run: Callable, ruler: Callable):
     parts = ruler({4096: 0.5}), ruler({8192: 0.5}, temperature=0.6)
-    tables = Report.make(load([make_run("r1", *parts)])).averages
+    tables = ScoreReport.make(load([make_run("r1", *parts)])).averages
     assert [table.task for table in tables] == ["ruler_offline@4096", "ruler_offline@8192"]
 
 
 def test_the_full_cache_joins_runs_at_any_interval(make_run: Callable, longbench: Callable):
     half = len(ENGLISH) // 2
     runs = [make_run("a", longbench(ENGLISH[:half])), make_run("b", longbench(ENGLISH, "gkv", 48, interval=64))]
-    (table,) = Report.make(load(runs)).averages
+    (table,) = ScoreReport.make(load(runs)).averages
     assert table.interval == 64
     assert [row.means["avg16"].missing == () for row in table.rows] == [False, True]
 
 
 def test_unfinished_runs_are_marked(make_run: Callable, longbench: Callable):
-    report = Report.make(load([make_run("r1", longbench(ENGLISH), planned=500)]))
+    report = ScoreReport.make(load([make_run("r1", longbench(ENGLISH), planned=500)]))
     assert report.averages[0].rows[0].progress == "128 of 500 rows"
     text = FORMATS["text"](report)
     assert "(128 of 500 rows)" in text[text.index("longbench: averages") :]

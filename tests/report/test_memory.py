@@ -14,7 +14,8 @@ import pytest
 
 from kvbench.report.load import load
 from kvbench.report.memory import PAGE, MemoryCell, MemoryReport
-from kvbench.report.render import FORMATS, Report
+from kvbench.report.render import FORMATS
+from kvbench.report.scores import ScoreReport
 
 ENTRY = 2 * (8 + 8) * 4  # keys and values in both heads of one layer
 LAYER = {"kv_heads": 2, "head_dim": 8, "value_dim": 8, "window": None}
@@ -190,7 +191,7 @@ def test_every_format_has_every_cell_and_order_of_the_other_report(make_run: Cal
     report = MemoryReport.make(load([run]))
     document = json.loads(FORMATS["json"](report))
     table = list(csv.DictReader(io.StringIO(FORMATS["csv"](report))))
-    names = [cell.method for cell in Report.make(load([run])).tables[0].cells]
+    names = [cell.method for cell in ScoreReport.make(load([run])).tables[0].cells]
     assert [row["method"] for row in table] == names
     assert [cell["method"] for cell in document["tables"][0]["cells"]] == names
     assert [float(row["ratio"]) for row in table] == [cell.ratio for cell in report.tables[0].cells]

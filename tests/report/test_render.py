@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kvbench.errors import SetupError
-from kvbench.report.columns import flat
 from kvbench.report.load import load
-from kvbench.report.render import FORMATS, Report, write
+from kvbench.report.render import FORMATS, write
+from kvbench.report.scores import ScoreReport, block
 
 SCORES = [1.0, 0.5, 0.25, 1.0, 0.75, 0.0, 1.0, 0.5]
 ATTACKS = [
@@ -29,18 +29,18 @@ def wide(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def report(make_run: Callable, rows: Callable) -> Report:
+def report(make_run: Callable, rows: Callable) -> ScoreReport:
     run = make_run(
         "r1", rows("full", None, SCORES), rows("gkv", 48, SCORES[::-1]), rows("tova", 48, SCORES), planned=30
     )
-    return Report.make(load([run]))
+    return ScoreReport.make(load([run]))
 
 
-def test_every_format_has_every_cell(report: Report) -> None:
+def test_every_format_has_every_cell(report: ScoreReport) -> None:
     document = json.loads(FORMATS["json"](report))
     table = list(csv.DictReader(io.StringIO(FORMATS["csv"](report))))
     (expected,) = report.tables
-    assert document["tables"][0]["cells"] == [flat(expected, cell) for cell in expected.cells]
+    assert document["tables"][0]["cells"] == block(expected).data()
     assert [row["method"] for row in table] == ["full", "gkv", "tova"]
     assert float(table[1]["mean"]) == expected.cells[1].score.mean
     for name in ("text", "markdown"):
@@ -49,20 +49,20 @@ def test_every_format_has_every_cell(report: Report) -> None:
         assert "24 of 30 rows" in shown
 
 
-def test_json_is_one_line_without_nan(report: Report) -> None:
+def test_json_is_one_line_without_nan(report: ScoreReport) -> None:
     line = FORMATS["json"](report)
     assert "\n" not in line
     json.loads(line, parse_constant=lambda name: pytest.fail(name))
 
 
-def test_a_negative_number_stays_a_number_in_csv(report: Report) -> None:
+def test_a_negative_number_stays_a_number_in_csv(report: ScoreReport) -> None:
     row = list(csv.DictReader(io.StringIO(FORMATS["csv"](report))))[2]
     assert float(row["diff"]) <= 0 or float(row["diff"]) == 0
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
 def test_foreign_text_is_shown_and_never_acts(make_run: Callable, rows: Callable, attack: str) -> None:
-    made = Report.make(load([make_run("r1", rows(attack, 48, SCORES, task=attack))]))
+    made = ScoreReport.make(load([make_run("r1", rows(attack, 48, SCORES, task=attack))]))
     for row in csv.reader(io.StringIO(FORMATS["csv"](made))):
         for value in row:
             assert not value.startswith(("=", "@", "\t", "\r"))
@@ -84,13 +84,13 @@ def test_foreign_text_is_shown_and_never_acts(make_run: Callable, rows: Callable
     assert body.replace("\\|", "").count(" | ") == columns
 
 
-def test_ascii_where_the_terminal_knows_no_more(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ascii_where_the_terminal_knows_no_more(report: ScoreReport, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "C")
     assert FORMATS["text"](report).isascii()
     monkeypatch.setenv("LC_ALL", "C.UTF-8")
 
 
-def test_files(report: Report, tmp_path: Path) -> None:
+def test_files(report: ScoreReport, tmp_path: Path) -> None:
     paths = write(report, tmp_path / "deep/report")
     assert [p.name for p in paths] == ["report.md", "report.csv", "report.json"]
     assert json.loads(paths[2].read_text())["runs"][0]["run"] == "r1"

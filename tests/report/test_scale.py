@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from support.report_folders import make_run
 
-from kvbench.report import stats
 from kvbench.report.load import load
 from kvbench.report.memory import MemoryReport
-from kvbench.report.render import FORMATS, Report
+from kvbench.report.render import FORMATS
+from kvbench.report.scores import ScoreReport
 from kvbench.store import read_rows
 
 _MEASURED = """
@@ -49,7 +49,7 @@ def test_every_number_is_that_of_the_rows(tmp_path: Path, questions: int, sample
     cells = defaultdict(list)
     for row in read_rows(run).to_dict("records"):
         cells[row["task"], row["method"], None if row["method"] == "full" else int(row["budget"])].append(row)
-    found = json.loads(FORMATS["json"](Report.make(load([run]))))
+    found = json.loads(FORMATS["json"](ScoreReport.make(load([run]))))
     shown = {(c["task"], c["method"], c["budget"]): c for table in found["tables"] for c in table["cells"]}
     assert shown.keys() == cells.keys()
     for key, cell in shown.items():
@@ -60,7 +60,7 @@ def test_every_number_is_that_of_the_rows(tmp_path: Path, questions: int, sample
 
 def _by_hand(rows: list[dict[str, Any]], full: list[dict[str, Any]], headline: str) -> dict[str, Any]:
     """The figures of a cell from its rows, one by one."""
-    scores, whole = stats.by_question(rows, headline), stats.by_question(full, headline)
+    scores, whole = _by_question(rows, headline), _by_question(full, headline)
     means = {q: statistics.fmean(values) for q, values in scores.items()}
     busy = [row["decode_seconds"] + row["evict_seconds"] for row in rows]
     speed = sum(row["output_tokens"] - 1 for row in rows) / sum(busy)
@@ -83,6 +83,13 @@ def _by_hand(rows: list[dict[str, Any]], full: list[dict[str, Any]], headline: s
     if rows is not full:
         figures["diff"] = statistics.fmean(means[q] - statistics.fmean(whole[q]) for q in means)
     return figures
+
+
+def _by_question(rows: list[dict[str, Any]], column: str) -> dict[str, list[float]]:
+    questions = defaultdict(list)
+    for row in rows:
+        questions[row["doc_id"]].append(row[column])
+    return questions
 
 
 def test_memory_is_that_of_the_rows(tmp_path: Path) -> None:

@@ -10,7 +10,8 @@ import pytest
 
 from kvbench.report import stats
 from kvbench.report.load import load
-from kvbench.report.render import FORMATS, Report
+from kvbench.report.render import FORMATS
+from kvbench.report.scores import ScoreReport
 from kvbench.report.tables import TaskTable, make_tables
 
 DRAW = random.Random(1)
@@ -29,9 +30,9 @@ def one(path: Path) -> TaskTable:
 def test_the_printed_drop_is_that_of_the_printed_verdict(make_run: Callable, rows: Callable) -> None:
     methods = ("gkv", "rkv", "tova", "h2o")
     table = one(make_run("r1", rows("full", None, BASE), *(rows(m, 48, near(0.1)) for m in methods)))
-    found = [c.against.found for c in table.cells if c.against]
+    found = [c.against.paired for c in table.cells if c.against]
     drops = [stats.smallest_drop(one.se, 29, alpha=0.05 / 4, sides=2, tail=one.tail) for one in found]
-    assert [c.against.smallest_drop for c in table.cells if c.against] == pytest.approx(drops)
+    assert [c.against.judged.smallest_drop for c in table.cells if c.against] == pytest.approx(drops)
     (line,) = [note for note in table.notes if "80% power" in note]
     assert line == (
         f"A true drop of {max(drops):.3f} is found with 80% power in every comparison: verdict worse, two-sided at 5% "
@@ -43,7 +44,7 @@ def test_tables_of_zeros_say_that_nothing_could_be_seen(make_run: Callable, rows
     run = make_run("r1", rows("full", None, [0.0] * 30), rows("gkv", 48, [0.0] * 30), rows("rkv", 48, [0.0] * 30))
     (line,) = [note for note in one(run).notes if "80% power" in note]
     assert line.startswith("2 comparisons have no drop to find: full scores 0.000, and a drop must be 0.")
-    shown = FORMATS["markdown"](Report.make(load([run])))
+    shown = FORMATS["markdown"](ScoreReport.make(load([run])))
     assert "0.000 ≤0.100" in shown
     assert "±0.000" not in shown
     assert "+0.000 (-0.10, +0.10)" in shown
@@ -51,7 +52,7 @@ def test_tables_of_zeros_say_that_nothing_could_be_seen(make_run: Callable, rows
 
 def test_a_whole_loss_has_an_interval(make_run: Callable, rows: Callable) -> None:
     run = make_run("r1", rows("full", None, [1.0] * 30), rows("gkv", 48, [0.0] * 30))
-    shown = FORMATS["markdown"](Report.make(load([run])))
+    shown = FORMATS["markdown"](ScoreReport.make(load([run])))
     assert "1.000 ≥0.900" in shown
     assert "-1.000 (-1.00, -0.80)" in shown
 
@@ -67,12 +68,12 @@ def test_a_few_questions_give_no_verdict(make_run: Callable, rows: Callable, sou
         )
     )
     run = make_run("r1", full, mine)
-    assert [cell.against.verdict for cell in one(run).cells if cell.against] == ["unknown"]
+    assert [cell.against.judged.verdict for cell in one(run).cells if cell.against] == ["unknown"]
     assert [note for note in one(run).notes if "verdict" in note] == [
         f"1 comparison has no verdict: {sources} questions (questions of one source count once) are fewer than 6, "
         "from which on an exact test can reach 5%."
     ]
-    shown = FORMATS["markdown"](Report.make(load([run])))
+    shown = FORMATS["markdown"](ScoreReport.make(load([run])))
     assert "| unknown |" in shown
     assert "worse" not in shown
 

@@ -14,10 +14,10 @@ import pytest
 from kvbench.errors import KVBenchError, UserError
 from kvbench.eviction import choose
 from kvbench.report import stats
-from kvbench.report.cells import CellRow, method_label
-from kvbench.report.columns import flat
+from kvbench.report.cells import ScoreCell, method_label
 from kvbench.report.load import find_runs, load
-from kvbench.report.render import Report, text
+from kvbench.report.render import text
+from kvbench.report.scores import ScoreReport, block
 from kvbench.report.tables import TaskTable, make_tables
 
 DRAW = random.Random(0)
@@ -30,7 +30,7 @@ def one(path: Path, baseline: str | None = None) -> TaskTable:
     return table
 
 
-def cell(table: TaskTable, method: str, budget: float | None = None) -> CellRow:
+def cell(table: TaskTable, method: str, budget: float | None = None) -> ScoreCell:
     (found,) = (c for c in table.cells if c.method == method and c.budget == budget)
     return found
 
@@ -62,10 +62,10 @@ def test_comparison_is_paired_and_adjusted_over_the_table(make_run: Callable, ro
     )
     singles = [stats.paired([[s] for s in x], [[s] for s in GOOD]) for x in (BAD, near, GOOD)]
     against = [cell(table, name, 48).against for name in ("gkv", "rkv", "tova")]
-    assert [a.p for a in against if a] == pytest.approx(stats.holm([s.p for s in singles]))
-    assert [a.p_sign_flip for a in against if a] == [s.p_sign_flip for s in singles]
-    assert [a.diff for a in against if a] == pytest.approx([s.diff for s in singles])
-    assert [a.verdict for a in against if a] == ["worse", "worse", "tied"]
+    assert [a.judged.p for a in against if a] == pytest.approx(stats.holm([s.p for s in singles]))
+    assert [a.paired.p_sign_flip for a in against if a] == [s.p_sign_flip for s in singles]
+    assert [a.paired.diff for a in against if a] == pytest.approx([s.diff for s in singles])
+    assert [a.judged.verdict for a in against if a] == ["worse", "worse", "tied"]
     assert any("is found with 80% power in every comparison" in note for note in table.notes)
 
 
@@ -75,7 +75,7 @@ def test_another_baseline_is_compared_at_equal_budget(make_run: Callable, rows: 
     better, tied = cell(table, "gkv", 48).against, cell(table, "gkv", 64).against
     assert better is not None
     assert tied is not None
-    assert (better.verdict, tied.verdict) == ("better", "tied")
+    assert (better.judged.verdict, tied.judged.verdict) == ("better", "tied")
     assert cell(table, "rkv", 48).against is None
     assert one(run).cells[0].against is None  # no full cache here: nothing is compared
     with pytest.raises(UserError, match=r"--baseline 'h2o' was not run\..* Methods: gkv, rkv\."):
@@ -102,7 +102,7 @@ def test_only_shared_questions_are_compared(make_run: Callable, rows: Callable) 
     table = one(make_run("r1", rows("full", None, GOOD), rows("gkv", 48, BAD[:20])))
     against = cell(table, "gkv", 48).against
     assert against is not None
-    assert against.questions == 20
+    assert against.paired.questions == 20
     assert any("different questions" in note for note in table.notes)
 
 
@@ -119,10 +119,10 @@ def test_without_a_shared_question_nothing_is_a_share(make_run: Callable, rows: 
     other = [row | {"doc_id": f"o{i}", "row_key": f"o{i}"} for i, row in enumerate(rows("gkv", 48, BAD))]
     run = make_run("r1", rows("full", None, GOOD), other)
     gkv = cell(one(run), "gkv", 48)
-    assert gkv.of_full is not None
+    assert gkv.of_full
     assert all(math.isnan(share) for share in gkv.of_full.values())
     assert gkv.against is None
-    shown = text(Report.make(load([run])))
+    shown = text(ScoreReport.make(load([run])))
     assert "shares of the full cache are over the shared ones only" in " ".join(shown.split())
 
 
@@ -133,7 +133,7 @@ def test_what_an_unscored_answer_cost_is_a_share_too(make_run: Callable, rows: C
         for m, b in (("full", None), ("gkv", 48))
     ]
     gkv = cell(one(make_run("r1", *parts)), "gkv", 48)
-    assert gkv.of_full is not None
+    assert gkv.of_full
     assert (gkv.of_full["bytes"], gkv.of_full["speed"]) == (pytest.approx(0.25), pytest.approx(2.0))
     assert math.isnan(gkv.of_full["score"])
 
@@ -164,9 +164,9 @@ def test_every_score_is_a_mean_over_questions(make_run: Callable, rows: Callable
     assert gkv.others["score"] == pytest.approx(1 / 4)
     assert gkv.score.se == pytest.approx(statistics.stdev([1.0, 0.25, 0.5, 0.0]) / 2)
     assert math.isnan(gkv.others["score_strict"])
-    data = flat(table, gkv)
+    data = block(table).data()[table.cells.index(gkv)]
     assert (data["mean"], data["score"]) == (data["score_partial"], 0.25)
-    assert gkv.of_full is not None
+    assert gkv.of_full
     assert gkv.of_full["score"] == pytest.approx(1.75 / 3)
 
 
@@ -355,11 +355,11 @@ def test_a_share_is_one_cell_whatever_it_means_for_each_prompt(make_run: Callabl
     assert [(c.method, c.budget) for c in table.cells] == [("full", None), ("gkv", 48), ("rkv", 48), ("gkv", 0.25)]
     share = cell(table, "gkv", 0.25)
     assert share.score.questions == 32
-    assert (share.against.baseline, share.against.verdict) == ("full", "worse")
+    assert (share.against.baseline, share.against.judged.verdict) == ("full", "worse")
     assert "0.100 at 48, 0.100 at 25%" in table.notes[0]
-    (data,) = (d for d in (flat(table, c) for c in table.cells) if d["budget_share"])
+    (data,) = (d for d in block(table).data() if d["budget_share"])
     assert (data["budget"], data["budget_share"]) == (None, 0.25)
-    printed = text(Report.make(load([run])))
+    printed = text(ScoreReport.make(load([run])))
     assert " 25%  " in printed
     same_budget = one(run, "gkv")
     assert cell(same_budget, "rkv", 48).against is not None
@@ -370,7 +370,7 @@ def test_a_method_without_a_budget_that_evicts_is_not_the_full_cache(make_run: C
     table = one(make_run("r1", rows("full", None, GOOD), rows("tova", None, BAD, options={"form": "native"})))
     other = cell(table, "tova(form=native)")
     assert other.evicts
-    assert other.of_full is not None
+    assert other.of_full
     assert other.of_full["bytes"] == pytest.approx(0.25)
     assert other.against is not None
     assert other.against.baseline == "full"
@@ -378,7 +378,7 @@ def test_a_method_without_a_budget_that_evicts_is_not_the_full_cache(make_run: C
 
 def test_compression_and_prefill_are_not_mixed(make_run: Callable, rows: Callable) -> None:
     full = rows("full", None, GOOD)
-    old = make_run("old", rows("gkv", 48, GOOD))  # says nothing, as rows of the first format
+    old = make_run("old", rows("gkv", 48, GOOD, compress="query-aware", prefill="full"))
     same = make_run("same", rows("rkv", 48, GOOD, compress="query-aware", prefill="full"), full)
     assert [c.method for c in make_tables(load([old, same]))[0].cells] == ["full", "gkv", "rkv"]
     other = make_run("other", rows("tova", 48, GOOD, compress="query-agnostic", prefill="full"), full)

@@ -17,7 +17,8 @@ import pytest
 from kvbench.errors import KVBenchError, SetupError, UserError
 from kvbench.report.load import load
 from kvbench.report.memory import MemoryReport
-from kvbench.report.render import FORMATS, Report
+from kvbench.report.render import FORMATS
+from kvbench.report.scores import ScoreReport
 from kvbench.store import read_run, read_texts, repair
 
 Filled = Callable[..., Path]
@@ -155,7 +156,7 @@ def test_a_table_that_is_not_ours_is_one_line(name: str, filled: Filled) -> None
     _sealed_with(path, "rows.parquet", TABLES[name])
     for paths in ([path], [path / "rows.parquet"]):
         with pytest.raises((UserError, SetupError)) as caught:
-            Report.make(load(paths))
+            ScoreReport.make(load(paths))
         assert "\n" not in str(caught.value)
         assert len(str(caught.value)) < 600
 
@@ -190,7 +191,7 @@ def test_odd_numbers_are_no_bug(filled: Filled) -> None:
         return table
 
     _sealed_with(path, "rows.parquet", _changed(change))
-    for kind in (Report, MemoryReport):
+    for kind in (ScoreReport, MemoryReport):
         report = kind.make(load([path]))
         assert all(FORMATS[name](report) for name in FORMATS)
 

@@ -47,21 +47,23 @@ def report(
     if (memory or by) and baseline is not None:
         raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
 
+    from kvbench.report.blocks import Report
     from kvbench.report.categories import CategoryReport
     from kvbench.report.load import find_runs, load
     from kvbench.report.memory import MemoryReport
     from kvbench.report.render import FORMATS as DRAWN
-    from kvbench.report.render import Drawable, Report, write
+    from kvbench.report.render import write
+    from kvbench.report.scores import ScoreReport
 
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
     loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
-    made: Drawable
+    made: Report
     if memory:
         made = MemoryReport.make(loaded)
     elif by:
         made = CategoryReport.make(loaded)
     else:
-        made = Report.make(loaded, baseline)
+        made = ScoreReport.make(loaded, baseline)
     for notice in loaded.notices:
         terminal.warning(notice)
     for run, progress in loaded.unfinished.items():

@@ -3,8 +3,8 @@
 Scores come as one sequence per question (its samples, 0/1 or a share), questions in any fixed order:
 
     estimate([[1, 0, 1], [0, 0, 0]])                 # pass@1: mean of question means, two standard errors, interval
-    found = paired(full_cache, evicted, seed=0)      # same questions: difference, paired t, sign flips
-    judge([found, other])                            # the printed verdicts, p-values by Holm, smallest drops
+    one = paired(full_cache, evicted, seed=0)        # same questions: difference, paired t, sign flips
+    judge([one, other])                              # the printed verdicts, p-values by Holm, smallest drops
     mean_pass_at_k(scores, 8); maj_at_n(answers, scores)
 
 Every mean is over questions, never over all samples: samples of a question are not independent, and in a 30 x 32
@@ -21,7 +21,7 @@ from kvbench.report.stats.compare import Paired, paired
 from kvbench.report.stats.flips import fewest_clusters, sign_flip
 from kvbench.report.stats.means import Estimate, estimate
 from kvbench.report.stats.power import smallest_drop
-from kvbench.report.stats.samples import by_question, maj_at_n, mean_pass_at_k, pass_at_k, question_means, rates
+from kvbench.report.stats.samples import maj_at_n, mean_pass_at_k, pass_at_k, question_means
 from kvbench.report.stats.verdicts import ALPHA, Judged, holm, judge
 
 __all__ = [
@@ -30,7 +30,6 @@ __all__ = [
     "Estimate",
     "Judged",
     "Paired",
-    "by_question",
     "estimate",
     "fewest_clusters",
     "holm",
@@ -40,7 +39,6 @@ __all__ = [
     "paired",
     "pass_at_k",
     "question_means",
-    "rates",
     "sign_flip",
     "smallest_drop",
 ]

@@ -22,7 +22,7 @@ ALPHA = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Paired:
-    """A against B over the same questions. `diff` is mean A - mean B; `p` is two-sided, `p_drop` says B is worse.
+    """A against B over the same questions. `diff` is mean A - mean B; `p` is two-sided.
 
     `test`: "t", "sign flips" (of whole clusters, where t does not hold its level), "equal differences" (no spread: the
     exact p of the sign flips) or "none" (so few clusters that not even equal signs of all would be 5%).
@@ -32,10 +32,8 @@ class Paired:
     se: float
     low: float
     high: float
-    t: float
     df: float
     p: float
-    p_drop: float
     p_sign_flip: float  # two-sided
     mean_a: float
     mean_b: float
@@ -67,8 +65,6 @@ class _Test:
 
     name: str
     p: float = 1.0
-    p_drop: float = 1.0
-    t: float = math.nan
     low: float = math.nan
     high: float = math.nan
 
@@ -85,8 +81,8 @@ def paired(
     """Compare A and B question by question. The alarm is the paired t test; sign flips stand beside it.
 
     Question i of `a` and of `b` must be the same question. Identical tables give p = 1. Where all differences are
-    equal, t says nothing; `p` and `p_drop` are then the exact ones of the sign flips. Where clusters are lopsided, p,
-    `p_drop` and the interval are those of the sign flips too.
+    equal, t says nothing; `p` is then the exact one of the sign flips. Where clusters are lopsided, p and the interval
+    are those of the sign flips too.
     """
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} questions cannot be paired")
@@ -113,10 +109,8 @@ def paired(
         se=se,
         low=test.low,
         high=test.high,
-        t=test.t,
         df=groups.df,
         p=test.p,
-        p_drop=test.p_drop,
         p_sign_flip=p_flip,
         mean_a=float(means_a.mean()) if len(diffs) else math.nan,
         mean_b=float(means_b.mean()) if len(diffs) else math.nan,
@@ -133,9 +127,8 @@ def paired(
 def _t(diff: float, se: float, df: float, level: float) -> _Test:
     from scipy.special import stdtr, stdtrit
 
-    t = diff / se
     half = float(stdtrit(df, 0.5 + level / 2)) * se
-    return _Test("t", float(2 * stdtr(df, -abs(t))), float(stdtr(df, -t)), t, diff - half, diff + half)
+    return _Test("t", float(2 * stdtr(df, -abs(diff / se))), diff - half, diff + half)
 
 
 def _tail(diffs: Floats, groups: Clusters) -> float:
@@ -145,13 +138,11 @@ def _tail(diffs: Floats, groups: Clusters) -> float:
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
     """All differences are equal. A new question may still have another one, anywhere between -1 and 1."""
     bound = unseen(groups, level) if shares else 0.0
-    t = math.copysign(math.inf, diff) if diff else 0.0
-    p, p_drop = (least_p(groups.count), least_p(groups.count) / 2 if diff > 0 else 1.0) if diff else (1.0, 1.0)
-    return _Test("equal differences", p, p_drop, t, diff - bound * (1 + diff), diff + bound * (1 - diff))
+    p = least_p(groups.count) if diff else 1.0
+    return _Test("equal differences", p, diff - bound * (1 + diff), diff + bound * (1 - diff))
 
 
 def _flips(diffs: Floats, diff: float, groups: Clusters, p: float, level: float, permutations: int, seed: int) -> _Test:
     signs = patterns(groups.count, permutations, seed)
     below, above = limits(groups.sums(diffs), groups.sizes, signs, 1 - level)
-    p_drop = p / 2 if diff > 0 else 1 - p / 2
-    return _Test("sign flips", p, p_drop, math.nan, diff - float(below), diff + float(above))
+    return _Test("sign flips", p, diff - float(below), diff + float(above))

@@ -1,11 +1,11 @@
-"""What one method's samples say without error bars: question means, pass@k, majority votes, rates."""
+"""What one method's samples say without error bars: question means, pass@k, majority votes."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import numpy as np
@@ -71,22 +71,3 @@ def maj_at_n(
         if votes:
             total += first[max(votes, key=votes.__getitem__)]  # max returns the first of equals
     return total / len(scores)
-
-
-def rates(stop_reasons: Sequence[str], no_answer: Sequence[float | bool]) -> dict[str, float]:
-    """Shares of samples that hit the token limit and that gave no answer. NaN without samples."""
-
-    def share(flags: Sequence[Any]) -> float:
-        return sum(map(bool, flags)) / len(flags) if flags else math.nan
-
-    return {"truncated": share([reason == "length" for reason in stop_reasons]), "no_answer": share(list(no_answer))}
-
-
-def by_question(rows: Sequence[Mapping[str, Any]], column: str = "score") -> dict[str, list[float]]:
-    """Scores of each doc_id in order of appearance; rows without a score are left out."""
-    groups: dict[str, list[float]] = {}
-    for row in rows:
-        value = row[column]
-        if value is not None and value == value:
-            groups.setdefault(str(row["doc_id"]), []).append(float(value))
-    return groups

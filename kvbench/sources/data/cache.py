@@ -13,7 +13,7 @@ import hashlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from kvbench.console.faults import words
@@ -38,7 +38,7 @@ def folder() -> Path:
 
 
 @contextlib.contextmanager
-def keeping(file: Path) -> Iterator[IO[bytes]]:
+def keeping(file: Path) -> Iterator[BinaryIO]:
     """A new file, whole or absent, with its folder. Raises SetupError when it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,145 @@
+"""What a report consists of: blocks, each with lines and one description of its columns for every format.
+
+    Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # name in CSV and JSON, attribute, header, format
+    Block(title="walk", lines=cells, columns=columns, grids=[chosen(columns, ("method", "budget", "KV peak"))])
+
+Tables for people show the columns of a grid; `Block.data` has every column with a name.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from kvbench.eviction.budget import label
+from kvbench.report.load import Loaded
+
+NOTHING = "-"
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One figure of every line.
+
+    `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or the dotted
+    path of an attribute, None where a part of the path is None. `header`: above it in tables; empty for CSV and JSON
+    only. `printed`: how tables show a value.
+    """
+
+    name: str
+    value: str | Callable[[Any], Any]
+    header: str = ""
+    printed: Callable[[Any], str] = str
+
+    def of(self, line: Any) -> Any:
+        """The value of a line; None where there is no number."""
+        value = _attribute(line, self.value) if isinstance(self.value, str) else self.value(line)
+        return None if isinstance(value, float) and not math.isfinite(value) else value
+
+    def text(self, line: Any) -> str:
+        value = self.of(line)
+        return NOTHING if value is None else self.printed(value)
+
+
+def _attribute(line: Any, path: str) -> Any:
+    value = line
+    for name in path.split("."):
+        value = None if value is None else getattr(value, name)
+    return value
+
+
+def plain(columns: Sequence[Column], lines: Sequence[Any]) -> list[dict[str, Any]]:
+    """Every line as plain data with equal keys."""
+    named = [column for column in columns if column.name]
+    return [{column.name: column.of(line) for column in named} for line in lines]
+
+
+def chosen(columns: Sequence[Column], headers: Sequence[str]) -> list[Column]:
+    """The columns with these headers, in the order of the headers."""
+    by_header = {column.header: column for column in columns}
+    return [by_header[header] for header in headers]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A title with tables below it, and notes below these.
+
+    `grids`: the columns of each table; `columns`: those of CSV and JSON. `facts`: what JSON says of the block.
+    `drops_empty`: leave out columns, beyond the first two of a table, in which every line has nothing.
+    """
+
+    title: str
+    lines: Sequence[Any]
+    grids: Sequence[Sequence[Column]]
+    columns: Sequence[Column] = ()
+    notes: Sequence[str] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    drops_empty: bool = False
+
+    def tables(self) -> Iterator[list[Column]]:
+        """The columns that each table shows."""
+        for first, second, *others in self.grids:
+            shown = [c for c in others if any(c.text(line) != NOTHING for line in self.lines)]
+            yield [first, second, *(shown if self.drops_empty else others)]
+
+    def data(self) -> list[dict[str, Any]]:
+        return plain(self.columns, self.lines)
+
+    def document(self) -> dict[str, Any]:
+        """The block in JSON."""
+        return {**self.facts, "notes": self.notes, "cells": self.data()}
+
+
+@dataclass(frozen=True, slots=True)
+class Report(ABC):
+    """Blocks over loaded runs. `name` is the stem of its files, `about` stands below the tables."""
+
+    name: ClassVar[str]
+    about: ClassVar[str]
+    loaded: Loaded
+
+    @abstractmethod
+    def blocks(self) -> Iterator[Block]:
+        """For people, in order."""
+
+    @abstractmethod
+    def data(self) -> dict[str, Any]:
+        """For JSON."""
+
+    def lines(self) -> list[dict[str, Any]]:
+        """Every cell with equal keys, for CSV."""
+        return [cell for table in self.data()["tables"] for cell in table["cells"]]
+
+
+def own(*names: str) -> list[Column]:
+    """Columns of CSV and JSON only, called as the attributes that they show."""
+    return [Column(name, name) for name in names]
+
+
+def number(value: float) -> str:
+    return f"{value:.3f}"
+
+
+def percent(value: float) -> str:
+    return f"{value:.0%}"
+
+
+def entries(value: float) -> str:
+    return f"{value:.0f}" if value == int(value) else f"{value:.1f}"
+
+
+def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> str:
+    """ "0.512 ±0.034"; only the number where its error is unknown."""
+    return f"{value:{sign}.3f}" + ("" if math.isnan(se) else f" ±{se:.{digits}f}")
+
+
+NAMED = [  # the method and its budget, marked where generated entries are not bounded by the budget
+    Column("method", "method"),
+    Column("", lambda line: line.method + " *" * line.marked, "method"),
+    Column("", "budget", "budget", label),
+    Column("budget", lambda line: None if isinstance(line.budget, float) else line.budget),
+    Column("budget_share", lambda line: line.budget if isinstance(line.budget, float) else None),
+]

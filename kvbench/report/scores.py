@@ -1,0 +1,184 @@
+"""The report of scores: quality, cost and comparisons of every cell, and averages over groups of tasks.
+
+    report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
+
+For people each task has three small tables that fit 80 columns: how good a cell is, what it costs, and, where there is
+something to tell, what its scores rest on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvbench.console.progress import size
+from kvbench.report.averages import AverageTable, make_averages
+from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, entries, number, own, percent
+from kvbench.report.cells import PASS_AT, SCORES, ScoreCell
+from kvbench.report.load import Loaded
+from kvbench.report.stats import Estimate
+from kvbench.report.tables import TaskTable, make_tables
+
+COST = ("method", "budget", "score kept", "KV peak", "of full", "after", "peak", "tok/s", "speed")
+COUNTS = ("questions", "samples")
+SAMPLES = ("truncated", "no answer", "failed", "not scored yet", *(f"pass@{k}" for k in PASS_AT if k > 1), "maj@n")
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreReport(Report):
+    """Quality, cost and comparisons of every cell, and the averages over groups of tasks."""
+
+    name: ClassVar[str] = "report"
+    about: ClassVar[str] = (
+        "Budget: KV entries per layer and KV head right after an eviction, everything included; entries and bytes are "
+        "measured (after an eviction, at the peak), bytes are of one sequence. Errors are standard errors over "
+        "questions. Differences are paired by question, with 95% intervals and Holm-adjusted p."
+    )
+    tables: list[TaskTable]
+    averages: list[AverageTable]
+
+    @classmethod
+    def make(cls, loaded: Loaded, baseline: str | None = None) -> ScoreReport:
+        tables = make_tables(loaded, baseline)
+        return cls(loaded, tables, make_averages(loaded.groups, tables))
+
+    def blocks(self) -> Iterator[Block]:
+        for table in self.tables:
+            yield block(table)
+            yield from (averages.block() for averages in self.averages if averages.last is table)
+
+    def data(self) -> dict[str, Any]:
+        return {
+            "tables": [block(table).document() for table in self.tables],
+            "averages": [row for averages in self.averages for row in averages.block().data()],
+        }
+
+
+def block(table: TaskTable) -> Block:
+    """A task's tables of quality, cost and samples."""
+    headline, *others = sorted(SCORES, key=lambda column: column != table.headline)
+    baseline = next((cell.baseline for cell in table.cells if cell.baseline), "")
+    quality = ("method", "budget", SCORES[headline], *(SCORES[o] for o in others), f"minus {baseline}", "verdict")
+    columns = [*_identity(table), *_quality(headline, baseline), *_samples(), *_cost(), *_comparison()]
+    evicting = f"evicting every {table.interval} tokens" if table.interval else ""
+    return Block(
+        title=", ".join(filter(None, (table.task, table.group, evicting))),
+        lines=table.cells,
+        columns=columns,
+        grids=[chosen(columns, headers) for headers in (quality, COST, *_sample_grids(table))],
+        notes=table.notes,
+        facts={"group": table.group, "task": table.task, "headline": table.headline},
+        drops_empty=True,
+    )
+
+
+def _identity(table: TaskTable) -> list[Column]:
+    return [
+        Column("group", lambda _: table.group),
+        Column("task", lambda _: table.task),
+        *NAMED,
+        Column("interval", lambda cell: table.interval if cell.evicts else None),
+        *own("decode_bounded"),
+        Column("headline", lambda _: table.headline),
+    ]
+
+
+def _quality(headline: str, baseline: str) -> list[Column]:
+    """`headline` is shown with its error, the other score columns as plain means."""
+    return [
+        Column("", _score, SCORES[headline]),
+        Column("", _difference, f"minus {baseline}"),
+        Column("", _verdict, "verdict"),
+        *(Column(name, f"score.{name}") for name in ("mean", "se", "se_fixed", "low", "high")),
+        Column("interval_rule", "score.rule"),
+        *(
+            Column(name, lambda cell, name=name: cell.others[name], header if name != headline else "", number)
+            for name, header in SCORES.items()
+        ),
+        *own("floor"),
+        *(
+            Column(f"pass_at_{k}", lambda cell, k=k: cell.pass_at.get(k), f"pass@{k}" if k > 1 else "", number)
+            for k in PASS_AT
+        ),
+        Column("maj_at_n", "maj", "maj@n", number),
+    ]
+
+
+def _samples() -> list[Column]:
+    """What the scores rest on."""
+    return [
+        Column("questions", "score.questions", "questions"),
+        Column("samples", "samples", "samples"),
+        *own("failed", "unscored"),
+        Column("", lambda cell: cell.failed or None, "failed"),
+        Column("", lambda cell: cell.unscored or None, "not scored yet"),
+        Column("truncated", "truncated", "truncated", percent),
+        Column("no_answer", "no_answer", "no answer", percent),
+    ]
+
+
+def _cost() -> list[Column]:
+    """Entries, bytes and speed, and what a cell keeps of the full cache's score."""
+    return [
+        Column("entries_after_evict", "entries_after_evict", "after", entries),
+        Column("entries_peak", "entries_peak", "peak", entries),
+        *own("entries_mean"),
+        Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size),
+        *own("kv_bytes_mean"),
+        Column("tokens_per_second", "tokens_per_second", "tok/s", "{:,.0f}".format),
+        *own("roofline_share", "evict_share"),
+        Column("score_of_full", lambda cell: cell.of_full.get("score"), "score kept", percent),
+        Column("bytes_of_full", lambda cell: cell.of_full.get("bytes"), "of full", percent),
+        Column("speed_of_full", lambda cell: cell.of_full.get("speed"), "speed", "{:.2f}x".format),
+    ]
+
+
+def _comparison() -> list[Column]:
+    return [
+        Column("baseline", lambda cell: cell.baseline or None),
+        Column("diff", "against.paired.diff"),
+        Column("diff_low", "against.paired.low"),
+        Column("diff_high", "against.paired.high"),
+        Column("p_holm", "against.judged.p"),
+        *(Column(name, f"against.paired.{name}") for name in ("p_sign_flip", "test", "df")),
+        *(Column(name, f"against.judged.{name}") for name in ("verdict", "smallest_drop")),
+        Column("progress", lambda cell: cell.progress or None),
+    ]
+
+
+def _sample_grids(table: TaskTable) -> list[tuple[str, ...]]:
+    """None when every cell has the same number of samples, all of them whole."""
+    equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
+    whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)
+    return [] if whole and equal else [("method", "budget", *(() if equal else COUNTS), *SAMPLES)]
+
+
+def _score(cell: ScoreCell) -> str:
+    mean = NOTHING if math.isnan(cell.score.mean) else number(cell.score.mean)
+    text = f"{mean} {_error(cell.score)}".rstrip()
+    return f"{text} ({cell.progress})" if cell.progress else text
+
+
+def _error(score: Estimate) -> str:
+    """The standard error; where all scores are 0 or all 1 it says nothing, and the interval's bound stands there."""
+    if score.rule == "rule of three":
+        return f"≤{score.high:.3f}" if score.mean == 0 else f"≥{score.low:.3f}"
+    return "" if math.isnan(score.se) else f"±{score.se:.3f}"
+
+
+def _difference(cell: ScoreCell) -> str:
+    if cell.against is None:
+        return NOTHING
+    paired = cell.against.paired
+    return f"{paired.diff:+.3f}" + ("" if math.isnan(paired.low) else f" ({paired.low:+.2f}, {paired.high:+.2f})")
+
+
+def _verdict(cell: ScoreCell) -> str:
+    if cell.against is None:
+        return NOTHING
+    p, verdict = cell.against.judged.p, cell.against.judged.verdict
+    if cell.against.paired.test == "none":
+        return verdict
+    return f"{verdict} p<0.001" if p < 0.001 else f"{verdict} p={p:.3f}"
