@@ -65,7 +65,7 @@ class CAKE(Method):
     rounding: Literal["exact", "official"] = option("exact", "how layer budgets become whole numbers")
     decode: bool = option(False, "evict while decoding too, by the newest query")
     compat: Literal["none", "reference"] = option("none", "reproduce cascade and slot order of the released code")
-    cascade: bool = option(True, "evict lower layers before upper ones are read (compat=reference)", younger=True)
+    cascade: bool = option(True, "evict lower layers before upper ones are read (compat=reference)")
 
     def needs(self) -> Needs:
         return Needs(queries="window", window=self.window)
