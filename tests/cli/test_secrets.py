@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvbench.audit.outcome import told
+from kvbench.audit.outcome import in_one_line
 from kvbench.cli import app as cli
 from kvbench.console import terminal
 from kvbench.console.redact import redact_keys
@@ -90,7 +90,7 @@ def test_a_bug_s_text_is_hidden_too(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 def test_an_audit_s_reason_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SERVICE_API_KEY", OWN)
-    assert not any(secret in told(RuntimeError(TEXT)) for secret in HIDDEN)
+    assert not any(secret in in_one_line(RuntimeError(TEXT)) for secret in HIDDEN)
 
 
 @pytest.mark.parametrize(

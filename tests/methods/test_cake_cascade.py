@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from kvbench.audit.parity.compare import ReferenceCache
-from kvbench.audit.parity.variants import Plan
+from kvbench.audit.parity.variants import CasePlan
 from kvbench.eviction.choose import make
 
 PROMPT, TOTAL, BUDGET = 160, 190, 60
@@ -28,7 +28,7 @@ def run(**options):
     q[:, :, : PROMPT + 1] *= torch.tensor([0.5, 1.5, 1.0, 3.0]).view(4, 1, 1, 1)  # the uppermost layer gets most
     options = OPTIONS | options
     case = SimpleNamespace(tensors={"q": q, "k": k}, heads=1, layers=4, seen=[PROMPT])
-    cache = ReferenceCache(case, Plan(method="cake", options=options, budget=BUDGET), make("cake", options))
+    cache = ReferenceCache(case, CasePlan(method="cake", options=options, budget=BUDGET), make("cake", options))
     kept = []
     for seen in range(PROMPT, TOTAL + 1):
         cache.append(seen)
@@ -63,7 +63,7 @@ def test_nothing_begins_while_the_whole_sequence_fits():
     method = make("cake", OPTIONS | {"compat": "reference"})
     q = k = torch.randn(2, 1, 70, 16, generator=torch.Generator().manual_seed(0))
     case = SimpleNamespace(tensors={"q": q, "k": k}, heads=1, layers=2, seen=[50])
-    cache = ReferenceCache(case, Plan(method="cake", options={}, budget=BUDGET), method)
+    cache = ReferenceCache(case, CasePlan(method="cake", options={}, budget=BUDGET), method)
     cache.append(50)
     for seen in range(51, 61):
         cache.evict()

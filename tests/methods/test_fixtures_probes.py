@@ -10,7 +10,7 @@ from support.fixtures import BUDGET, FIXTURES, TOTAL, WINDOW, K, Q
 from support.folders import DATA
 
 from kvbench.audit.parity.cases import load_cases
-from kvbench.audit.parity.compare import replay
+from kvbench.audit.parity.compare import run_case
 from kvbench.audit.parity.variants import plans
 from kvbench.eviction.api import Probe
 from kvbench.eviction.select import decide
@@ -82,7 +82,7 @@ def test_kvzip_scores_are_the_reference_code_s(layer):
 def test_kvzip_with_a_mistake_is_noticed(change):
     """All of the prompt in the softmax, no keys of the probe in it, or another number of sinks."""
     first = plans(CASE)[2]
-    assert replay(CASE, first)[0].equal == 1
+    assert run_case(CASE, first)[0].equal == 1
 
     def probes(case, layer):
         for fields in first.probes(case, layer):
@@ -93,10 +93,10 @@ def test_kvzip_with_a_mistake_is_noticed(change):
             yield fields
 
     wrong = replace(first, probes=probes, options=first.options | {k: v for k, v in change.items() if k == "sinks"})
-    assert replay(CASE, wrong)[0].equal < 1
+    assert run_case(CASE, wrong)[0].equal < 1
 
 
 def test_kvzip_at_the_wrong_level_is_noticed():
     pair, _, head, _ = plans(CASE)
-    assert replay(CASE, replace(pair, options=head.options))[0].equal < 1
-    assert replay(CASE, replace(head, options=pair.options))[0].equal < 1
+    assert run_case(CASE, replace(pair, options=head.options))[0].equal < 1
+    assert run_case(CASE, replace(head, options=pair.options))[0].equal < 1
