@@ -68,7 +68,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
                 refuse_oracle(method.name, made)
                 sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
                 for given in sizes if made.takes_budget or len(grid.methods) == 1 else (None,):
-                    check_budget(method.name, made, given, group=group)
+                    check_budget(method.label, made, given, group=group)
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
