@@ -65,10 +65,11 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
         for method in grid.methods:
             with problems.collect():
                 made = choose.make(method.name, dict(method.options))
+                name = method.label if made.per_query_head else method.name  # there an option raises the least budget
                 refuse_oracle(method.name, made)
                 sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
                 for given in sizes if made.takes_budget or len(grid.methods) == 1 else (None,):
-                    check_budget(method.label, made, given, group=group)
+                    check_budget(name, made, given, group=group)
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
