@@ -1,4 +1,4 @@
-"""The commands and what each does in one line. A command's module is imported when the command is asked for.
+"""The commands, each with one line for help. A command's module is imported when the user calls the command.
 
 COMMANDS["run"].about     # for `kvbench --help`, which imports no command
 load("run", group)        # the command itself, from its module
@@ -15,7 +15,7 @@ import typer
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command. `where`: a module in `kvbench.cli.commands`, and the name of a function or Typer app in it."""
+    """One command. where: a module in `kvbench.cli.commands`, and the name of a function or Typer app in it."""
 
     where: str
     about: str
