@@ -73,10 +73,10 @@ def load(name: str, group: type[Any]) -> Any:
     """A command from its module; `group` is the class of commands that have commands of their own."""
     file, _, member = COMMANDS[name].where.partition(".")
     module = importlib.import_module(f"kvbench.cli.commands.{file}")
-    found = getattr(module, member)
+    command = getattr(module, member)
     holder = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name, cls=group)
+    if isinstance(command, typer.Typer):
+        holder.add_typer(command, name=name, cls=group)
     else:
-        holder.command(name, epilog=module.EPILOG, context_settings=getattr(module, "CONTEXT", None))(found)
+        holder.command(name, epilog=module.EPILOG, context_settings=getattr(module, "CONTEXT", None))(command)
     return typer.main.get_group(holder).commands[name]
