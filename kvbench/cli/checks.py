@@ -25,7 +25,7 @@ from kvbench.taskkit.names import LM_EVAL
 
 
 def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, duplicates: bool = False) -> None:
-    """Every problem goes to `problems`. Without a `model` less is checked; `duplicates` allows equal samples."""
+    """Collect all problems. Without a `model` fewer checks are possible; `duplicates` allows equal samples."""
     context = model.context if model else None
     with problems.collect():
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
@@ -64,11 +64,13 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
     for grid in config.grids:
         for method in grid.methods:
             with problems.collect():
-                made = choose.make(method.name, dict(method.options))
-                refuse_oracle(method.name, made)
+                instance = choose.make(method.name, dict(method.options))
+                # With caches per query head an option raises the least budget: the error names it.
+                name = method.label if instance.per_query_head else method.name
+                refuse_oracle(method.name, instance)
                 sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
-                for given in sizes if made.takes_budget or len(grid.methods) == 1 else (None,):
-                    check_budget(method.name, made, given, group=group)
+                for budget in sizes if instance.takes_budget or len(grid.methods) == 1 else (None,):
+                    check_budget(name, instance, budget, group=group)
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:

@@ -58,9 +58,9 @@ def continued(
     refuse_secrets(gathered)
     record = _read(out, name)
     given = {
-        key: parse(found.source, PARSERS[key], found.value)
+        key: parse(typed.source, PARSERS[key], typed.value)
         for key in PARSERS
-        if key in FREE and (found := gathered.first(key))
+        if key in FREE and (typed := gathered.first(key))
     }
     stored = _stored(record)
     if stored.get("chat_template") and (typed := gathered.typed("chat_template")):  # its hash is checked by `same_run`

@@ -1,4 +1,4 @@
-"""The commands and what each does in one line. A command's module is imported when the command is asked for.
+"""The commands, each with one line for help. A command's module is imported when the user calls the command.
 
 COMMANDS["run"].about     # for `kvbench --help`, which imports no command
 load("run", group)        # the command itself, from its module
@@ -15,7 +15,7 @@ import typer
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One command. `where`: a module in `kvbench.cli.commands`, and the name of a function or Typer app in it."""
+    """One command. where: a module in `kvbench.cli.commands`, and the name of a function or Typer app in it."""
 
     where: str
     about: str
@@ -73,10 +73,10 @@ def load(name: str, group: type[Any]) -> Any:
     """A command from its module; `group` is the class of commands that have commands of their own."""
     file, _, member = COMMANDS[name].where.partition(".")
     module = importlib.import_module(f"kvbench.cli.commands.{file}")
-    found = getattr(module, member)
+    command = getattr(module, member)
     holder = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    if isinstance(found, typer.Typer):
-        holder.add_typer(found, name=name, cls=group)
+    if isinstance(command, typer.Typer):
+        holder.add_typer(command, name=name, cls=group)
     else:
-        holder.command(name, epilog=module.EPILOG, context_settings=getattr(module, "CONTEXT", None))(found)
+        holder.command(name, epilog=module.EPILOG, context_settings=getattr(module, "CONTEXT", None))(command)
     return typer.main.get_group(holder).commands[name]

@@ -5,8 +5,8 @@
     gathered.record()           # every value and its source, weakest first, for run.json
 
 A config file and a suite have one format: settings at the top level or under ``[run]``, named like the flags with ``_``
-for ``-``, and any number of ``[[grid]]`` blocks with `method`, `budget`, `task` and `limit` of their own. Values are
-parsed by `kvbench.config.parsers`; what they mean together is checked by the run command.
+for ``-``, and any number of ``[[grid]]`` blocks with `method`, `budget`, `task` and `limit` of their own.
+`kvbench.config.parsers` parses values; the run command checks them against each other.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Method options: how a method declares them, how ``--method-opt NAME=VALUE`` becomes them, what they are on paper.
+"""Method options: declared by a method, read from ``--method-opt NAME=VALUE``, described for lists.
 
 An option is a field of the method's dataclass. `option` adds a help text and a range, which the `Method` base checks
 whenever a method is made, from the command line or from Python. Types come from the annotations: int, float, bool,
-str, Literal, and any of these or None. No torch.
+str, Literal, and any of these or None. Settings read numbers and switches with the same functions. No torch.
 """
 
 from __future__ import annotations

@@ -95,9 +95,9 @@ class KVBenchLM(TemplateLM):
     @property
     def prefix_token_id(self) -> int:
         """Stands for an empty context, as in lm-eval's `hf`."""
-        for found in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
-            if found is not None:
-                return int(found)
+        for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
+            if token is not None:
+                return int(token)
         raise UserError("the tokenizer has neither a start nor an end token to stand for an empty context.")
 
     @property

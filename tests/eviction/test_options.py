@@ -11,6 +11,7 @@ import pytest
 
 from kvbench.errors import UserError
 from kvbench.eviction.api import Method, Needs, Protect, option
+from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import check_budget, describe, parse_options, split_option
 
 
@@ -112,6 +113,20 @@ def test_budgets():
         "method 'snapkv' keeps 4 sink + 32 window tokens at all times, so --budget must be at least 37; got 16."
     )
     assert message(check_budget, "gkv", method, None) == "method 'gkv' needs --budget. Example: --budget 512."
+
+
+def test_query_heads_share_the_budget_of_their_kv_head():
+    method = from_label("snapkv(heads=query, window=12)")
+    check_budget("snapkv", method, 26, group=2)
+    with pytest.raises(UserError, match=r"--budget must be at least 26 \(13 in each of 2 query heads\); got 20\.$"):
+        check_budget("snapkv", method, 20, group=2)
+
+
+def test_a_budget_has_another_name_where_there_are_no_flags():
+    with pytest.raises(UserError, match=r"^method 'gkv' needs budget\. Example: budget=512\.$"):
+        check_budget("gkv", parse(), None, word="budget")
+    with pytest.raises(UserError, match="so budget must be at least 37; got 16"):
+        check_budget("gkv", parse(), 16, word="budget")
 
 
 def test_full_takes_no_budget():

@@ -73,24 +73,9 @@ def fetch(
     if folder.exists() and not folder.is_dir():
         raise UserError(f"--out {show(folder)} is a file; give a folder.")
     problems, done = Problems(), list[dict[str, Any]]()
+    wanted = _downloads(_manifests(tasks, problems), problems, quiet=quiet)
     progress = _Bytes(quiet=quiet)
-    named = _manifests(tasks, problems)
-    for name in named:
-        with problems.collect():
-            if name.startswith(LM_EVAL):
-                raise UserError(
-                    f"lm-eval downloads the data of {show(name)} itself. Run the task once where there is a network "
-                    "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with "
-                    f"lm_eval/{show(name.removeprefix(LM_EVAL))[1:-1]}.jsonl (--data or KVBENCH_DATA)."
-                )
-    problems.stop()
-    for name, manifest in named.items():
-        if manifest is None and not quiet:
-            terminal.note(f"task {show(name)} makes its own data.")
-    wanted = {name: manifest for name, manifest in named.items() if manifest is not None}
     for name, manifest in wanted.items():
-        if manifest.gated and not quiet:
-            terminal.note(f"{show(manifest.hub)} is gated: its terms have to be accepted on its page.")
         with signals.phase(lambda: f"interrupted: {len(done)} of {len(wanted)} {CONTINUES}"), problems.collect():
             try:
                 used = fetch_data(name, manifest, folder, revision=data_revision, bar=progress.show)
@@ -102,15 +87,38 @@ def fetch(
     if json:
         terminal.data({"folder": str(folder), "tasks": done})
     elif done and not quiet:
-        table = terminal.grid("task", "rows", "licence", "file", right=("rows",))
-        for row in done:
-            gated = " (gated)" if row["gated"] else ""
-            count = "-" if row["rows"] is None else str(row["rows"])
-            table.add_row(row["task"], count, (row["licence"] or "not stated") + gated, row["location"])
-        terminal.console().print(table)
+        _print_fetched(done)
     problems.stop()
     if wanted and not quiet:
         terminal.note(f"{len(done)} of {len(wanted)} tasks are in {folder}: --data {folder} or KVBENCH_DATA={folder}.")
+
+
+def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: bool) -> dict[str, Manifest]:
+    """The tasks whose data kvbench downloads. Raises UserError for tasks of lm-eval."""
+    for name in named:
+        with problems.collect():
+            if name.startswith(LM_EVAL):
+                raise UserError(
+                    f"lm-eval downloads the data of {show(name)} itself. Run the task once where there is a network "
+                    "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with "
+                    f"lm_eval/{show(name.removeprefix(LM_EVAL))[1:-1]}.jsonl (--data or KVBENCH_DATA)."
+                )
+    problems.stop()
+    for name, manifest in named.items() if not quiet else ():
+        if manifest is None:
+            terminal.note(f"task {show(name)} makes its own data.")
+        elif manifest.gated:
+            terminal.note(f"{show(manifest.hub)} is gated: its terms have to be accepted on its page.")
+    return {name: manifest for name, manifest in named.items() if manifest is not None}
+
+
+def _print_fetched(rows: list[dict[str, Any]]) -> None:
+    table = terminal.grid("task", "rows", "licence", "file", right=("rows",))
+    for row in rows:
+        gated = " (gated)" if row["gated"] else ""
+        count = "-" if row["rows"] is None else str(row["rows"])
+        table.add_row(row["task"], count, (row["licence"] or "not stated") + gated, row["location"])
+    terminal.console().print(table)
 
 
 @app.command("check", epilog=CHECK)
