@@ -103,8 +103,8 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | 
             wanted=lambda e: e.row["status"] == "unscored" or (not e.ok and e.row["row_key"] in done),
             progress=progress,
         )
-        if rescored.strangers:
-            say(f"{rescored.strangers} answers without a score belong to prompts that are made differently now.")
+        if rescored.prompt_mismatch:
+            say(f"{rescored.prompt_mismatch} answers without a score belong to prompts that are made differently now.")
         folder.seal()
     return RunResult(
         run_dir=folder.path,

@@ -1,10 +1,10 @@
-"""Files of a run's folder: whole or absent after a kill or a power cut, and never somebody else's.
+"""Files of a run's folder: whole or absent after a kill or a power cut, and never files outside it.
 
-`replacing` gives a temporary file in the target's folder and puts it in the target's place once it is on disk: a link
-of that name is replaced, and the file it leads to stays as it was. `open_plain` and `read_plain` open regular files
-only, so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder` does
-the same for the folders inside. `probe` finds out by writing whether a folder can be written: mode bits say nothing to
-root or on a read-only mount. What a disk promises after fsync but does not keep is beyond these functions.
+`replacing` writes a temporary file in the target's folder and renames it to the target once it is on disk; a link of
+that name is replaced, and the file it leads to stays as it was. `open_plain` and `read_plain` open regular files only,
+so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder` does the
+same for folders. `probe` writes a file to find out whether a folder is writable: mode bits mean nothing to root or on a
+read-only mount. A disk that loses data after fsync is beyond these functions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 
 def crash_point(name: str) -> None:
-    """Does nothing; called between the steps of every multi-step write. Tests put a kill in its place."""
+    """Mark a moment between two steps of a write, where tests kill the process."""
 
 
 def bare(value: object) -> str:
@@ -77,7 +77,7 @@ def read_plain(path: Path, limit: int) -> bytes:
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise SetupError(f"{show(path)} is larger than {limit >> 20} MiB, as kvbench writes none.")
+        raise SetupError(f"{show(path)} is larger than the {limit >> 20} MiB that kvbench writes at most.")
     return data
 
 
@@ -102,7 +102,7 @@ def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
     if (kind := stat.S_IFMT(status.st_mode)) != wanted:
         raise SetupError(
             f"{show(path)} is {_KINDS.get(kind, 'a device')}, where a run has {_KINDS[wanted]} of its own. "
-            "kvbench does not follow it: remove it, or put a copy there."
+            "kvbench does not follow it: remove it, or replace it with a copy."
         )
 
 
@@ -112,7 +112,7 @@ def _temporary(folder: Path, stem: str) -> Path:
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A new file, open for writing and reading, that takes `target`'s place unless the block raises."""
+    """A new file, open for writing and reading, that replaces `target` unless the block raises."""
     temporary = _temporary(target.parent, target.name)
     try:
         with open(temporary, "x+b") as file:
