@@ -140,7 +140,7 @@ def _measure(
     note: Callable[[str], None],
 ) -> Measured:
     generator = torch.Generator().manual_seed(1)
-    vocabulary = shape_vocabulary(setting.shape)
+    vocabulary = int(SHAPES[setting.shape]["vocab_size"])
     ids = torch.randint(5, vocabulary - 5, (sequences, setting.prompt), generator=generator)
     ours: list[tuple[_Run, _Run]] = []
     theirs: list[tuple[float, float]] = []
@@ -201,10 +201,6 @@ def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> 
         signals.not_at_end(process.kill)
 
 
-def shape_vocabulary(shape: str) -> int:
-    return int(SHAPES[shape]["vocab_size"])
-
-
 def _clock(device: torch.device) -> float:
     """Process CPU time on a CPU, synchronised wall time on a GPU."""
     if device.type == "cuda":
@@ -256,7 +252,7 @@ def _run_generate(loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> float:
 
 
 def as_json(setting: Setting, results: list[Measured]) -> dict[str, Any]:
-    """One document with everything needed to repeat the measurement."""
+    """The JSON document, with everything that repeats the measurement."""
     device = pick_device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {

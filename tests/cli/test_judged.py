@@ -83,7 +83,9 @@ def test_without_a_judge_scores_stay_and_nothing_is_missing(judged, tmp_path, ca
     before = read_run(tmp_path / "r1").rows
     capsys.readouterr()
     assert main([*again, "-q"]) == 0
-    assert "note: 0 answers scored. 4 keep their score: no judge was given." in capsys.readouterr().err
+    assert (
+        "note: 0 answers scored. 4 keep the score they have: nobody was asked for another." in capsys.readouterr().err
+    )
     assert main([*again, "--json"]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {key: document[key] for key in ("scored", "failed", "waiting", "kept")} == {

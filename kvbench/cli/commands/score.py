@@ -66,13 +66,12 @@ def score(
     gathered = gather(flags, os.environ, None, Path(config) if config else None)
     settings = continued(folder.parent, folder.name, gathered)
     with hub.only(asked(settings, gathered)):
-        rescored = _score(settings, folder, every=every, take_over=take_over, quiet=quiet)
-    if rescored.prompt_mismatch:
-        terminal.warning(
-            f"{rescored.prompt_mismatch} answers belong to prompts that are made differently now; not scored."
-        )
+        found = _score(settings, folder, every=every, take_over=take_over, quiet=quiet)
+    if found.prompt_mismatch:
+        count = found.prompt_mismatch
+        terminal.warning(f"{count} answers belong to prompts that are made differently now; not scored.")
     report_on(folder, quiet=quiet or json)
-    _tell(rescored, folder, settings, json=json)
+    _tell(found, folder, settings, json=json)
 
 
 def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, quiet: bool) -> Rescored:
@@ -91,36 +90,36 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
         opened.done_keys()
         for text in opened.notices:
             terminal.warning(text)
-        # A report would average scores of two versions of a task: score all answers anew or none.
+        # Answers scored by two versions of a task would be averaged as one: either all or none.
         before = opened.info["environment"]
         same_run.check_data(folder.name, before["tasks"], inputs.tasks(), versions=not every)
         same_run.check_prompt_files(folder.name, before, same_run.model_record(config, models.state(inputs.info)))
-        rescored = rescore(opened, inputs.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))
+        found = rescore(opened, inputs.works, wanted=lambda e: every or not e.ok, progress=Progress(quiet=quiet))
         opened.seal()
-    return rescored
+    return found
 
 
-def _tell(rescored: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
-    """Print how many answers were scored. Raises IncompleteError when answers have no score."""
+def _tell(found: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
+    """Say how it ended. Raises IncompleteError when answers have no score."""
     if json:
-        counts = {"scored": rescored.scored, "failed": dict(rescored.failed), "strangers": rescored.prompt_mismatch}
-        counts |= {"waiting": rescored.waiting, "kept": rescored.kept}
+        counts = {"scored": found.scored, "failed": dict(found.failed), "strangers": found.prompt_mismatch}
+        counts |= {"waiting": found.waiting, "kept": found.kept}
         terminal.data({"run": str(folder), **counts})
     else:
-        kept = f" {rescored.kept} keep their score: no judge was given." if rescored.kept else ""
-        terminal.note(f"{rescored.scored} answers scored.{kept}")
-    if rescored.failed or rescored.waiting:
-        missing = dict(rescored.failed) | ({"without a judge": rescored.waiting} if rescored.waiting else {})
+        kept = f" {found.kept} keep the score they have: nobody was asked for another." if found.kept else ""
+        terminal.note(f"{found.scored} answers scored.{kept}")
+    if found.failed or found.waiting:
+        missing = dict(found.failed) | ({"without a judge": found.waiting} if found.waiting else {})
         listed = ", ".join(f"{count} {status}" for status, count in missing.items())
         settings = _given(folder, config)
-        unjudged = (rescored.waiting or "judge_error" in rescored.failed) and "judge" not in settings
+        unjudged = (found.waiting or "judge_error" in found.failed) and "judge" not in settings
         needs = " --judge URL --judge-model NAME" if unjudged else ""
         again = f"'{line(['kvbench', 'score', str(folder), *words(settings)])}{needs}' tries them again"
         raise IncompleteError(f"no score for some answers ({listed}); {again}.")
 
 
 def _given(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """The settings that the same command needs again, with the values of this time."""
+    """What the same command must be given again: of the run's record, as it was given this time."""
     info = manifest.read(folder)
     now = {key: getattr(config, key) for key in OPERATIONAL}
     unsafe = {"unsafe_run_code": True} if config.unsafe_run_code else {}

@@ -1,7 +1,7 @@
-"""``kvbench show RUN [--sample ID]``: the settings of a run, or the text of one of its samples. Imports no torch.
+"""``kvbench show RUN [--sample ID]``: what a run is, and the text of one of its samples. Imports no torch.
 
-Control characters in model-written text are escaped. Of a conversation a run stores the first prompt and every answer;
-the later questions come from the task's data, if they are on this machine.
+Model-written text is printed with control characters escaped, never raw. Of a conversation a run stores the first
+prompt and every answer; its later questions come from the task's data, where these are on this machine.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def show_(
 
 def one_run(name: str, out: Path) -> Path:
     """The folder of one run, by its path or its name."""
-    runs = find_runs([name], out)
-    if len(runs) > 1 or not runs[0].is_dir():
-        listed = ", ".join(path.name for path in runs)
+    found = find_runs([name], out)
+    if len(found) > 1 or not found[0].is_dir():
+        listed = ", ".join(path.name for path in found)
         raise UserError(f"{show(name)} is not the folder of one run; it holds {listed}. Name one.")
-    return runs[0]
+    return found[0]
 
 
 def _summary(folder: Path) -> dict[str, Any]:
@@ -112,19 +112,19 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
     rows = read_run(folder).rows
     if method is not None:
         method = _method(folder, method, sorted(rows["method"].dropna().unique()))
-    matching = rows[
+    found = rows[
         (rows["doc_id"] == wanted) | (rows["row_key"] == wanted) | (rows["task"] + "/" + rows["doc_id"] == wanted)
     ]
     if method is not None:
-        matching = matching[matching["method"] == method]
-    if matching.empty:
+        found = found[found["method"] == method]
+    if found.empty:
         known = list(rows["doc_id"].dropna().unique())
         hint = did_you_mean(wanted, known) or (f" The first is {show(known[0])}." if known else "")
         raise UserError(
             f"run {show(folder.name)} has no sample {show(wanted)}{f' of {show(method)}' if method else ''}.{hint}"
         )
     texts = read_texts(folder).set_index("row_key")
-    entries = [_plain(row) | _texts(texts, row["row_key"]) for _, row in matching.iterrows()]
+    entries = [_plain(row) | _texts(texts, row["row_key"]) for _, row in found.iterrows()]
     asked: dict[tuple[str, str], list[str]] = {}
     for entry in entries:
         if (answers := entry.pop("turns")) is None:
@@ -133,16 +133,16 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
         if question not in asked:
             asked[question] = _later_questions(manifest.read(folder), entry)
         later: list[str | None] = [*asked[question]]
-        if len(later) != len(answers) - 1:  # another conversation
+        if len(later) != len(answers) - 1:  # not the conversation that was held
             later = [None] * (len(answers) - 1)
         entry["turns"] = [{"question": q, "output": a} for q, a in zip((entry["prompt"], *later), answers, strict=True)]
     return entries
 
 
 def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
-    """The questions of a conversation after its first turn; empty unless the task and the same data are here.
+    """What a conversation asks after its first turn; nothing where the task or its data are not here as they were.
 
-    Downloads nothing, and takes data from a folder only if they have the recorded hash.
+    Nothing is downloaded, and of the data in a folder only those with the recorded hash are taken.
     """
     environment = info["environment"]
     path = environment.get("data")
@@ -155,16 +155,16 @@ def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
             docs = {doc.doc_id: doc for doc in task.docs(source, style=entry.get("prompt_style", "default"))}
         if (used := source.used.get(task.name)) and used.sha256 != recorded.get("sha256"):
             return []
-    except Exception:  # the task's own code may need the model's tokenizer
+    except Exception:  # of the task's own code, which may want the model's tokenizer
         return []
     doc, prompt = docs.get(entry["doc_id"]), entry["prompt"] or ""
-    if doc is None or doc.turns[0].question not in prompt:  # other data, or a prompt that was not stored
+    if doc is None or doc.turns[0].question not in prompt:  # other data, or a prompt that may not be stored
         return []
     return [turn.user for turn in doc.turns[1:]]
 
 
 def _method(folder: Path, name: str, there: list[str]) -> str:
-    """A method of the run by its name, even if it is not installed here."""
+    """A method of the run by its name. Its file need not be installed here."""
     plain = name.strip().lower()
     if plain in there:
         return plain
@@ -188,12 +188,12 @@ def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
     names = ("prompt", "output", "turns")
     if key not in texts.index:
         return dict.fromkeys(names)
-    stored: dict[str, Any] = {n: value if isinstance(value := texts.at[key, n], str) else None for n in names}
-    return stored | {"turns": stored["turns"] and _turns(stored["turns"])}
+    found: dict[str, Any] = {n: value if isinstance(value := texts.at[key, n], str) else None for n in names}
+    return found | {"turns": found["turns"] and _turns(found["turns"])}
 
 
 def _turns(text: str) -> list[str] | None:
-    """The answers of all turns; None if the table holds anything else."""
+    """The answers of all turns; None where the table holds something else."""
     try:
         turns = parse(text)
     except ValueError:
