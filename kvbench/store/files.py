@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -106,14 +107,10 @@ def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
         )
 
 
-def _temporary(folder: Path, stem: str) -> Path:
-    return folder / f".{stem}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
-
-
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
     """A new file, open for writing and reading, that replaces `target` unless the block raises."""
-    temporary = _temporary(target.parent, target.name)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "x+b") as file:
             crash_point(f"{target.name} opened")
@@ -142,11 +139,6 @@ def is_leftover(name: str) -> bool:
 
 
 def probe(folder: Path) -> None:
-    """Write and remove a small file in `folder`. Raises OSError when that fails."""
-    path = _temporary(folder, "probe")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, b"kvbench")
-    finally:
-        os.close(fd)
-        path.unlink(missing_ok=True)
+    """Write a small temporary file in `folder`. Raises OSError when that fails."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"kvbench")
