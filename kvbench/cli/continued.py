@@ -106,7 +106,7 @@ def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
     stored = {key: value for key, value in stored.items() if key not in again.AGAIN}
     if stored["data"] is None and not os.environ.get("KVBENCH_DATA"):
         stored["data"] = environment.get("data_variable")  # where KVBENCH_DATA led when the run began
-    if (judge := environment.get("judge")) is not None and again.names_nobody(judge):
+    if (judge := environment.get("judge")) is not None and again.names_no_judge(judge):
         stored["judge"] = judge  # to ask nobody reaches nothing
     return stored
 
@@ -124,7 +124,7 @@ def _check_again(
         missing.pop("task", None)
     if "judge" in given:  # another judge may have another name and key
         missing = {key: value for key, value in missing.items() if key not in ("judge_model", "judge_key_env")}
-        if again.names_nobody(given["judge"]):
+        if again.names_no_judge(given["judge"]):
             missing.pop("judge_mode", None)
     if not missing:
         return

@@ -54,14 +54,14 @@ def _again(typed: dict[str, Any]) -> Gathered:
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
 
-def check_same(config: RunConfig, folder: Path, inputs: Inputs) -> None:
+def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
     """Raise UserError where the model, its chat template or the tasks' data are not those that wrote the answers."""
     from kvbench.runner import same_run
     from kvbench.sources import models
 
     before = manifest.read(folder)["environment"]
-    same_run.check_model(folder.name, before, same_run.model_record(config, models.state(inputs.info)))
-    same_run.check_data(folder.name, before.get("tasks", {}), inputs.tasks())
+    same_run.check_model(folder.name, before, same_run.model_record(config, models.state(ready.info)))
+    same_run.check_data(folder.name, before.get("tasks", {}), ready.tasks())
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:

@@ -107,13 +107,15 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # threads do not survive the forks that follow
     try:
-        loaded, shape, machine = _build(setting)
-        return [_measure(setting, method, loaded, shape, machine, n, note) for n in setting.sequences]
+        loaded = _build(setting)
+        machine = measure(loaded.device, loaded.dtype)
+        return [_measure(setting, method, loaded, machine, n, note) for n in setting.sequences]
     finally:
         torch.set_num_threads(before)
 
 
-def _build(setting: Setting) -> tuple[LoadedModel, ModelShape, Machine]:
+def _build(setting: Setting) -> LoadedModel:
+    """A model of the named shape with random weights."""
     transformers.logging.set_verbosity_error()
     device = pick_device(setting.device)
     dtype = pick_dtype(setting.dtype, device)
@@ -125,17 +127,13 @@ def _build(setting: Setting) -> tuple[LoadedModel, ModelShape, Machine]:
         model: Any = transformers.Qwen3ForCausalLM(config)
         model = model.to(dtype).eval()
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
-    loaded = prepare(model, None)
-    parameters = sum(p.numel() for p in model.parameters())
-    shape = ModelShape(geometry=loaded.geometry, parameters=parameters, streamed=parameters)
-    return loaded, shape, measure(device, dtype)
+    return prepare(model, None)
 
 
 def _measure(
     setting: Setting,
     method: Method,
     loaded: LoadedModel,
-    shape: ModelShape,
     machine: Machine,
     sequences: int,
     note: Callable[[str], None],
@@ -151,6 +149,8 @@ def _measure(
         if setting.baseline == "transformers":
             theirs.append(_apart(setting, loaded, lambda n: _run_generate(loaded, ids, n)))
     held = setting.budget + setting.interval / 2 if method.takes_budget else setting.prompt + setting.new_tokens / 2
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    shape = ModelShape(geometry=loaded.geometry, parameters=parameters, streamed=parameters)
     limit = roofline(shape, machine, sequences, held, loaded.dtype)
     runs = [run for pair in ours for run in pair]
     return Measured(

@@ -1,4 +1,4 @@
-"""One cell of a run as it is planned: its rows, how many slots they get, and what decides them beside the model."""
+"""One planned cell of a run: its rows, its slots, and the files beside the model that decide its rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvbench.taskkit.names import base_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodState:
-    """A method of a run with its options, and all that decides what it keeps: version, source, and `artefacts`."""
+    """A method of a run with its options, and all that decides which entries it keeps: version, source, artefacts."""
 
     method: Method
     version: str
@@ -35,7 +35,7 @@ class MethodState:
 
     @classmethod
     def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
-        """Raises KVBenchError where the method lacks what it uses."""
+        """Raises KVBenchError when weights or a draft model of the method are missing."""
         method = choose.make(choice.name, dict(choice.options))
         return cls(
             method=method,
@@ -104,18 +104,16 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
-    """Raises SetupError where a cell's weights were made for another model, now that its parameters are known."""
+    """Raise SetupError when a method's weights were made for a model with other parameters."""
     for cell in {plan.cell.method: plan.cell for plan in plans}.values():
         if (needed := make_method(cell).weights()) is not None:
             load_weights(needed, loaded.folder, loaded.model.config, "cpu", loaded.fingerprint)
 
 
 def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
-    """What a method uses beside the model and kvbench itself, each with what tells one state of it from another:
-    tables, draft models, and the plug-ins that define it (or its parts, `names`).
+    """Hashes or revisions of a method's tables, draft models and plug-ins. names: of the method or its two parts.
 
-    Raises:
-        KVBenchError: one of them is missing, damaged or made for another model.
+    Raises KVBenchError when a table or draft model is missing, damaged or made for another model.
     """
     used = _plug_ins(names)
     if (needed := method.weights()) is not None:

@@ -1,9 +1,8 @@
-"""One cell under way, and what it does when memory or numbers fail.
+"""Generates one cell, also when memory or numbers fail.
 
-Out of memory, the cell goes on with half the slots and the rows that are not written yet; each row says with how many
-slots it was made. A sequence that does not fit alone becomes a row with status `oom`. Every cell starts with its
-planned slots: what another cell needed says little about it, and the slots of a row must not depend on the cells that
-this process ran before, or a resumed run would make other rows.
+Out of memory, the cell continues with half the slots and the rows that are not written yet; each row states its slots.
+A sequence that does not fit alone becomes a row with status `oom`. Every cell starts with its planned slots: if they
+depended on the cells that this process ran before, a resumed run would make other rows.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from kvbench.runner.row_writer import RowWriter
 from kvbench.runner.workload import PlannedRow, TaskWork, make_method
 
 NOT_NUMBERS = 5  # rows in a row whose logits are NaN or infinite end the cell
-OTHER_DTYPE = {"float32": "bfloat16"}  # what else may help; float32 for all others
+OTHER_DTYPE = {"float32": "bfloat16"}  # the number type to try next; for all others float32
 
 Key = tuple[str, int]  # document, sample
 
@@ -52,7 +51,7 @@ class CellRun:
     not_numbers: int = 0
 
     def run(self) -> None:
-        """Until every row is written, the numbers fail, or the rows cannot be scored."""
+        """Run until every row is written, the numbers fail, or the rows cannot be scored."""
         while True:
             try:
                 self._generate()
@@ -109,9 +108,9 @@ class CellRun:
         lost = [key for key in under_way if key in self.missing]
         for key in lost or self._longest():
             self._give_up(self.missing.pop(key), cause)
-        if not lost:  # not even an empty engine for the longest prompt could be made
+        if not lost:  # memory does not suffice for an empty engine of the longest prompt
             self._fit_to_missing()
-        self.say(f"{label}: out of memory with 1 slot; what does not fit gets status 'oom' ({cause}).")
+        self.say(f"{label}: out of memory with 1 slot; rows that do not fit get status 'oom' ({cause}).")
 
     def _give_up(self, row: PlannedRow, cause: str) -> None:
         [[request]] = self.work.batches([row], self.config.seed)
@@ -145,7 +144,7 @@ class CellRun:
         )
 
     def _numbers_fail(self, answer: Generation) -> bool:
-        """Whether so many answers in a row ended with logits that are no numbers that the others will, too."""
+        """Whether NOT_NUMBERS answers in a row had logits that were NaN or infinite; the others would have, too."""
         if answer.status == "prompt_too_long":
             return False
         self.not_numbers = self.not_numbers + 1 if answer.status == "nan_logits" else 0

@@ -1,11 +1,11 @@
-"""What a run ran on: versions, git commit, machine.
+"""The surroundings of a run: versions, git commit, machine.
 
     versions()      # {"kvbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0+cpu", ...}
     git_commit()    # "1a2b3c4d5e6f" or "1a2b3c4d5e6f+changes", None outside a work tree
     machine()       # cores, memory, platform
     devices()       # the names of visible accelerators
 
-All but `devices` read package metadata and system files; only that one imports torch.
+`devices` imports torch; the others read package metadata and system files.
 """
 
 from __future__ import annotations
@@ -43,8 +43,9 @@ def versions() -> dict[str, str]:
     """Versions of kvbench, Python and every package that can change a number; optional ones only where installed."""
     from kvbench import __version__
 
-    found = {"kvbench": __version__, "python": platform.python_version()}
-    return found | {name: v for name in (*PACKAGES, *OPTIONAL) if (v := version(name))}
+    return {"kvbench": __version__, "python": platform.python_version()} | {
+        name: v for name in (*PACKAGES, *OPTIONAL) if (v := version(name))
+    }
 
 
 def git_commit() -> str | None:
@@ -97,8 +98,8 @@ def devices() -> list[dict[str, Any]]:
     """Visible accelerators with name and memory. Imports torch."""
     import torch
 
-    found = []
+    visible = []
     for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
         properties = torch.cuda.get_device_properties(index)
-        found.append({"device": f"cuda:{index}", "name": properties.name, "memory_bytes": properties.total_memory})
-    return found
+        visible.append({"device": f"cuda:{index}", "name": properties.name, "memory_bytes": properties.total_memory})
+    return visible

@@ -2,9 +2,8 @@
 
     result = execute(config, out=Path("results"))
 
-Everything that can fail cheaply fails before the weights are loaded: data, prompts, the folder, the plan. A row
-counts once its record is on disk. The command line does the checks that need neither torch nor a tokenizer before it
-gets here.
+Data, prompts, the folder and the plan are checked before the weights are loaded. A row counts once its record is on
+disk. The command line has already done the checks that need neither torch nor a tokenizer.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 class RunResult:
     """How a run ended. `failed` counts rows with a status other than "ok", by status.
 
-    `repeated`: every row was there before, with its score.
+    `repeated`: every row existed before, with its score.
     """
 
     run_dir: Path | None  # None after a dry run
@@ -58,7 +57,7 @@ def execute(
     command: Sequence[str] = (),
     notice: Notice | None = None,
 ) -> RunResult:
-    """Run a configuration to the end, continuing what is already there.
+    """Run a configuration to the end, or continue its run.
 
     Args:
         out: folder of runs; the run's own folder is `run_name`, by default model and configuration hash.
@@ -103,8 +102,8 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | 
             wanted=lambda e: e.row["status"] == "unscored" or (not e.ok and e.row["row_key"] in done),
             progress=progress,
         )
-        if rescored.strangers:
-            say(f"{rescored.strangers} answers without a score belong to prompts that are made differently now.")
+        if rescored.prompt_mismatch:
+            say(f"{rescored.prompt_mismatch} answers without a score belong to prompts that are made differently now.")
         folder.seal()
     return RunResult(
         run_dir=folder.path,

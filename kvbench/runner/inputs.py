@@ -1,4 +1,4 @@
-"""What a run needs before its weights: the model's tokenizer and configuration, and every task's prompts.
+"""The inputs of a run besides weights: the model's tokenizer and configuration, and every task's prompts.
 
 inputs = read_inputs(config, say)
 inputs.works["walk"].prompts
@@ -44,17 +44,17 @@ class Inputs:
 
 
 def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = None) -> Inputs:
-    """Read everything but weights. info: the model, where the hub was asked for it already.
+    """Read everything but weights. info: the model, if the hub was already asked for it.
 
     Raises:
-        KVBenchError: the model or a task's data cannot be had, a prompt cannot be made, a judge's settings are wrong,
-            or programs would have to run where nothing isolates them.
+        KVBenchError: the model or a task's data are missing, a prompt cannot be made, a judge's settings are wrong, or
+            no sandbox can isolate programs.
     """
     info = info or models.fetched(config.model_place, config.revision)
     where = info.where
     with models.reading(config.model, where):
         tokenizer, model_config = _read_model(where, config)
-        tokenizer("word")  # some of its settings are read only now
+        tokenizer("word")  # reads some of its settings only now
         vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
         context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
     data = task_data.source(config)
@@ -80,9 +80,9 @@ def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = 
 
 
 def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:
-    """Raises UserError where nothing but its longest length would end an answer."""
+    """Raise UserError when only the maximum length would end an answer."""
     generation = None
-    with models.reading(config.model, where), contextlib.suppress(OSError):  # there is none
+    with models.reading(config.model, where), contextlib.suppress(OSError):  # the model has none
         generation = transformers.GenerationConfig.from_pretrained(where, revision=config.revision or "main")
     if not vocabulary.end_ids((tokenizer, model_config.get_text_config(), generation)):
         endless = [name for name, work in works.items() if not work.spec.stop and not work.spec.stop_tokens]
@@ -98,6 +98,6 @@ def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
     transformers.logging.set_verbosity_error()
     if Path(where).is_dir():
         models.check_tokenizer(config.model, Path(where))
-    huggingface_hub.logging.set_verbosity_error()  # it tells of every retry; the outcome is told below
+    huggingface_hub.logging.set_verbosity_error()  # the client logs every retry; kvbench reports the outcome
     tokenizer = transformers.AutoTokenizer.from_pretrained(where, revision=config.revision, trust_remote_code=False)
     return tokenizer, transformers.AutoConfig.from_pretrained(where, revision=config.revision, trust_remote_code=False)

@@ -1,12 +1,11 @@
-"""The source files that decide what a method keeps, and one hash over them.
+"""The source files that decide which entries a method keeps, and one hash over them.
 
     source_of(method)       # Source(hash="1f0c2b9a4d5e", files={"kvbench/methods/gkv.py": "9a41...", ...})
 
-These are the method's own module and what it imports, directly or through others, from `kvbench.methods`,
-`kvbench.eviction` and its own package; the same of every method that it holds (both parts of ``snapkv+gkv``, the base
-of ``ada-kv``); and the module that turns every method's scores into entries that stay. The files are read and parsed,
-never imported. The engine is not among them: kvbench's version stands for it. Neither are modules that a plug-in
-imports from elsewhere.
+These are the method's own module, its direct and indirect imports from `kvbench.methods`, `kvbench.eviction` and its
+own package, the same for every method that it holds (both parts of ``snapkv+gkv``, the base of ``ada-kv``), and the
+module that selects entries by score. The files are read and parsed, never imported. The engine is not included, since
+kvbench's version stands for it; nor are modules that a plug-in imports from elsewhere.
 """
 
 from __future__ import annotations
@@ -42,13 +41,13 @@ class _Module:
 
 def source_of(method: Method) -> Source:
     """The source of a method with its options."""
-    found: dict[str, _Module] = {}
+    modules: dict[str, _Module] = {}
     for part in _parts(method):
         name = type(part).__module__
         own = name.partition(".")[0]
-        _follow(name, SHARED if own == "kvbench" else (*SHARED, own), found)
-    _follow(SELECTION, SHARED, found)
-    files = {module.label: module.sha256 for module in sorted(found.values(), key=lambda module: module.label)}
+        _follow(name, SHARED if own == "kvbench" else (*SHARED, own), modules)
+    _follow(SELECTION, SHARED, modules)
+    files = {module.label: module.sha256 for module in sorted(modules.values(), key=lambda module: module.label)}
     lines = "".join(f"{digest}  {label}\n" for label, digest in files.items())
     return Source(hashlib.sha256(lines.encode()).hexdigest()[:12], files)
 
@@ -61,19 +60,19 @@ def _parts(method: Method) -> Iterator[Method]:
             yield from _parts(value)
 
 
-def _follow(name: str, packages: tuple[str, ...], found: dict[str, _Module]) -> None:
-    """Add a module, and what it imports from these packages, to those found."""
-    if name in found or (module := _read(name)) is None:
+def _follow(name: str, packages: tuple[str, ...], modules: dict[str, _Module]) -> None:
+    """Add a module and its imports from these packages to `modules`."""
+    if name in modules or (module := _read(name)) is None:
         return
-    found[name] = module
+    modules[name] = module
     for imported in module.imports:
         if imported.startswith(tuple(f"{package}." for package in packages)):
-            _follow(imported, packages, found)
+            _follow(imported, packages, modules)
 
 
 @functools.cache
 def _read(name: str) -> _Module | None:
-    """A module's file; None for a name that is no module, or has no file."""
+    """The file of a module; None for a name without one."""
     path = _path(name)
     if path is None:
         return None
@@ -85,7 +84,7 @@ def _read(name: str) -> _Module | None:
 
 
 def _path(name: str) -> Path | None:
-    """A module's file. One that is not imported yet is looked for below its package, which is."""
+    """A module's file; if the module is not imported yet, searched below its package, which is."""
     if file := getattr(sys.modules.get(name), "__file__", None):
         return Path(file)
     package = next((p for p in (*SHARED, name.partition(".")[0]) if name.startswith(f"{p}.")), name)

@@ -16,10 +16,10 @@ from kvbench.taskkit.reader import ModelReader, Talk
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One document ready to be read by the model.
+    """One document as token ids.
 
-    `max_new_tokens` of one turn; `max_tokens` of all that a sample reads and writes; `cut` tokens were taken out of a
-    text that was too long; `compress_at` tokens stand before the question, for a query-agnostic run.
+    `max_new_tokens` bounds one turn, `max_tokens` all that a sample reads and writes. `cut` tokens were removed from a
+    text that was too long. `compress_at` tokens stand before the question, for a query-agnostic run.
     """
 
     doc: Doc
@@ -44,7 +44,7 @@ class PromptMaker:
     reader: ModelReader
     config: RunConfig
     thinking: bool | None
-    # All prompts lie in memory. With one object for each token of the vocabulary a token takes 8 bytes, otherwise 36.
+    # All prompts stay in memory: with one shared object per vocabulary entry a token takes 8 bytes, otherwise 36.
     tokens: dict[int, int] = field(default_factory=dict)
 
     def prompt(self, doc: Doc) -> Prompt:
@@ -54,10 +54,10 @@ class PromptMaker:
         text = reader.text(doc, thinking=spec.thinking)
         at = None
         if config.compress == "query-agnostic":
-            found, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
+            encoded, at = _to_context(self.task, doc, reader.tokenizer, text, reader.chat)
         else:
-            found = reader.ids(text)
-        ids = tuple(self.tokens.setdefault(token, token) for token in found)
+            encoded = reader.ids(text)
+        ids = tuple(self.tokens.setdefault(token, token) for token in encoded)
         talk = None
         if len(doc.turns) > 1:
             talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
@@ -66,9 +66,9 @@ class PromptMaker:
                     f"task {show(self.task.name)}: every later turn is a new prompt here (template or --multi-turn "
                     "reset), so it cannot be compressed before its question. Use --compress query-aware."
                 )
-        room = spec.max_new_tokens
+        later = spec.max_new_tokens  # tokens after the prompt
         if talk:
-            room = room * len(doc.turns) + talk.tokens()
+            later = later * len(doc.turns) + talk.tokens()
         return Prompt(
             doc=doc,
             spec=spec,
@@ -76,7 +76,7 @@ class PromptMaker:
             text=text,
             ids=ids,
             max_new_tokens=max(1, min(spec.max_new_tokens, reader.context - len(ids))),
-            max_tokens=len(ids) + max(1, min(room, reader.context - len(ids))),
+            max_tokens=len(ids) + max(1, min(later, reader.context - len(ids))),
             sha256=hashlib.sha256(text.encode()).hexdigest(),
             cut=cut,
             talk=talk,
@@ -112,7 +112,7 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
-    """Token ids of a prompt, and how many of them come before its question."""
+    """Token ids of a prompt, and how many stand before its question."""
     turn = doc.turns[0]
     if not turn.context.strip():
         raise UserError(

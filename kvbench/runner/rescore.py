@@ -1,11 +1,11 @@
-"""Scores stored answers again, without generating: those that have no score yet, or all of them.
+"""Scores stored answers again, without generating: those without a score, or all of them.
 
     with RunFolder.resume("results", "r1", environment=versions) as folder:
         rescore(folder, read_inputs(config, say).works, wanted=lambda entry: not entry.ok)
         folder.seal()
 
-Documents are made anew by the run's own tasks and data; a row is scored only against the document whose prompt it was
-asked with. A new score is one more record in the journal; the answer stays what it was.
+The run's own tasks make the documents anew; an answer is scored only if its prompt is still the same. A new score is
+one more record in the journal, with the same answer.
 """
 
 from __future__ import annotations
@@ -32,19 +32,24 @@ if TYPE_CHECKING:
 
 FACTS = ("verdict", "passed_lcb", "passed_native", "sandbox_tier", "sandbox_selftest", "python_version", "judge")
 AT_ONCE = 64  # answers being scored
-KEPT = "kept"  # no status of a row: it has a score, and nobody was asked for another
+KEPT = "kept"  # counted like a status: the answer keeps its score, because no judge is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """How it ended. `failed` counts by status what has no new score even so; `strangers` were asked with other prompts.
+    """How many answers ended how.
 
-    waiting: without a score, for a judge that nobody named. `kept` have one and keep it, since nobody was asked again.
+    Attributes:
+        scored: have a new score.
+        failed: could not be scored, by status.
+        prompt_mismatch: belong to prompts that the task makes differently now.
+        waiting: have no score, and no judge is given.
+        kept: keep their score, because no judge is given.
     """
 
     scored: int = 0
     failed: Mapping[str, int] = field(default_factory=dict)
-    strangers: int = 0
+    prompt_mismatch: int = 0
     waiting: int = 0
     kept: int = 0
 
@@ -66,7 +71,7 @@ def rescore(
     """Score the answers of a run that are `wanted`.
 
     Raises:
-        SetupError: the judge does not let us in, or no scoring process starts. Scores made before are saved.
+        SetupError: the judge refuses the key, or no scoring process starts. Scores made before are saved.
     """
     entries = read_journal(folder.path).entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]
@@ -74,44 +79,87 @@ def rescore(
         return Rescored()
     if progress:
         progress.begin(len(chosen), 0)
-    counts: Counter[str] = Counter()
-    strangers = 0
+    mismatched = 0
     try:
         with TextReader(folder.path) as reader, folder.journal() as journal, ScorePool(workers=2) as pool:
-            waiting: deque[tuple[Future[Score], _Job]] = deque()
-            full = _Baselines(entries, reader)
-
-            def take() -> None:
-                """Write the oldest score once it is there."""
-                waiting[0][0].exception()
-                with signals.shield():
-                    _keep(*waiting.popleft(), works, journal, counts, progress)
-
+            scoring, full = _Scoring(works, journal, pool, progress), _Baselines(entries, reader)
             try:
                 for job in _jobs(chosen, works, reader):
                     if job is None:
-                        strangers += 1
-                        continue
-                    work = works[job.entry.row["task"]]
-                    waiting.append((pool.submit(work.task, job.prompt.doc, _output(job, full)), job))
-                    while len(waiting) >= AT_ONCE or (waiting and waiting[0][0].done()):
-                        take()
-                while waiting:
-                    take()
-            except signals.Signalled:  # scores behind a slow one may have cost money
-                for future, job in waiting:
-                    if future.done():
-                        _keep(future, job, works, journal, counts, progress)
+                        mismatched += 1
+                    else:
+                        scoring.submit(job, _output(job, full))
+                scoring.finish()
+            except signals.Signalled:
+                scoring.write_ready()
                 raise
     finally:
         if progress:
             progress.end()
-    done, unjudged, kept = (counts.pop(status, 0) for status in ("ok", "unscored", KEPT))
-    return Rescored(scored=done, failed=dict(counts), strangers=strangers, waiting=unjudged, kept=kept)
+    failed = Counter(scoring.counts)
+    done, unjudged, kept = (failed.pop(status, 0) for status in ("ok", "unscored", KEPT))
+    return Rescored(scored=done, failed=dict(failed), prompt_mismatch=mismatched, waiting=unjudged, kept=kept)
+
+
+class _Scoring:
+    """The answers that are being scored; their scores are written in the order in which they were submitted.
+
+    Attributes:
+        counts: answers by the status that they ended with, or KEPT.
+    """
+
+    def __init__(
+        self, works: Mapping[str, TaskWork], journal: Journal, pool: ScorePool, progress: Progress | None
+    ) -> None:
+        self.works, self.journal, self.pool, self.progress = works, journal, pool, progress
+        self.counts: Counter[str] = Counter()
+        self._waiting: deque[tuple[Future[Score], _Job]] = deque()
+
+    def submit(self, job: _Job, output: Output) -> None:
+        """Score an answer. Waits while too many are being scored."""
+        task = self.works[job.entry.row["task"]].task
+        self._waiting.append((self.pool.submit(task, job.prompt.doc, output), job))
+        while len(self._waiting) >= AT_ONCE or (self._waiting and self._waiting[0][0].done()):
+            self._write_oldest()
+
+    def finish(self) -> None:
+        """Wait for all scores."""
+        while self._waiting:
+            self._write_oldest()
+
+    def write_ready(self) -> None:
+        """Write the scores that came behind a slow one: a judge may have cost money."""
+        for future, job in self._waiting:
+            if future.done():
+                self._write(future, job)
+
+    def _write_oldest(self) -> None:
+        self._waiting[0][0].exception()  # waits
+        with signals.shield():
+            self._write(*self._waiting.popleft())
+
+    def _write(self, future: Future[Score], job: _Job) -> None:
+        try:
+            score = future.result()
+        except SetupError:
+            self.journal.flush()
+            raise
+        former = job.entry.row
+        if score.value is None and job.entry.ok:  # a failure to score an answer again leaves its score
+            self.counts[KEPT if score.status == "unscored" else score.status] += 1
+        else:
+            row = former | dict.fromkeys(FACTS) | scored(score) | {"score_pass": job.entry.scored + 1, "created": None}
+            row["task_version"] = self.works[former["task"]].task.version
+            self.counts[row["status"]] += 1
+            if row["status"] != "unscored":
+                prompt, output, turns = job.texts
+                self.journal.append(row, prompt=prompt, output=output, turns=turns)
+        if self.progress:
+            self.progress.update(sum(self.counts.values()), tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
 
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:
-    """Every chosen answer with its document; None where there is no document with its prompt."""
+    """Every chosen answer with its document; None when no document has its prompt."""
     prompts = {(name, p.doc.doc_id): p for name, work in works.items() for p in work.prompts}
     for entry in chosen:
         prompt = prompts.get((entry.row["task"], entry.row["doc_id"]))
@@ -123,7 +171,7 @@ def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader
 
 
 class _Baselines:
-    """The full cache's answers to the questions of a run, for judges that compare."""
+    """The answers of the full cache, for judges that compare."""
 
     def __init__(self, entries: Mapping[str, Entry], reader: TextReader) -> None:
         rows = (e for e in entries.values() if e.row["method"] == "full" and e.generated)
@@ -149,36 +197,3 @@ def _output(job: _Job, full: _Baselines) -> Output:
         thinking=job.prompt.thinking,
         baseline=full.turns(row),
     )
-
-
-def _keep(
-    future: Future[Score],
-    job: _Job,
-    works: Mapping[str, TaskWork],
-    journal: Journal,
-    counts: Counter[str],
-    progress: Progress | None,
-) -> None:
-    """Write a new score. An answer that nobody was asked about stays as it is."""
-    try:
-        score = future.result()
-    except SetupError:
-        journal.flush()
-        raise
-    former = job.entry.row
-    if score.value is None and job.entry.ok:  # a failure to score it again takes nothing away
-        counts[KEPT if score.status == "unscored" else score.status] += 1
-        _show(counts, progress)
-        return
-    row = former | dict.fromkeys(FACTS) | scored(score) | {"score_pass": job.entry.scored + 1, "created": None}
-    row["task_version"] = works[former["task"]].task.version
-    counts[row["status"]] += 1
-    if row["status"] != "unscored":
-        prompt, output, turns = job.texts
-        journal.append(row, prompt=prompt, output=output, turns=turns)
-    _show(counts, progress)
-
-
-def _show(counts: Counter[str], progress: Progress | None) -> None:
-    if progress:
-        progress.update(sum(counts.values()), tokens=0, kv_bytes_now=0, kv_bytes_peak=0)

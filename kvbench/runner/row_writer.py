@@ -1,4 +1,4 @@
-"""From answers to rows on the disk: every answer is scored, and its row written once the score is there."""
+"""Scores answers and writes their rows: a row is written as soon as its score is known."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from kvbench.task import Output, Score
 
 BACKLOG = 64  # answers waiting for their scores; generation waits for them
 LATER = Score(value=None, status="unscored", note="interrupted before it was scored")
-MOMENT = 1.0  # seconds between two looks at what can be committed
+MOMENT = 1.0  # seconds between two commits while waiting
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class RowWriter:
         saved: rows on the disk.
         failed: rows without a score, by status.
         scores: headline scores of the cell under way.
-        refused: the judge does not let us in, or no scoring process starts.
+        refused: the judge refuses the key, or no scoring process starts.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RowWriter:
         self._waiting: dict[Future[Score], _Answer] = {}
 
     def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan) -> None:
-        """Take one finished sample. Waits where too many answers wait for their scores."""
+        """Take one finished sample. Waits while too many answers wait for their scores."""
         answer, task = _Answer(planned, generation, cell_plan), self.works[cell_plan.cell.task].task
         with signals.shield():
             if generation.status == "ok":
@@ -71,11 +71,11 @@ class RowWriter:
         self.collect(most=BACKLOG)
 
     def poll(self) -> None:
-        """Once per engine step: commit what has waited long enough."""
+        """Once per engine step: commit the rows that have waited long enough."""
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:
-        """Write rows as their scores come, until at most `most` wait or the time is over."""
+        """Write rows as their scores come, until at most `most` wait or the seconds have passed."""
         deadline = None if seconds is None else time.monotonic() + seconds
         self._write_scored()
         while len(self._waiting) > most and (deadline is None or time.monotonic() < deadline):
@@ -89,7 +89,7 @@ class RowWriter:
         self.saved += len(self.journal.flush())
 
     def leave(self, seconds: float) -> None:
-        """Wait so long for scores; the other answers are kept without one, to be scored when the run goes on."""
+        """Wait `seconds` for scores; write the other answers without one, for a resumed run to score."""
         self.collect(seconds=seconds)
         for answer in self._waiting.values():
             self._write(answer, LATER)
@@ -122,7 +122,7 @@ class RowWriter:
 
 
 def output_of(row: PlannedRow, generation: Generation) -> Output:
-    """What a task's `score` sees of a finished sample."""
+    """A finished sample as a task's `score` receives it."""
     usage = generation.usage
     return Output(
         text=generation.text,

@@ -1,4 +1,4 @@
-"""What a run will do and on what: known before its weights are loaded, and recorded in run.json.
+"""The plan of a run, made before its weights are loaded, and its record in run.json.
 
 plan = RunPlan.make(config, before, name, dry_run=False, say=terminal.warning)
 plan.rows               # how many there will be
@@ -53,7 +53,7 @@ class RunPlan:
 
     @classmethod
     def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
-        """Read all inputs and plan every cell. before: what a run of this name recorded when it began, if there is one.
+        """Read all inputs and plan every cell. before: the record of a run of this name, if there is one.
 
         Raises KVBenchError.
         """
@@ -118,7 +118,7 @@ class RunPlan:
             **self.model,
             **same_run.method_record(self.methods),
             "tasks": self.inputs.tasks(),
-            "kv_cache": {  # what an entry takes, for `kvbench report --memory`
+            "kv_cache": {  # bytes per entry, for `kvbench report --memory`
                 "element_bytes": self.dtype.itemsize,
                 "layers": [
                     {"kv_heads": g.kv_heads, "head_dim": g.head_dim, "value_dim": g.value_dim, "window": g.window}

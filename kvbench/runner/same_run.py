@@ -1,12 +1,12 @@
-"""Whether a run that goes on is the run that began: the same model, template, methods and questions, or none.
+"""Checks that a continued run still has the model, template, methods and questions that it began with.
 
-    before = began(out, "r1", config)           # what run.json says; empty for a new run
+    before = began(out, "r1", config)           # the record in run.json; empty for a new run
     check_model("r1", before, model_record(config, state))
     notices = check("r1", before, record, allow_version_change=False)
 
-A run's record (`environment` in run.json) has a hash for each file that decides its rows. A file that differs is named
-and refused: rows of two models, or of two states of a method, would be averaged as one. Whatever a message takes from
-a record is escaped: a folder may come from anyone.
+A run's record (`environment` in run.json) has a hash for each file that decides its rows. A file that differs is
+refused by name: a report would average rows of two models, or of two states of a method. Messages escape all text of a
+record, since a folder may come from anyone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
 
 
 def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[str, Any]:
-    """What a run of this name recorded when it began; empty where there is none, or one of other settings."""
+    """The record of a run of this name; empty when there is none, or its settings differ."""
     folder = out / check_run_name(name)
     if not (folder / manifest.NAME).is_file():
         return {}
@@ -70,11 +70,11 @@ def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[s
 def check(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, allow_version_change: bool = False
 ) -> list[str]:
-    """Compare the record of a run with what would go on now.
+    """Compare the record of a run with the present one. Returns notices; raises UserError.
 
-    allow_version_change: methods of the same version may have another source. Returns notices; raises UserError.
+    allow_version_change: methods of the same version may have another source.
     """
-    now = manifest.surroundings(now)  # as it would come back from run.json
+    now = manifest.surroundings(now)  # as run.json would give it back
     check_model(run, before, now)
     check_data(run, before.get("tasks", {}), now["tasks"])
     plugins.check_same(now["plugins"], before.get("plugins", []), run)
@@ -94,7 +94,7 @@ def check_model(
     was, has = (_hashes(record.get("model_files", []), wanted) for record in (before, now))
     if was and has:
         if changes := _changes(was, has):
-            raise UserError(f"{_told(changes, f'of model {model} ', run)}, or {NEW_RUN}.")
+            raise UserError(f"{_describe(changes, f'of model {model} ', run)}, or {NEW_RUN}.")
     elif (old := _revision(before)) != (new := _revision(now)):
         former = f"; --revision {old} takes the former one" if hub.is_commit(old) else ""
         raise UserError(
@@ -105,9 +105,9 @@ def check_model(
 
 
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """`check_model` for what makes prompts, where nothing is generated: a hub model's prompts are compared one by one.
+    """`check_model` for the files that make prompts. Raises UserError.
 
-    Raises UserError.
+    For scoring, which generates nothing; it compares the prompts of a hub's model one by one.
     """
     if now["model_files"] and before.get("model_files"):
         check_model(run, before, now, makes_prompts)
@@ -116,24 +116,21 @@ def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, An
 
 
 def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
-    """A continued run must find the documents it began with: rows of two versions would be averaged as one.
-
-    versions: whether its tasks must be of the same version too. Raises UserError.
-    """
-    for task, found in now.items():
-        if (known := before.get(task)) is None:
+    """Raise UserError when the documents of a task changed. versions: also when its version did."""
+    for task, has in now.items():
+        if (was := before.get(task)) is None:
             raise UserError(f"run {show(run)} does not say which data task {show(task)} had. {NEW_RUN.capitalize()}.")
-        for what in ("sha256", "revision"):
-            if known["data"].get(what) != found["data"].get(what):
+        for part in ("sha256", "revision"):
+            if was["data"].get(part) != has["data"].get(part):
                 raise UserError(
                     f"the data of task {show(task)} changed since run {show(run)} began "
-                    f"({what} {bare(known['data'].get(what))}, now {bare(found['data'].get(what))}). "
+                    f"({part} {bare(was['data'].get(part))}, now {bare(has['data'].get(part))}). "
                     f"{NEW_RUN.capitalize()}."
                 )
-        if versions and known["version"] != found["version"]:
+        if versions and was["version"] != has["version"]:
             raise UserError(
-                f"task {show(task)} is at version {bare(found['version'])}; run {show(run)} began with "
-                f"{bare(known['version'])}. {NEW_RUN.capitalize()}."
+                f"task {show(task)} is at version {bare(has['version'])}; run {show(run)} began with "
+                f"{bare(was['version'])}. {NEW_RUN.capitalize()}."
             )
 
 
@@ -149,7 +146,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
                 f"{bare(was['version'])}. {NEW_RUN.capitalize()}."
             )
         if changes := _changes(_hashes(was["artefacts"]), _hashes(entry["artefacts"])):
-            raise UserError(f"{_told(changes, f'of method {label} ', run)}, or {NEW_RUN}.")
+            raise UserError(f"{_describe(changes, f'of method {label} ', run)}, or {NEW_RUN}.")
         if was["source"] != entry["source"]:
             edited.append(entry)
     if not edited:
@@ -169,10 +166,10 @@ def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterab
 
 
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
-    """That --chat-template names a file is a setting; here its content is compared."""
+    """Compare the content of the --chat-template file; its path is a setting."""
     if has and (recorded := (was or {}).get("sha256")) != has["sha256"]:
         changes = {f"chat template {show(has['path'])}": (recorded, has["sha256"])}
-        raise UserError(f"{_told(changes, '', run)}, or {NEW_RUN}.")
+        raise UserError(f"{_describe(changes, '', run)}, or {NEW_RUN}.")
 
 
 def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
@@ -185,9 +182,9 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """The same files may still give other prompts, with other versions of the libraries that make them."""
-    for task, found in now.items():
-        if before.get(task, found).get("prompts", found["prompts"]) != found["prompts"]:
+    """Compare the prompts: the same files may give others with other versions of the libraries."""
+    for task, has in now.items():
+        if before.get(task, has).get("prompts", has["prompts"]) != has["prompts"]:
             raise UserError(
                 f"task {show(task)} makes other prompts than when run {show(run)} began: its code, or a library that "
                 f"makes tokens, changed. Put it back, or {NEW_RUN}."
@@ -195,8 +192,8 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _revision(record: Mapping[str, Any]) -> str | None:
-    found: str | None = record.get("model", {}).get("model_revision")
-    return found
+    revision: str | None = record.get("model", {}).get("model_revision")
+    return revision
 
 
 def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:
@@ -216,12 +213,12 @@ def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
     return {bare(name): (was.get(name), has.get(name)) for name in names if was.get(name) != has.get(name)}
 
 
-def _told(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
-    """What changed, and how to undo it, up to the last clause of the sentence."""
+def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
+    """The changes and how to undo them, as a sentence without its last clause."""
     since = f"since run {show(run)} began"
     if len(changes) > 1:
-        what = [f"{name} ({_fate(*pair)})" for name, pair in changes.items()]
-        return f"{len(changes)} files {of}changed {since}: {_few(what)}. Put them back"
+        listed = [f"{name} ({_fate(*pair)})" for name, pair in changes.items()]
+        return f"{len(changes)} files {of}changed {since}: {_few(listed)}. Put them back"
     ((name, (was, has)),) = changes.items()
     if was is None:
         return f"{name} {of}was added {since}. Remove it"

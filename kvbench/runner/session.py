@@ -1,4 +1,4 @@
-"""One execution under way: cell by cell through the engine, the scores and the journal, until done or stopped.
+"""Drives one execution cell by cell through engine, scores and journal, until it is done or stopped.
 
 runner = Runner(folder, plan, saved, progress, say)
 with runner.failures():
@@ -28,7 +28,7 @@ from kvbench.store import RunFolder, resume_command
 if TYPE_CHECKING:
     from kvbench.console.progress import Progress
 
-AFTER_STOP = 3.0  # seconds that rows being scored get to finish after a signal or a failure
+AFTER_STOP = 3.0  # seconds to wait for scores after a signal or a failure
 
 
 class Runner:
@@ -59,7 +59,7 @@ class Runner:
 
     @contextlib.contextmanager
     def failures(self) -> Iterator[None]:
-        """Signals, and failures of memory and device, become one line that says what is saved."""
+        """Turn signals and failures of memory or device into one line that states the saved rows."""
         try:
             with signals.phase(lambda: f"interrupted: {self._saved()}"):
                 yield

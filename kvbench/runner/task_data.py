@@ -1,6 +1,6 @@
-"""The data of a run's tasks: fetched before torch is imported, and what is missing told for all tasks together.
+"""Fetches the data of a run's tasks before torch is imported, and reports missing data of all tasks together.
 
-fetch(config)                              # SetupError
+fetch(config)                              # raises SetupError
 all_missing(first, names, config, data)    # the error for every task that lacks its data
 """
 
@@ -24,9 +24,9 @@ def source(config: RunConfig) -> Data:
 
 
 def fetch(config: RunConfig) -> None:
-    """Download what is not on this machine. Raises SetupError when a task's data cannot be had.
+    """Download data that are not on this machine. Raises SetupError when a task's data are missing.
 
-    Tasks from the first one of lm-eval on wait for `kvbench.runner.inputs`: lm-eval finds its data when it makes
+    The first task of lm-eval and those after it wait for `kvbench.runner.inputs`: lm-eval finds its data when it makes
     prompts.
     """
     data = source(config)
@@ -41,7 +41,7 @@ def fetch(config: RunConfig) -> None:
 
 
 def all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
-    """What these tasks lack, of which `first` was missed first: all that can be told without asking the network."""
+    """The error for all data that these tasks lack, as far as known without the network; `first` was noticed first."""
     others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
     errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]
     own = [error for error in errors if not error.task.startswith(LM_EVAL)]  # 'kvbench data fetch' gets only these

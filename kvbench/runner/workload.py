@@ -1,4 +1,4 @@
-"""What a run has to do, without doing it: the documents of each task as token ids, and every planned row with its key.
+"""The work of a run: the documents of each task as token ids, and every planned row with its key.
 
     works = {name: TaskWork.load(...) for name in config.tasks}
     plan = [row for cell in config.cells() for row in works[cell.task].rows(cell, ...)]
@@ -33,18 +33,18 @@ from kvbench.taskkit.reader import ModelReader
 
 
 def template_hash(path: str) -> str:
-    """SHA-256 of a --chat-template file. Raises UserError for what is no regular file."""
+    """SHA-256 of a --chat-template file. Raises UserError unless it is a regular file."""
     name = f"chat template {show(path)}"
     return hashlib.sha256(read_plain(Path(path), name, FILE_LIMIT)).hexdigest()
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """A registered task, or the one of --task-file under its own name (and under no name)."""
+    """A registered task, or the task of --task-file by its own name (or by no name)."""
     return _own_task(name, task_file) or get_task(name)
 
 
 def expand_task(name: str, task_file: str | None) -> list[str]:
-    """The tasks that one entry of --task stands for. Raises UserError."""
+    """The tasks that one entry of --task means. Raises UserError."""
     own = _own_task(name, task_file)
     return [own.name] if own else expand(name)
 
@@ -65,7 +65,7 @@ def make_method(cell: Cell) -> Method:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRow:
-    """One sample that a run will make. `identity` is what its key hashes; it goes into the row as it is."""
+    """One sample that a run will make. Its key is the hash of `identity`, whose fields are columns of the row."""
 
     key: str
     prompt: Prompt
@@ -94,7 +94,7 @@ class TaskWork:
         Raises:
             UserError: no chat template (B049), --max-new-tokens beyond the model's context (B032), or a query-agnostic
                 run of documents that have no context.
-            SetupError: data cannot be had.
+            SetupError: data are missing.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style or task.prompt_styles[0]
@@ -119,20 +119,20 @@ class TaskWork:
         task.reader, task.services = reader, config.services()
         docs = task.docs(source, style=style, limit=config.limit_for(name))
         maker = PromptMaker(task, reader, config, thinking)
-        made = [maker.prompt(doc) for doc in docs]
+        all_prompts = [maker.prompt(doc) for doc in docs]
         used = source.used.get(task.name)
         return cls(
             task=task,
             spec=spec,
             style=style,
             thinking=thinking,
-            prompts=made,
+            prompts=all_prompts,
             data=(dataclasses.asdict(used) if used else {}) | task.sources(),
-            notes=_notes(task, spec, config, made, context),
+            notes=_notes(task, spec, config, all_prompts, context),
         )
 
     def prompts_hash(self) -> str:
-        """16 hex digits for all that is asked: texts, tokens, and how answers are drawn and ended."""
+        """16 hex digits over texts, tokens and sampling settings of all prompts."""
         digest = hashlib.sha256()
         for p in self.prompts:
             asked = (p.doc.doc_id, p.sha256, p.compress_at, p.max_new_tokens, p.stop_ids, dataclasses.astuple(p.spec))
@@ -149,7 +149,7 @@ class TaskWork:
             "task_version": self.task.version,
             "method": cell.method.name,
             "method_version": version(cell.method.name),
-            "options": method.options(),  # defaults included, so that a row says what really ran
+            "options": method.options(),  # with defaults, so that a row states all of them
             "budget": cell.budget,
             "budget_share": cell.budget if isinstance(cell.budget, float) else None,
             "interval": config.interval if method.evicts else None,
@@ -185,9 +185,7 @@ class TaskWork:
         return planned
 
     def batches(self, rows: list[PlannedRow], seed: int) -> list[list[Request]]:
-        """Planned rows as requests to the engine, the samples of one document together; one list for each way of
-        drawing tokens.
-        """
+        """Planned rows as requests to the engine, one per document; one list for each sampling setting."""
         samples: dict[str, list[int]] = {}
         prompt: dict[str, Prompt] = {}
         for row in rows:
@@ -218,9 +216,9 @@ class TaskWork:
         )
 
 
-def _notes(task: Task, spec: GenSpec, config: RunConfig, made: list[Prompt], context: int) -> list[str]:
-    """What a user should know before the run. Raises UserError for --max-new-tokens that no prompt leaves room for."""
-    lengths = [len(p.ids) for p in made if len(p.ids) < context]
+def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Prompt], context: int) -> list[str]:
+    """Notes for the user before the run. Raises UserError when a prompt and --max-new-tokens exceed the context."""
+    lengths = [len(p.ids) for p in all_prompts if len(p.ids) < context]
     notes = []
     if lengths and config.max_new_tokens and max(lengths) + config.max_new_tokens > context:
         raise UserError(
@@ -234,9 +232,9 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, made: list[Prompt], con
         )
     if config.max_prompt_tokens and spec.truncate == "none":
         notes.append(f"task {show(task.name)} does not cut its prompts; --max-prompt-tokens has no effect on it.")
-    if shortened := sum(p.cut > 0 for p in made):
-        notes.append(f"task {show(task.name)}: {shortened} of {len(made)} prompts are cut in the middle to fit.")
-    modes = {p.talk.mode for p in made if p.talk}
+    if shortened := sum(p.cut > 0 for p in all_prompts):
+        notes.append(f"task {show(task.name)}: {shortened} of {len(all_prompts)} prompts are cut in the middle to fit.")
+    modes = {p.talk.mode for p in all_prompts if p.talk}
     if "reset (template)" in modes:
         notes.append(
             f"task {show(task.name)}: the chat template changes earlier turns, so every turn is read as a new prompt "
@@ -246,12 +244,12 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, made: list[Prompt], con
 
 
 def applied_budget(budget: Budget, method: Method, prompt_tokens: int) -> int:
-    """Entries that a budget means for one prompt. A share never falls below what the method needs."""
+    """The entries of a budget for one prompt. A share never gives fewer than the method needs."""
     size = entries(budget, prompt_tokens)
     return max(size, method.min_budget()) if isinstance(budget, float) else size
 
 
 def version(name: str) -> str:
-    """The version of a method; of two methods theirs joined as their names are."""
+    """The version of a method; of a combination both versions, joined as the names are."""
     parts: list[Any] = [registry.methods.get(part) for part in choose.canonical(name).split("+")]
     return "+".join(str(part.version) for part in parts)

@@ -1,11 +1,11 @@
-"""What a run used that kvbench takes from its user only, and commands that give it again.
+"""Settings that kvbench never takes from a run's record, and commands that give them again.
 
     used(info)                    # {"plugin": ["mine.py"], "judge": "https://...", ...} of a run.json
     resume_command(run_dir)       # "kvbench run --resume r1 --plugin mine.py"
     words({"plugin": ["a b.py"]}) # ["--plugin", "a b.py"]; `line` quotes them for a shell
 
-Code, addresses and the names of variables with keys are in the record to be read by people: whoever continues a run
-types them again, so that a folder from elsewhere runs and reaches nothing.
+A record names plug-ins, addresses and variables with keys for people to read. The user types them again to continue a
+run, so that a folder from elsewhere neither runs code nor contacts a server.
 """
 
 from __future__ import annotations
@@ -28,58 +28,58 @@ _USUAL = {"judge_key_env": "OPENAI_API_KEY", "judge_mode": "single"}
 
 
 def used(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What a run used that must be given again: what runs code or reaches somebody, and what no hash can check.
+    """The settings of a run that its user must give again: they run code, contact a server, or no hash covers them.
 
-    `unsafe_run_code` is not among it: where it is not given, programs run in a sandbox.
+    `unsafe_run_code` is never asked for: without it, programs run in a sandbox.
     """
     environment = info["environment"]
-    found = {
+    settings = {
         "plugin": environment.get("plugin"),
         "task_file": info["config"].get("task_file"),
     }
-    if not names_nobody(environment.get("judge")):
-        found |= {name: environment.get(name) for name in JUDGE if environment.get(name) != _USUAL.get(name)}
+    if not names_no_judge(environment.get("judge")):
+        settings |= {name: environment.get(name) for name in JUDGE if environment.get(name) != _USUAL.get(name)}
     tasks = environment.get("tasks", {})
     if any(task["data"].get("source") == "lm-eval" for task in tasks.values()):  # loaded from the hub by lm-eval
-        found["task"] = list(tasks)
-    return {name: value for name, value in found.items() if value}
+        settings["task"] = list(tasks)
+    return {name: value for name, value in settings.items() if value}
 
 
-def names_nobody(judge: str | None) -> bool:
-    """Whether answers are only stored: the one kind of judge that reaches nothing."""
+def names_no_judge(judge: str | None) -> bool:
+    """Whether answers are only stored, and no judge is contacted."""
     return judge is None or judge.strip().lower() == "none"
 
 
 def resume_command(run_dir: Path) -> str:
-    """What to type to continue a run, with all that has to be given again."""
+    """The command that continues a run, with all settings that must be given again."""
     try:
         again = used(manifest.read(run_dir))
-    except KVBenchError:  # the folder is gone or its disk is; the rest of the line still holds
+    except KVBenchError:  # the folder or its disk is gone; the rest of the line still holds
         again = {}
     return line(["kvbench", "run", "--resume", *_place(run_dir), *words(again)])
 
 
 def repair_command(run_dir: Path) -> str:
-    """What to type to make a run's tables anew."""
+    """The command that makes the tables of a run again."""
     return line(["kvbench", "repair", *_place(run_dir)])
 
 
 def _place(run_dir: Path) -> list[str]:
-    """A run's name, and the folder it lies in where that is not the usual one."""
+    """A run's name, and its results folder unless that is the default."""
     return [run_dir.name, *([] if run_dir.parent == Path(OUT) else ["--out", str(run_dir.parent)])]
 
 
 def words(settings: Mapping[str, Any]) -> list[str]:
     """Settings as options on a command line."""
-    found: list[str] = []
+    typed: list[str] = []
     for name, value in settings.items():
         option = f"--{name.replace('_', '-')}"
         for one in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(one, bool):
-                found += [option] * one
-            else:  # a value that looks like an option is tied to its own
-                found += [f"{option}={one}"] if str(one).startswith("-") else [option, str(one)]
-    return found
+                typed += [option] * one
+            else:  # a value that looks like an option is joined to its own with =
+                typed += [f"{option}={one}"] if str(one).startswith("-") else [option, str(one)]
+    return typed
 
 
 def line(command: Iterable[str]) -> str:

@@ -1,7 +1,7 @@
 """One commit of the journal: a sync of its segment in a thread beside the generation.
 
-A sync takes milliseconds on most disks and seconds on some. The writer waits for it a moment only; rows that were
-written meanwhile belong to the next commit.
+A sync takes milliseconds on most disks and seconds on some. The writer waits only a moment; rows written meanwhile
+belong to the next commit.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 
 
 class Commit:
-    """A sync under way, started by making this.
+    """A sync in a thread of its own, which the constructor starts.
 
     Attributes:
-        keys: the rows that are safe once it succeeds.
+        keys: the rows that are safe once the sync succeeds.
         seconds: how long the sync took.
     """
 
@@ -26,11 +26,11 @@ class Commit:
         self._thread = threading.Thread(target=self._run, name="kvbench-commit", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # the system gives no thread: the writer waits for the disk
+        except RuntimeError:  # no thread is available: the writer waits for the disk
             self._run()
 
     def ended(self, patience: float | None = None) -> bool:
-        """Whether the sync has ended, after waiting so many seconds for it (None: until it has).
+        """Whether the sync has ended, after waiting `patience` seconds for it (None: without limit).
 
         Raises what the sync raised.
         """
@@ -44,6 +44,6 @@ class Commit:
         start = time.monotonic()
         try:
             self._sync()
-        except BaseException as error:  # whatever it is, these rows are not known to be safe
+        except BaseException as error:  # after any error these rows are not known to be safe
             self._error = error
         self.seconds = time.monotonic() - start

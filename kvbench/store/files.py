@@ -1,10 +1,10 @@
-"""Files of a run's folder: whole or absent after a kill or a power cut, and never somebody else's.
+"""Files of a run's folder: whole or absent after a kill or a power cut, and never files outside it.
 
-`replacing` gives a temporary file in the target's folder and puts it in the target's place once it is on disk: a link
-of that name is replaced, and the file it leads to stays as it was. `open_plain` and `read_plain` open regular files
-only, so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder` does
-the same for the folders inside. `probe` finds out by writing whether a folder can be written: mode bits say nothing to
-root or on a read-only mount. What a disk promises after fsync but does not keep is beyond these functions.
+`replacing` writes a temporary file in the target's folder and renames it to the target once it is on disk; a link of
+that name is replaced, and the file it leads to stays as it was. `open_plain` and `read_plain` open regular files only,
+so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder` does the
+same for folders. `probe` writes a file to find out whether a folder is writable: mode bits mean nothing to root or on a
+read-only mount. A disk that loses data after fsync is beyond these functions.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,7 +32,7 @@ _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
 
 def crash_point(name: str) -> None:
-    """Does nothing; called between the steps of every multi-step write. Tests put a kill in its place."""
+    """Mark a moment between two steps of a write, where tests kill the process."""
 
 
 def bare(value: object) -> str:
@@ -77,7 +78,7 @@ def read_plain(path: Path, limit: int) -> bytes:
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise SetupError(f"{show(path)} is larger than {limit >> 20} MiB, as kvbench writes none.")
+        raise SetupError(f"{show(path)} is larger than the {limit >> 20} MiB that kvbench writes at most.")
     return data
 
 
@@ -102,18 +103,14 @@ def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
     if (kind := stat.S_IFMT(status.st_mode)) != wanted:
         raise SetupError(
             f"{show(path)} is {_KINDS.get(kind, 'a device')}, where a run has {_KINDS[wanted]} of its own. "
-            "kvbench does not follow it: remove it, or put a copy there."
+            "kvbench does not follow it: remove it, or replace it with a copy."
         )
-
-
-def _temporary(folder: Path, stem: str) -> Path:
-    return folder / f".{stem}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
 
 
 @contextmanager
 def replacing(target: Path) -> Iterator[BinaryIO]:
-    """A new file, open for writing and reading, that takes `target`'s place unless the block raises."""
-    temporary = _temporary(target.parent, target.name)
+    """A new file, open for writing and reading, that replaces `target` unless the block raises."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
     try:
         with open(temporary, "x+b") as file:
             crash_point(f"{target.name} opened")
@@ -142,11 +139,6 @@ def is_leftover(name: str) -> bool:
 
 
 def probe(folder: Path) -> None:
-    """Write and remove a small file in `folder`. Raises OSError when that fails."""
-    path = _temporary(folder, "probe")
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, b"kvbench")
-    finally:
-        os.close(fd)
-        path.unlink(missing_ok=True)
+    """Write a small temporary file in `folder`. Raises OSError when that fails."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(b"kvbench")

@@ -6,8 +6,8 @@
             ...
         run.seal()
 
-Everything that can be wrong with names, folders, settings and versions is found by `open` and `resume`, before any
-work. The run is locked until the folder is closed. Files that kvbench did not make are never replaced.
+`open` and `resume` check names, folders, settings and versions before any work. The run is locked until the folder is
+closed. Files that kvbench did not make are never replaced.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class RunFolder:
     Attributes:
         notices: warnings for the user, one line each.
         info: the content of run.json.
-        config: the run's settings as they were given, a part of `info`.
-        planned: how many rows the run is to have, if known.
+        config: the run's settings as the user gave them, a part of `info`.
+        planned: how many rows the run will have, if known.
     """
 
     def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class RunFolder:
         """A new run, or the run of that name continued when its configuration is the same.
 
         Args:
-            environment: JSON types that describe the surroundings; the names in `manifest.VERSIONS` are compared.
+            environment: the record of versions, devices and inputs, in JSON types; `manifest.VERSIONS` are compared.
             take_over: take the lock of a process on another host.
             allow_version_change: continue with other versions of kvbench, torch or transformers.
         """
@@ -117,7 +117,7 @@ class RunFolder:
         )
 
     def done_keys(self) -> set[str]:
-        """Keys of the rows that need not run again. What was dropped from the journal is added to `notices`."""
+        """Keys of the rows that need not run again. Adds a notice about records dropped from the journal."""
         state = read_journal(self.path)
         self.notices += [n for n in state.notices if n not in self._reported]
         self._reported.update(state.notices)
@@ -148,7 +148,7 @@ class RunFolder:
 
 
 def check_out(out: str | Path) -> Path:
-    """The results folder, made if need be, after really writing in it. A link is followed to a folder."""
+    """The results folder, created if necessary, after a test write. A link to a folder is followed."""
     path = Path(out)
     _there(out)
     try:
@@ -162,7 +162,7 @@ def check_out(out: str | Path) -> Path:
 
 
 def check_writable(out: str | Path) -> None:
-    """Write where the results folder is or would be, and leave nothing there. Raises UserError, SetupError."""
+    """Test by writing whether the results folder can be made or used. Raises UserError, SetupError."""
     path = _there(out)
     try:
         probe(path)
@@ -171,7 +171,7 @@ def check_writable(out: str | Path) -> None:
 
 
 def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
-    """A run of that name, if there is one, must have this configuration. Raises UserError, SetupError."""
+    """Raise UserError or SetupError when a run of that name has another configuration."""
     path = Path(out) / name
     _check_ours(path)
     if os.path.lexists(path / manifest.NAME):
@@ -224,7 +224,7 @@ def _unwritable(path: Path, error: OSError) -> SetupError:
 
 
 def _check_ours(path: Path) -> None:
-    """Refuse a folder with files that kvbench did not make. What a run killed before its run.json left is ours."""
+    """Refuse a folder with files that kvbench did not make. A run killed before it wrote run.json leaves a lock."""
     if path.is_symlink() and not path.exists():
         raise UserError(f"{show(path)} is a link to nothing. Give another --run-name.")
     if path.exists() and not path.is_dir():
@@ -241,14 +241,14 @@ def _check_ours(path: Path) -> None:
 def _check_config(path: Path, differing: manifest.Differences) -> None:
     if not differing:
         return
-    said = [(bare(name), *map(manifest.value, pair)) for name, pair in sorted(differing.items())]
-    if len(said) == 1:
-        ((name, run, this),) = said
-        what = f"{name} {run}; this one has {this}"
+    changes = [(bare(name), *map(manifest.value, pair)) for name, pair in sorted(differing.items())]
+    if len(changes) == 1:
+        ((name, run, this),) = changes
+        listed = f"{name} {run}; this one has {this}"
     else:
-        what = "other settings: " + ", ".join(f"{name} {run} -> {this}" for name, run, this in said[:4])
-        what += f" ({len(said) - 4} more differ)" if len(said) > 4 else ""
-    raise UserError(f"{show(path)} holds a run with {what}. Give another --run-name.")
+        listed = "other settings: " + ", ".join(f"{name} {run} -> {this}" for name, run, this in changes[:4])
+        listed += f" ({len(changes) - 4} more differ)" if len(changes) > 4 else ""
+    raise UserError(f"{show(path)} holds a run with {listed}. Give another --run-name.")
 
 
 def _check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str, Any], allowed: bool) -> list[str]:

@@ -1,7 +1,7 @@
 """Rows as Arrow tables and pandas frames.
 
-Arrow keeps repeated names dictionary-encoded; pandas gets plain strings, nullable integers and booleans, and NaN for
-a missing float, so that a frame looks the same whether it came from the journal or from a table.
+Arrow keeps repeated names dictionary-encoded. pandas gets plain strings, nullable integers and booleans, and NaN for
+missing floats, so that frames from the journal and from a table are equal.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Which process on which machine: enough to tell whether the writer of a file still lives.
+"""Identifies processes across machines and restarts, to tell whether the writer of a file still runs.
 
-A process id alone is reused, so it goes with the machine's boot id and the process's start time in clock ticks.
-Without /proc (macOS) boot id and ticks are unknown, and a reused process id looks alive.
+Systems reuse process ids, so a process is named by its id, the boot id of the machine and its start time in clock
+ticks. Without /proc (macOS) boot id and ticks are unknown, and a reused process id looks alive.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 def host_name() -> str:
-    """This machine's name, cut to what a file name may hold."""
+    """This machine's name, in characters that file names may have."""
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:40] or "host"
 
 
 def boot_id() -> str:
-    """An id that changes with every start of this machine, or nothing where the system has none."""
+    """An id that changes with every start of this machine; "" where the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:

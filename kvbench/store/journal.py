@@ -8,7 +8,7 @@
 A record is ``crc32 SPACE json LF`` in one write(). Every process writes a segment of its own and never opens one
 again: a kill can cut a large write in the middle, and in a shared file the next writer's record would be glued to the
 torn one. A row is acknowledged only after fdatasync, which runs beside the generation where the disk is slow. One
-process, one writing thread: lock around it otherwise.
+process, one writing thread: otherwise use a lock.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """Keys that became safe. Begins a commit when the last is two seconds old, and does not wait for a slow one."""
+        """Keys that became safe. Begins a commit when the last is two seconds old, without waiting for a slow disk."""
         saved = self._collect(0.0)
         if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self._begin()
@@ -120,7 +120,7 @@ class Journal:
         return saved
 
     def close(self) -> None:
-        """Commit and close; say so if the disk was slow. The segment is never opened for writing again."""
+        """Commit and close; warn if the disk was slow. The segment is never opened for writing again."""
         try:
             if not self._failed and os.getpid() == self._pid:
                 self.flush()
@@ -141,18 +141,18 @@ class Journal:
         self.close()
 
     def _begin(self) -> None:
-        fd = self._fd  # the sync may still run when a failed journal has given its descriptor up
+        fd = self._fd  # the sync may still run after a failed journal has closed its descriptor
         with signals.shield():
             self._commit, self._waiting = Commit(lambda: _datasync(fd), self._waiting), []
 
     def _collect(self, patience: float | None) -> list[str]:
-        """The keys of the commit under way, when it ends within so many seconds (None: wait for it)."""
+        """The keys of the commit under way, if it ends within `patience` seconds (None: wait for it)."""
         if self._commit is None:
             return []
         try:
             if not self._commit.ended(patience):
                 return []
-        except Exception as error:  # what the page cache holds is unknown now: never sync and believe it again
+        except Exception as error:  # the page cache may have dropped rows: never trust another sync
             self._fail(error if isinstance(error, OSError) else OSError(str(error) or type(error).__name__))
         self._check_place()
         with signals.shield():
@@ -171,7 +171,7 @@ class Journal:
             if self._fd < 0:
                 self._open()
             written = os.write(self._fd, record)
-            while written < len(record):  # a full disk takes a part first and says why on the next call
+            while written < len(record):  # a full disk takes a part first and fails on the next call
                 written += os.write(self._fd, record[written:])
         except OSError as error:
             with suppress(OSError):  # save the rows before the one that did not fit, if the disk still allows that
@@ -202,7 +202,7 @@ class Journal:
         sync_folder(folder)
 
     def _check_place(self) -> None:
-        """A segment that was deleted or moved away can still be written to; its rows would be lost in silence."""
+        """Fail if the segment was deleted or moved: writing still works then, and its rows would be lost silently."""
         assert self.segment is not None
         here = os.fstat(self._fd)
         try:

@@ -51,9 +51,7 @@ class Owner:
         return (self.host, self.boot) == (me.host, me.boot)
 
     def __str__(self) -> str:
-        day = "" if abs(time.time() - self.since) < 43200 else "%Y-%m-%d "
-        clock = time.strftime(f"{day}%H:%M", time.localtime(self.since))
-        return f"process {self.pid} on host {bare(self.host)} since {clock}"
+        return f"process {self.pid} on host {bare(self.host)}"
 
 
 class RunLock:
@@ -148,7 +146,7 @@ class RunLock:
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)
             return f"taking over run '{self.run}': process {owner.pid} on this host has ended."
-        who = "an unknown process" if owner is None else str(owner)
+        who = "an unknown process" if owner is None else f"{owner} for {_age(owner.since)}"
         if not asked:
             raise RunInUseError(
                 f"run '{self.run}' is locked by {who}, which cannot be checked from here. "
@@ -157,7 +155,7 @@ class RunLock:
         return f"taking over run '{self.run}', locked by {who}, as asked."
 
     def _in_use(self, owner: Owner | None) -> RunInUseError:
-        who = "another process" if owner is None else str(owner)
+        who = "another process" if owner is None else f"{owner} since {_clock(owner.since)}"
         return RunInUseError(f"run '{self.run}' is in use by {who}. Wait for it to end, or {NEW_RUN}.")
 
     def _claim(self, fd: int) -> None:
@@ -181,6 +179,20 @@ def _is_at(fd: int, path: Path) -> bool:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
     except OSError:
         return False
+
+
+def _age(since: float) -> str:
+    seconds = max(0.0, time.time() - since)
+    for unit, length in (("day", 86400), ("hour", 3600), ("minute", 60)):
+        if seconds >= length:
+            count = int(seconds // length)
+            return f"{count} {unit}{'s' if count > 1 else ''}"
+    return "less than a minute"
+
+
+def _clock(since: float) -> str:
+    day = "" if abs(time.time() - since) < 43200 else "%Y-%m-%d "
+    return time.strftime(f"{day}%H:%M", time.localtime(since))
 
 
 _held: set[int] = set()

@@ -1,12 +1,12 @@
-"""run.json: what a run is. Written once, before any work; compared whenever the run is opened again.
+"""run.json, the record of a run: written once, before any work, and compared whenever the run is opened again.
 
 It holds the format, the whole configuration, the number of planned rows, the environment and the command, a hash of
-each of these parts and one of them all. A record edited by hand no longer has its hash and is refused: rows made under
-two settings must not mix. The hashes show mistakes, not malice: nothing that a run.json names is imported or asked
-because it is named there (docs/security.md).
+each part and one of all. A record that was edited by hand no longer matches its hashes and is refused: rows of two
+settings must not mix. The hashes reveal mistakes, not malice: kvbench never imports or contacts anything because a
+run.json names it (docs/security.md).
 
-Settings are stored as they were given, so that a run goes on with them and rows of two settings never look alike; what
-is only shown, such as the command, is redacted.
+Settings are stored as the user gave them, so that a run can continue with them and rows of two settings never look
+alike. Parts that are only shown, such as the command, are redacted.
 """
 
 from __future__ import annotations
@@ -27,14 +27,13 @@ from kvbench.store.strict_json import document
 
 NAME = "run.json"
 VERSIONS = ("kvbench_version", "torch_version", "transformers_version")
-# Parts of the environment that a run goes on with or is compared by, or that its owner must be told in full; the others
-# are only shown.
+# Parts of the environment that a run continues with, is compared by, or must show in full; the others are redacted.
 AS_GIVEN = (
     *("data", "data_variable", "data_revision", "plugin", "judge", "judge_model", "judge_key_env"),
     *("model_files", "methods", "method_files"),
 )
 
-_LARGEST = 64 << 20  # bytes of a run.json; those of thousands of cells have some megabytes
+_LARGEST = 64 << 20  # bytes of a run.json; with thousands of cells it has some megabytes
 
 Differences = dict[str, tuple[Any, Any]]  # setting -> (the run's value, the other value)
 
@@ -56,19 +55,18 @@ def build(
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they come back from JSON, as they were given but for secrets."""
+    """Settings as JSON reads them back, without secrets."""
     return as_json(hide_secrets(settings))
 
 
 def surroundings(environment: Mapping[str, Any]) -> dict[str, Any]:
-    """The environment as it comes back from JSON: redacted but for the parts that a run goes on with."""
+    """The environment as JSON reads it back: redacted, except for the parts in AS_GIVEN."""
     return as_json(redact_config(environment)) | plain({k: v for k, v in environment.items() if k in AS_GIVEN})
 
 
 def as_json(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings as they come back from JSON."""
-    found: dict[str, Any] = json.loads(json.dumps(settings, allow_nan=False))
-    return found
+    """Settings as JSON reads them back."""
+    return dict(json.loads(json.dumps(settings, allow_nan=False)))
 
 
 def _hashes(content: Mapping[str, Any]) -> dict[str, Any]:
@@ -90,7 +88,7 @@ def read(run_dir: Path) -> dict[str, Any]:
 
     Raises:
         UserError: there is none, it has another format, or it was changed by hand.
-        SetupError: it cannot be read, or is no file of its own.
+        SetupError: it cannot be read, or is a link.
     """
     path = run_dir / NAME
     try:
@@ -105,7 +103,7 @@ def read(run_dir: Path) -> dict[str, Any]:
         raise _damaged(path)
     check_format(NAME, content["format"])
     if wrong := why_not(content):
-        raise _damaged(path, f" ({wrong} is not what it must be)")
+        raise _damaged(path, f" ({wrong} has another type than kvbench writes)")
     _check_hashes(path, content)
     return content
 
@@ -131,7 +129,7 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
     """How a configuration differs from the run's."""
-    return differences(plain(info["config"]), plain(config))  # both: a variable may hold a secret since the run began
+    return differences(plain(info["config"]), plain(config))  # both: an environment variable may have become a secret
 
 
 def check_format(file: str, format: object) -> None:
@@ -144,15 +142,13 @@ def check_format(file: str, format: object) -> None:
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
-    """Settings that differ, nested ones by dotted name; none is as good as missing."""
+    """Settings that differ, nested ones by dotted name; None equals a missing setting."""
     ours, theirs = _flat(run), _flat(other)
     return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}
 
 
 def value(setting: Any) -> str:
-    """A setting's value in a message: strings quoted, grids by what they run, the rest as JSON; null is the default.
-    Secrets are hidden.
-    """
+    """A setting's value for a message, without secrets: strings quoted, grids as methods on tasks, others as JSON."""
     if setting is None:
         return "default"
     if isinstance(setting, list) and setting and all(isinstance(g, dict) and "methods" in g for g in setting):

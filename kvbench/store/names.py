@@ -1,8 +1,7 @@
 """Names that a run may have.
 
-A run's name becomes a folder's name on any system that the results may be copied to, so it is kept to letters, digits
-and three signs, and free of the names that Windows reserves. Task and method names are checked by their registries,
-not here.
+A run's name becomes a folder's name on every system that the results are copied to: it has only letters, digits and
+three signs, and is none of the names that Windows reserves.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGN
 
 
 def check_run_name(name: str, option: str = "--run-name") -> str:
-    """The name itself, or a UserError that says what is wrong with it."""
+    """The name itself. Raises UserError for an invalid name."""
     for position, character in enumerate(name):
         if ord(character) < 32 or 127 <= ord(character) < 160:
             code = f"U+{ord(character):04X}"

@@ -1,7 +1,7 @@
-"""Reads a table of kvbench out of a parquet file from anywhere: what it gets is checked, whatever the file claims.
+"""Reads kvbench's tables from parquet files of any origin.
 
-A file that is foreign or damaged, claims more rows or bytes than its size allows, lacks a column that every row has, or
-holds other types is refused with one line, before its pages are read where that can be told from its footer.
+A file is refused with one line when it is foreign or damaged, claims more rows or bytes than its size allows, lacks a
+column or holds other types; if possible from its footer, before its pages are read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-_BYTES = 16 << 20  # that any table may have, unpacked
+_BYTES = 16 << 20  # unpacked, allowed for any table
 
 
 class Damaged(ValueError):
-    """The file is no table of kvbench any more; the text says why."""
+    """The file is a damaged table; the text says why."""
 
 
 def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
@@ -31,7 +31,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
 
     Args:
         required: columns that have a value in every row.
-        row_bytes: the most that a row may have, unpacked, on average.
+        row_bytes: largest average size of an unpacked row.
 
     Raises:
         UserError: the file is not kvbench's, or has another format.
@@ -75,7 +75,7 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged where the footer claims what a file of this size cannot hold: every row has a key of its own."""
+    """Raise Damaged where the footer claims more than a file of this size can hold: every row has its own key."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
     claimed = 0

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 _CELL = ["task", "method", "options", "budget", "budget_share"]
-_ROW, _TEXT = 64 << 10, 16 << 20  # bytes of a row, and of a prompt with its answers; none of ours has as many
+_ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a prompt with its answers
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `saved` rows are ok or wait for a score, the others `failed`; `planned` None: unknown."""
+    """A run at one moment. `saved` rows are ok or wait for a score, the others `failed`; `planned` may be unknown."""
 
     table: pa.Table
     saved: int
@@ -67,12 +67,12 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
         notices = state.notices
         table = _from_journal(path, state, columns)
     counts = table.column("status").cast("string").value_counts().to_pylist()
-    saved = sum(found["counts"] for found in counts if found["values"] in (OK, "unscored"))
+    saved = sum(status["counts"] for status in counts if status["values"] in (OK, "unscored"))
     return Snapshot(table, saved, len(table) - saved, _planned(info, table), sealed, tuple(notices))
 
 
 def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
-    """The rows of the whole run. Every cell of a task has as many: a smaller number in the record is not believed."""
+    """The rows of the whole run, at least as many as its cells imply: all cells of a task have equally many rows."""
     stated: int | None = info.get("planned")
     tasks = info["environment"].get("tasks", {})
     cells = Counter(
@@ -88,7 +88,7 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Each cell that has rows with its `count_all`; a budget that is a share has another number for each prompt."""
+    """Each cell that has rows, with their number in `count_all`. Prompts with a share as budget form one cell."""
     import pyarrow.compute as pc
 
     named = table.select(_CELL).unify_dictionaries()
@@ -136,15 +136,14 @@ def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table
         SetupError: it is damaged.
     """
     file = Path(path)
-    in_a_run = (file.parent / manifest.NAME).is_file()  # a link in a run's folder is not followed, a typed one is
+    in_a_run = (file.parent / manifest.NAME).is_file()  # follow a link that the user typed, none in a run's folder
     return _parse(file if in_a_run else file.resolve(), rows_schema(columns))
 
 
 def table_hash(rows: pd.DataFrame) -> str:
-    """SHA-256 over the deterministic columns, free of row order and of the types that a reader chose.
+    """SHA-256 over the deterministic columns, independent of row order and of the types that a reader chose.
 
-    Equal for two runs of one configuration that gave the same outputs, scores and cache sizes, whatever they took in
-    time.
+    Equal for two runs of one configuration that gave the same outputs, scores and cache sizes.
     """
     columns = columns_as_lists(rows, DETERMINISTIC)
     values = zip(*columns.values(), strict=True)

@@ -1,11 +1,12 @@
-"""Reads the journal: the valid records, one per row key, and what had to be dropped.
+"""Reads the journal: the valid records, one per row key, and notices about dropped ones.
 
 `read_journal` may run at any time, also while others write: each segment is read up to the length it had when opened.
 Texts are not kept in memory; `TextReader` fetches them one by one.
 
-A torn last record is dropped, a damaged one is skipped; both are reported, and their rows run again. Damaged is also
-what has its checksum and is no row: a journal may come from anyone. Of several records of a row the one scored last
-counts; among equals the first "ok" by segment name and position, or without one the last failure.
+A torn last record is dropped and a damaged one skipped; both are reported, and their rows run again. A record with a
+right checksum that is no row counts as damaged: a journal may come from anyone. Of several records of a row the one
+with the highest score pass counts; among equals the first "ok" by segment name and position, or without one the last
+failure.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class Entry:
 
     @property
     def scored(self) -> int:
-        """How often it was scored again."""
+        """How often `kvbench score` scored it."""
         return int(self.row.get("score_pass") or 0)
 
 
@@ -161,7 +162,7 @@ def _lines(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
         while offset < size and (line := file.readline(min(size - offset, _LONGEST))):
             yield offset, line
             if len(line) == _LONGEST:
-                break  # what follows is no record's beginning
+                break  # the rest does not begin with a record
             offset += len(line)
 
 

@@ -1,4 +1,4 @@
-"""What helps against a failed write, by the system's error number."""
+"""Advice after a failed write, by the system's error number."""
 
 from __future__ import annotations
 
@@ -20,5 +20,5 @@ _REMEDIES = {
 
 
 def remedy(error: OSError) -> str:
-    """What the user should do before trying again, as a clause."""
+    """Advice to the user before trying again, as a clause."""
     return next((text for text, numbers in _REMEDIES.items() if error.errno in numbers), "check the disk")

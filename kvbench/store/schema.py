@@ -23,7 +23,7 @@ from kvbench.store.strict_json import document
 
 FORMAT = 1
 FORMAT_KEY = "kvbench.format"
-MOST_PASSES = 10**6  # how often a row can have been scored again
+MOST_PASSES = 10**6  # upper limit of `score_pass`
 OK = "ok"
 UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # generated, but without a score
 
@@ -35,7 +35,7 @@ class Column:
     Attributes:
         kind: name (repeats, hence dictionary-encoded), text, int32, int64, float64, bool or time.
         unit: JSON marks text that holds a JSON object.
-        varies: empty when two runs must agree on it; otherwise with what it varies, timing or host.
+        varies: empty when two runs must agree on it; otherwise timing or host.
     """
 
     name: str
@@ -140,7 +140,7 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
     `options` and `aux` may be dictionaries, `seed` an integer, `created` a datetime (now, when absent), numbers numpy
     scalars. NaN and infinities become null. Raises ValueError on an unknown column, a wrong type, or a failed row
-    with a score: those are errors in the caller, and are found here rather than when the table is made.
+    with a score, so that errors of the caller show before the table is made.
     """
     unknown = sorted(set(row) - set(NAMES))
     if unknown:
@@ -156,15 +156,15 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:
-    """A row from a journal with every column of this version, or None when it holds what no row does."""
-    found: dict[str, Any] = {}
+    """A row from a journal with every column, or None when a column has a value that `check_row` never gives."""
+    checked: dict[str, Any] = {}
     for name, fits in _FITS:
-        value = found[name] = row.get(name)
+        value = checked[name] = row.get(name)
         if value is not None and not fits(value):
             return None
-    if any(found[n] in (None, "") for n in REQUIRED) or (found["status"] != OK and found["score"] is not None):
+    if any(checked[n] in (None, "") for n in REQUIRED) or (checked["status"] != OK and checked["score"] is not None):
         return None
-    return found
+    return checked
 
 
 def is_text(value: object) -> bool:
@@ -223,7 +223,7 @@ def clean_text(text: str) -> str:
 
 
 def sort_key(row: Mapping[str, Any]) -> tuple[object, ...]:
-    """Orders rows by what they are, not by when they were done. doc_id counts as people do: q2 before q10."""
+    """Orders rows by their identity, not by time. Numbers in a doc_id compare as numbers: q2 before q10."""
     return (
         row.get("task") or "",
         row.get("method") or "",
@@ -271,8 +271,8 @@ def _convert(column: Column, value: Any) -> Any:
 def _convert_text(column: Column, value: Any) -> str:
     if column.unit == "JSON":
         text = value if isinstance(value, str) else json.dumps(value, default=lambda scalar: scalar.item())
-        given = json.loads(text, parse_constant=lambda _: None)  # NaN and infinities become null
-        value = canonical_json(hide_secrets(given))
+        parsed = json.loads(text, parse_constant=lambda _: None)  # NaN and infinities become null
+        value = canonical_json(hide_secrets(parsed))
     elif column.name == "seed" and isinstance(value, int):
         value = str(value)
     if not isinstance(value, str):

@@ -124,7 +124,7 @@ _MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugi
 
 
 def why_not(content: Any) -> str:
-    """The first part that is not what it must be, by its dotted name; "" when all are."""
+    """The dotted name of the first part of another type; "" when there is none."""
     return _wrong(content, _CONTENT, ()) or ""
 
 

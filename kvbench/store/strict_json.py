@@ -1,4 +1,4 @@
-"""Readers for JSON of unknown origin. Every kind of invalid input raises ValueError.
+"""Readers for JSON of any origin. Every kind of invalid input raises ValueError.
 
     parse(data)       # one value; NaN, infinities and nesting beyond the interpreter's limit are refused
     lenient(data)     # the same with NaN and infinities, which other programs write

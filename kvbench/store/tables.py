@@ -1,8 +1,8 @@
 """From journal to tables: rows.parquet, texts.parquet and seal.json.
 
 `seal` writes both tables beside the old ones, reads them back, and only then puts them in place; seal.json comes last
-and says what they were made from. A kill at any moment leaves whole tables, and as long as seal.json is away readers
-use the journal, which is kept. The caller of `seal` holds the run's lock; `repair` takes it.
+and lists the segments that they were made from. A kill at any moment leaves whole tables; without seal.json readers use
+the journal, which is kept. The caller of `seal` holds the run's lock; `repair` takes it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def seal(run_dir: Path) -> dict[str, Any]:
     entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
     try:
         with replacing(run_dir / ROWS) as rows, replacing(run_dir / TEXTS) as texts:
-            made = write_rows(rows, to_table([e.row for e in entries]))
-            content = _describe(state, made, _write_texts(texts, run_dir, entries))
+            count = write_rows(rows, to_table([e.row for e in entries]))
+            content = _describe(state, count, _write_texts(texts, run_dir, entries))
             content["sha256"] = {ROWS: sha256(Path(rows.name)), TEXTS: sha256(Path(texts.name))}
             crash_point("tables verified")
             (run_dir / SEAL).unlink(missing_ok=True)  # from here on until the new seal, readers use the journal
@@ -65,7 +65,7 @@ def seal(run_dir: Path) -> dict[str, Any]:
 
 
 def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str], object] = str) -> dict[str, Any]:
-    """Make the tables of a run anew from its journal. `say` receives one-line warnings."""
+    """Make the tables of a run again from its journal. `say` receives one-line warnings."""
     path = Path(run_dir)
     name = manifest.read(path)["name"]
     lock = RunLock(path / "lock", name)
@@ -74,7 +74,7 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
     try:
         check_journal_complete(path)
         if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:
-            raise SetupError(f"{show(path)} has no journal, from which its tables could be made. Put it back.")
+            raise SetupError(f"{show(path)} has no journal to make its tables from. Put it back.")
         remove_leftovers(path)
         for text in read_journal(path).notices:
             say(text)
@@ -85,14 +85,14 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
 
 def _remedy(run_dir: Path) -> str:
     again = repair_command(run_dir)
-    return f"Put back a copy of it; or delete it and run {again}, which makes the tables from the journal."
+    return f"Put back a copy of it, or delete it and run {again}, which makes the tables from the journal."
 
 
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
     """The content of seal.json, or None when the run is not sealed.
 
     Raises:
-        SetupError: it cannot be read, or it is not what `seal` writes.
+        SetupError: it cannot be read, or `seal` did not write it.
         UserError: it has another format.
     """
     path = run_dir / SEAL
@@ -113,7 +113,7 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _is_seal(content: Any) -> bool:
-    """Whether all that readers of a seal rely on is there, in its type."""
+    """Whether the parts of a seal that readers use are there, with their types."""
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         return False
     segments, hashes = content.get("segments"), content.get("sha256")
@@ -124,7 +124,7 @@ def _is_seal(content: Any) -> bool:
 
 
 def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
-    """Whether the journal holds nothing that the tables lack. A copy of a run without its journal is current."""
+    """Whether the tables have all rows of the journal. A copy of a run without its journal is current."""
     return all(segment in sealed["segments"] for segment in segments_on_disk(run_dir))
 
 
@@ -154,7 +154,7 @@ def write_rows(file: BinaryIO, table: pa.Table) -> int:
     crash_point("rows written")
     again = pq.read_table(file.name, page_checksum_verification=True)
     if again.schema != rows_schema() or not to_frame(again).equals(to_frame(table)):
-        raise OSError(f"{ROWS} reads back otherwise than it was written")
+        raise OSError(f"{ROWS} does not read back as written")
     return len(table)
 
 
@@ -175,7 +175,7 @@ def _write_texts(file: BinaryIO, run_dir: Path, entries: Sequence[Entry]) -> int
         for batch in again.iter_batches(batch_size=_TEXTS_AT_ONCE, columns=list(TEXT_NAMES)):
             keys += batch.column(0).to_pylist()
     if keys != [e.row["row_key"] for e in entries]:
-        raise OSError(f"{TEXTS} reads back otherwise than it was written")
+        raise OSError(f"{TEXTS} does not read back as written")
     return len(keys)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,14 +173,3 @@ def test_names_are_checked_first(tmp_path: Path, start: Start) -> None:
 
 def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
     assert list(check_out(tmp_path / "a" / "b").iterdir()) == []
-
-
-def test_the_store_stays_in_its_layer() -> None:
-    """It may know errors and records, and nothing above."""
-    folder = Path(sys.modules["kvbench.store"].__file__ or "").parent
-    lines = [line for p in folder.glob("*.py") for line in p.read_text().splitlines()]
-    imports = {line.split()[1] for line in lines if line.startswith(("import ", "from ")) and "kvbench" in line}
-    assert all(name.startswith("kvbench.store") or name in ("kvbench", "kvbench.errors") for name in imports)
-    of_kvbench = {name for line in lines if line.startswith("from kvbench import") for name in line.split()[3:]}
-    assert of_kvbench <= {"signals", "terminal"}
-    assert not any(line.startswith(("import pyarrow", "import pandas", "import torch")) for line in lines)

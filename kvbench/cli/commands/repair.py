@@ -1,4 +1,4 @@
-"""``kvbench repair RUN``: the tables of a run made anew from its journal."""
+"""``kvbench repair RUN``: makes the tables of a run again from its journal."""
 
 from __future__ import annotations
 

@@ -237,18 +237,18 @@ def _work(
     from kvbench.replay.traces import own, stored
     from kvbench.runner.inputs import read_inputs
 
-    inputs = read_inputs(_unscored(config), terminal.warning)
-    works = _only(inputs.works, asked.sample)
+    ready = read_inputs(_unscored(config), terminal.warning)
+    works = _only(ready.works, asked.sample)
     scoring = any(kind.scored for kind in asked.kinds)
     folder = one_run(asked.run, Path("results")) if asked.run is not None else None
     if folder is not None:
-        check_same(config, folder, inputs)
+        check_same(config, folder, ready)
     for work in works.values() if scoring and folder is None else ():
         check_scorable(work)
-    load_model = partial(load, inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
-    shape, early = known_shape(inputs.config, load_model)
+    load_model = partial(load, ready.where, revision=config.revision, device=config.device, dtype=config.dtype)
+    shape, early = known_shape(ready.config, load_model)
     longest = {name: max(p.max_tokens for p in work.prompts) for name, work in works.items()}
-    target = Target(shape.geometry, inputs.config, inputs.info.folder, max(longest.values()))
+    target = Target(shape.geometry, ready.config, ready.info.folder, max(longest.values()))
     plan(asked.named, asked.every, config.budgets, target)  # what is wrong is told before the model is loaded
     use_threads(shape, pick_device(config.device))
     loaded = early or load_model()
@@ -266,7 +266,7 @@ def _work(
                 progress.task(f"{name}, answering", len(wanted), "answers")
                 traces = own(work, loaded, config.seed, terminal.warning, progress.next)
             else:
-                traces = stored(folder, work, loaded.tokenizer, inputs.context, config.seed, terminal.warning)
+                traces = stored(folder, work, loaded.tokenizer, ready.context, config.seed, terminal.warning)
                 traces = [t for t in traces if asked.sample in (None, t.request.doc_id)][: asked.most]
             progress.end()
             if asked.kinds and not traces:

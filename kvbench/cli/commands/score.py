@@ -53,8 +53,10 @@ def score(
     settings = continued(folder.parent, folder.name, gathered)
     with hub.only(asked(settings, gathered)):
         result = _score(settings, folder, every=every, take_over=typed["take_over"], quiet=quiet)
-    if result.strangers:
-        terminal.warning(f"{result.strangers} answers belong to prompts that are made differently now; not scored.")
+    if result.prompt_mismatch:
+        terminal.warning(
+            f"{result.prompt_mismatch} answers belong to prompts that are made differently now; not scored."
+        )
     report_on(folder, quiet=quiet or json)
     _tell(result, folder, settings, json=json)
 
@@ -86,7 +88,7 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
 def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> None:
     """Print the counts. Raises IncompleteError when answers have no score."""
     if json:
-        counts = {"scored": result.scored, "failed": dict(result.failed), "strangers": result.strangers}
+        counts = {"scored": result.scored, "failed": dict(result.failed), "strangers": result.prompt_mismatch}
         counts |= {"waiting": result.waiting, "kept": result.kept}
         terminal.data({"run": str(folder), **counts})
     else:

@@ -91,7 +91,7 @@ def _print_summary(document: dict[str, Any]) -> None:
         "device": environment.get("device"),
         "plug-ins": ", ".join(Path(plugin["path"]).name for plugin in environment.get("plugins") or ()),
         "judge": " ".join(filter(None, (environment.get("judge"), environment.get("judge_model")))),
-        "settings": ", ".join(f"{k}={v}" for k, v in config.items() if k != "grids" and v is not None),
+        "settings": ", ".join(f"{k}={v}" for k, v in config.items() if k != "grids" and v not in (None, [])),
     }
     for number, grid in enumerate(config.get("grids", []), 1):
         lines[f"grid {number}"] = manifest.value([grid])
