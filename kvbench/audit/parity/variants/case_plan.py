@@ -42,9 +42,12 @@ class NotCoveredError(Exception):
 
 
 Variants = dict[tuple[str, str], Callable[[Case], list[CasePlan]]]
-Reasons = dict[tuple[str, str], str]
 
 
 def kvpress_budget(case: Case) -> int:
     """kvpress names the share to remove, and rounds in floating point."""
     return max(1, int(case.seen[0] * (1 - case.hyper["compression_ratio"])))
+
+
+def kvpress_plans(method: str, **options: Any) -> Callable[[Case], list[CasePlan]]:
+    return lambda case: [CasePlan(method=method, options=options, budget=kvpress_budget(case))]

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.case_plan import CasePlan, Reasons, Variants
+from kvbench.audit.parity.variants.case_plan import CasePlan, Variants
 from kvbench.eviction.api import Probe
 from kvbench.lazy import torch
 
@@ -69,4 +69,3 @@ def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
 
 
 VARIANTS: Variants = {("kvzip", "kvzip_score"): _kvzip_score}
-REASONS: Reasons = {}
