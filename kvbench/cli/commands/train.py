@@ -107,7 +107,7 @@ def train(
 
 
 def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
-    """The recipe's own settings: its defaults with what was typed."""
+    """The recipe's own settings: its defaults, overridden by --opt."""
     known: dict[str, Any] = {}
     if kind in RECIPES:
         known = dict(RECIPES[kind].options) | dict(RECIPES[kind].tiny if model == TINY else {})
