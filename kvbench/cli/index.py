@@ -61,7 +61,7 @@ COMMANDS = {
         "train.train",
         "Make what a method needs for a model: trained weights, or a table of heads estimated from its attention.",
     ),
-    "weights": Entry("weights.app", "Trained weights of methods: import what others published."),
+    "weights": Entry("weights.app", "Trained weights of methods: import published checkpoints."),
     "lm-eval": Entry(
         "lm_eval.lm_eval",
         "Run lm-eval with an eviction method: its tasks, its table of results, kvbench's engine.",

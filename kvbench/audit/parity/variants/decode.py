@@ -1,4 +1,4 @@
-"""Methods that evict while decoding, and the simplest of those that evict a prompt."""
+"""Methods that evict while decoding, and the simplest methods that evict a prompt."""
 
 from __future__ import annotations
 

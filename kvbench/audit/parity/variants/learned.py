@@ -11,7 +11,7 @@ from kvbench.lazy import torch
 
 
 def _foresightkv_training(case: Case) -> list[CasePlan]:
-    """The first `budget` tokens are a chunk of their own; then every `window_size` tokens bring an eviction."""
+    """The first `budget` tokens are one chunk; then an eviction follows every `window_size` tokens."""
     h = case.hyper
     states = {"cumulative": "cumsum", "decayed": "cumsum_decay"}
     return [_foresightkv(case, h["budget"], states, prefix=h["budget"], recent=h["window_size"])]
