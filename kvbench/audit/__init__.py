@@ -1,4 +1,4 @@
 """kvbench examined by others' rules: invariants of methods, parity with published code, hostile programs, scorers.
 
-Imports every room below the command line; the command `audit` alone imports this room.
+May import every lower room; only the command `audit` imports this one.
 """

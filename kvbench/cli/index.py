@@ -55,13 +55,13 @@ COMMANDS = {
     ),
     "audit": Entry(
         "audit.audit",
-        "Check that methods hold the invariants of the engine, on small models: budget, memory, batches, positions.",
+        "Check on small models that methods hold the engine's invariants: budget, memory, batches, positions.",
     ),
     "train": Entry(
         "train.train",
-        "Make what a method needs for a model: trained weights, or a table of heads estimated from its attention.",
+        "Train what a method needs for a model, or estimate a table of heads from the model's attention.",
     ),
-    "weights": Entry("weights.app", "Trained weights of methods: import what others published."),
+    "weights": Entry("weights.app", "Trained weights of methods: import published checkpoints."),
     "lm-eval": Entry(
         "lm_eval.lm_eval",
         "Run lm-eval with an eviction method: its tasks, its table of results, kvbench's engine.",

@@ -3,14 +3,15 @@
     kvbench bench --baseline transformers
 
 Random weights of a named shape, greedy decoding, equal prompts. The systems take turns, repetition by repetition, so
-that load on the machine affects both; each figure is the median over the repetitions. On a CPU, tokens are counted per
-second of process CPU time, which other processes disturb less than wall time; on a GPU per second of wall time. Ratios
-transfer between machines, absolute numbers do not. Random weights have no quality to compare.
+that a busy machine slows both; each figure is the median over the repetitions. On a CPU, tokens are counted per second
+of process CPU time, which other processes disturb less than wall time; on a GPU per second of wall time. Ratios
+transfer between machines, absolute numbers do not. It measures speed only: with random weights there is no quality to
+compare.
 
-On a CPU every repetition runs in a fresh copy of the process and is timed twice there. This matters for the baseline:
-a growing cache allocates new memory at every step, and in a fresh process glibc returns those pages to the system each
-time. After a first long generation it keeps them, and transformers becomes up to twice as fast. "fresh" is a process
-that generates once, "warm" a process that continues to generate; both are shown, because both occur in use.
+On a CPU every repetition runs in a fresh copy of the process and is timed twice there. It matters to the baseline: a
+growing cache asks for new memory at every step, and in a fresh process glibc hands those pages back to the system each
+time. After a first long generation it keeps them, and transformers becomes up to twice as fast. "fresh" is a job that
+generates once, "warm" one that goes on generating. Both occur in practice, so both are shown.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ WARM_UP = 40  # tokens before the clock starts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """Settings of a measurement. Budget and interval as in a run; `sequences` are decoded at once, one slot each."""
+    """What is measured. Budget and interval as in a run; `sequences` are decoded side by side, one slot each."""
 
     shape: str = "A"
     method: str = "tova"
@@ -75,7 +76,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Medians in one state of the process, "fresh" or "warm"; rates in tokens per clock second."""
+    """Medians of one state of the process, "fresh" or "warm"; rates in tokens per clock second."""
 
     kvbench: float
     kvbench_spread: tuple[float, float]  # smallest and largest
@@ -86,7 +87,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """Results for one number of sequences. The clock counts process CPU time, on CUDA wall time."""
+    """One number of sequences. The clock counts process CPU time, on CUDA wall time."""
 
     sequences: int
     fresh: State
@@ -96,7 +97,7 @@ class Measured:
 
 
 def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
-    """Measure. note: called with the next round's name. Raises UserError for unknown shapes, baselines or methods."""
+    """Measure. `note` receives the name of each round. Raises UserError for unknown shapes, baselines or methods."""
     if setting.shape not in SHAPES:
         raise UserError(f"--shape {show(setting.shape)}: choose {', '.join(SHAPES)}.")
     if setting.baseline not in ("transformers", "none"):
@@ -105,7 +106,7 @@ def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> 
         raise UserError(f"--repeats must be 1 or more; got {setting.repeats}.")
     method = choose.make(setting.method, {})
     before = torch.get_num_threads()
-    torch.set_num_threads(1)  # threads do not survive the forks that follow
+    torch.set_num_threads(1)  # until the processes are forked: threads do not survive a fork
     try:
         loaded = _build(setting)
         machine = measure(loaded.device, loaded.dtype)
@@ -173,7 +174,7 @@ def _state(ours: list[float], theirs: list[float]) -> State:
 
 
 def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> Any:
-    """Warm up with a few tokens, then run twice, in a forked copy of this process. CUDA cannot fork; it runs here."""
+    """Warm up with a few tokens, then run twice: in a forked process, or in this one on CUDA, which cannot fork."""
 
     def work() -> Any:
         torch.set_num_threads(setting.threads)
@@ -191,7 +192,7 @@ def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> 
     try:
         return receiver.recv()
     except EOFError:
-        raise KVBenchError("a measuring process ended without a result; its error is printed above.") from None
+        raise KVBenchError("a measuring process ended without a result; its message is above.") from None
     except BaseException:
         process.kill()
         raise
@@ -231,12 +232,12 @@ def _run_engine(setting: Setting, method: Method, loaded: LoadedModel, ids: torc
     wall, began = time.perf_counter(), _clock(loaded.device)
     done = list(engine.generate(requests))
     spent, wall = _clock(loaded.device) - began, time.perf_counter() - wall
-    count = sum(len(d.token_ids) for d in done)
-    if count != len(ids) * tokens:
-        raise BudgetViolation(f"bench generated {count} tokens instead of {len(ids) * tokens}.")
+    generated = sum(len(d.token_ids) for d in done)
+    if generated != len(ids) * tokens:
+        raise BudgetViolation(f"bench made {generated} tokens instead of {len(ids) * tokens}.")
     used = [d.usage for d in done if d.usage]
     evict, decode = sum(u.evict_seconds for u in used), sum(u.decode_seconds for u in used)
-    return _Run(count / spent, evict / max(evict + decode, 1e-9), count / wall)
+    return _Run(generated / spent, evict / max(evict + decode, 1e-9), generated / wall)
 
 
 def _run_generate(loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> float:

@@ -1,4 +1,4 @@
-"""Training of learned methods and of the built-in model. `prepare` readies a recipe, `loop` trains it.
+"""Training of learned methods and of the built-in model. `prepare` sets up a recipe, `loop` trains it.
 
-Imports the engine, and replay for answers that are read again. The rooms below know its files, never its code.
+Imports the engine, and replay to read answers again. Lower rooms read its files and import none of its code.
 """

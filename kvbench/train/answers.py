@@ -20,7 +20,7 @@ from kvbench.errors import SetupError, UserError, show
 from kvbench.store.files import reason
 from kvbench.train.processes import is_first
 
-HASHES = {"questions": "other questions", "fingerprint": "another model"}  # what a difference means
+HASHES = {"questions": "other questions", "fingerprint": "another model"}  # meaning of a difference
 Answers = dict[str, tuple[int, ...] | None]  # tokens, by the question's name; None: not kept
 
 

@@ -1,4 +1,4 @@
-"""The scorer of `foresightkv` in training, and what its two recipes share.
+"""The scorer of `foresightkv` in training, and the base of its two recipes.
 
 The scorer's inputs differ by orders of magnitude: numbers of keys, sums of attention over 8 queries or over thousands.
 The optimiser takes steps of one size, so the first layer is trained on inputs with mean 0 and variance 1, and the last

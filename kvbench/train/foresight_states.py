@@ -136,7 +136,7 @@ class _Watched(Method):
             object.__setattr__(self, name, getattr(self.scorer, name))
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """1 for what the judge keeps, 0 for what it drops."""
+        """1 for entries that the judge keeps, 0 for others."""
         keep = decide(self.judge, [view])[0].keep
         competes = self.scorer.competing(view)  # equally many in every head: all heads hold the newest
         b, heads, _ = competes.shape
@@ -181,7 +181,7 @@ def usable(evictions: Evictions, traces: Sequence[Trace]) -> list[Trace]:
     if not evicted:
         raise UserError(
             f"no answer to train on outgrows a budget of {evictions.budget} in time; "
-            "the model answered nothing rightly, or its answers are too short."
+            "the model gave no right answer, or its answers are too short."
         )
     return evicted
 

@@ -1,4 +1,4 @@
-"""One differentiable pass of a model over tokens, with the caller's attention, and what such attention is made of."""
+"""One differentiable pass of a model over tokens, with the caller's attention, and helpers for such attention."""
 
 from __future__ import annotations
 

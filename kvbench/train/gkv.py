@@ -1,7 +1,7 @@
-"""Training a model to work with an evicted cache (G-KV, arXiv 2512.00504): what both recipes share.
+"""Training a model to work with an evicted cache (G-KV, arXiv 2512.00504): the base of both recipes.
 
 All weights are trained, in float32, because steps of 1e-6 would vanish in bfloat16. A step writes or reads answers
-under eviction with the current weights; the forward pass with a gradient sees only what the evictions left
+under eviction with the current weights; the forward pass with a gradient sees only the entries that were left
 (`kvbench.train.sparse_masks`). The held-out figures are the shares of questions that the model answers rightly, with an
 evicted and with a full cache.
 """

@@ -22,7 +22,7 @@ from kvbench.train.catalogue import RECIPES, Entry
 from kvbench.train.head_data import Example, examples, source
 from kvbench.train.lock import alone
 from kvbench.train.processes import is_first, own_device
-from kvbench.train.recipe import Recipe, Settings
+from kvbench.train.recipe import Recipe, Settings, check_least
 from kvbench.train.traces import Question, Trace, built_in, collect, prompts_of
 
 ANSWERS = "answers.jsonl"
@@ -71,7 +71,7 @@ def prepare(
     test: Sequence[Question | Trace | Example]
     if entry.learns_from == "examples":
         if data is not None:
-            raise UserError(f"{name} is trained on texts of its own; it takes no --data.")
+            raise UserError(f"{name} has its own training texts; it takes no --data.")
         drawn = examples(loaded, samples + entry.held_out, seed, int(options["tokens"]))
         items, test = drawn[:samples], drawn[samples:]
     else:
@@ -83,7 +83,7 @@ def prepare(
         if "questions" in (entry.learns_from, entry.tested_on) and any(
             q.judge is None for q in (*questions, *held_out)
         ):
-            raise UserError(f"{name} needs to know what is right: give every line of --data a field 'answer'.")
+            raise UserError(f"{name} needs right answers: give every line of --data a field 'answer'.")
         if entry.learns_from == "answers":
             asked = {
                 "model": model,
@@ -136,8 +136,7 @@ def _questions(
     entry: Entry, loaded: LoadedModel, data: str | None, samples: int, seed: int, longest: int
 ) -> tuple[list[Question], list[Question]]:
     """Questions to train on, and questions to hold out."""
-    if longest < 1:
-        raise UserError(f"--opt longest must be 1 or more; got {longest}.")
+    check_least({"longest": longest}, longest=1)
     if data is None:
         asked = built_in(entry.tasks, samples, seed, loaded)
         return asked, built_in(entry.tasks, entry.held_out, seed, loaded, held_out=True)

@@ -285,4 +285,4 @@ def test_a_folder_model_reads_english(tmp_path, capsys, monkeypatch):
     more = card["made"]["settings"]["more"]
     assert (more["sinks"], more["recent"], more["tokens"]) == (128, 256, 1500)
     assert main([*arguments, "--data", "q.jsonl"]) == 2
-    assert "duo is trained on texts of its own; it takes no --data." in capsys.readouterr().err
+    assert "duo has its own training texts; it takes no --data." in capsys.readouterr().err

@@ -259,7 +259,7 @@ def test_the_command(loaded, tmp_path: Path, capsys):
 def test_without_a_scorer_it_says_what_makes_one(tmp_path: Path):
     loaded = build("llama")
     settings = dataclasses.replace(SETTINGS, more=MORE | {"init": "auto"})
-    with pytest.raises(UserError, match="'kvbench train foresightkv' makes one: --opt init=PATH"):
+    with pytest.raises(UserError, match="train one with 'kvbench train foresightkv', then give --opt init=PATH"):
         PolicyRecipe(loaded, settings, random_traces(1), random_traces(1))
     beside = dataclasses.replace(loaded, folder=tmp_path)
     scorer_file(loaded, tmp_path)

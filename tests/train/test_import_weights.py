@@ -257,7 +257,7 @@ def test_the_command_writes_weights_and_says_how_to_use_them(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--method", "gkv", "--model", "tiny"], 2, "published weights of trimkv, retention, foresightkv"),
+        (["--method", "gkv", "--model", "tiny"], 2, "published weights exist for trimkv, retention, foresightkv"),
         (["--method", "trimvk", "--model", "tiny"], 2, "Did you mean 'trimkv'"),
         (["--method", "trimkv", "--model", "tiny", "--gate", "rg5"], 2, "choose rg, rg2, rg3, rg10"),
         (["--method", "trimkv", "--model", "org/unknown"], 3, "its sizes are unknown"),

@@ -55,7 +55,7 @@ def test_nothing_right_is_nothing_to_learn(prepared, name):
 @pytest.mark.parametrize("name", ["gkv-distill", "gkv-rl"])
 def test_what_is_right_must_be_known_before_anything_is_asked(prepared, name, monkeypatch):
     monkeypatch.setattr(recipes, "collect", lambda *args, **more: pytest.fail("the model was asked"))
-    with pytest.raises(UserError, match=f"{name} needs to know what is right"):
+    with pytest.raises(UserError, match=f"{name} needs right answers"):
         prepared(name, ASKED)
 
 

@@ -35,7 +35,10 @@ SCALE = 2.0  # of random weights: uniform attention would hide mistakes
 
 @dataclass
 class Subject:
-    """A model, and what methods need beside it. source: its folder or name; None for a model in memory only."""
+    """A model with the weights, tables and draft that methods need.
+
+    source: its folder or name; None for a model in memory only.
+    """
 
     name: str
     loaded: LoadedModel

@@ -33,7 +33,7 @@ class ValueResult:
 
     value: str
     numbers: int
-    error: float  # largest difference, in units of what is tolerated
+    error: float  # largest difference, in units of the tolerance
 
     @property
     def equal(self) -> bool:

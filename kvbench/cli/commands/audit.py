@@ -76,9 +76,9 @@ def audit(
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", metavar="")] = False,
 ) -> int:
-    """Check that methods hold the invariants of the engine, on small models: budget, memory, batches, positions.
+    """Check on small models that methods hold the engine's invariants: budget, memory, batches, positions.
 
-    Exit code 0 when all hold, 1 when one does not or nothing was checked.
+    Exit code 0 when all hold, 1 when one fails or nothing was checked.
     """
     others = {
         "parity": (parity, "compares recorded decisions"),
@@ -122,34 +122,33 @@ def audit(
     return 0 if table.overall(checks) == "ok" else 1
 
 
-def _chosen(names: list[str], every: bool, given: list[str]) -> list[tuple[str, Method]]:
-    """The methods with their options, each under the name that tables show. Raises UserError."""
+def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple[str, Method]]:
+    """The methods with their options, by the name that tables show. Raises UserError."""
     if every and names:
         raise UserError("give methods or --all, not both.")
     if not every and not names:
         raise UserError("no method given. Example: kvbench audit gkv, or --all for every method.")
     problems = Problems()
     texts: list[tuple[str | None, str, str]] = []
-    for text in given:
+    for text in method_opts:
         with problems.collect():
             method, option, value = split_option(text)
             texts.append((choose.canonical(method) if method else None, option, value))
-    found: list[str] = []
+    known: list[str] = []
     for name in registry.methods.names() if every else names:
         with problems.collect():
-            found.append(name if "(" in name else choose.canonical(name))
+            known.append(name if "(" in name else choose.canonical(name))
     problems.stop()
-    found = list(dict.fromkeys(found))
     chosen, used = [], set[int]()
-    for name in found:
+    for name in dict.fromkeys(known):
         with problems.collect():
             pairs = []
             for place, (owner, option, value) in enumerate(texts):
                 if taken := _taken(name, owner, option, value):
                     pairs += taken
                     used.add(place)
-            made = choose.parse(name, pairs) if "(" not in name else choose.from_label(name)
-            chosen.append((_label(name, made), made))
+            instance = choose.parse(name, pairs) if "(" not in name else choose.from_label(name)
+            chosen.append((_label(name, instance), instance))
     for place, (owner, option, value) in enumerate(texts):
         with problems.collect():
             if place not in used and owner:
@@ -163,7 +162,7 @@ def _chosen(names: list[str], every: bool, given: list[str]) -> list[tuple[str, 
 
 
 def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[str, str]]:
-    """An option as `choose.parse` takes it for this method; nothing when it is for others."""
+    """An option as `choose.parse` takes it for this method; empty if it belongs to others."""
     if "(" in name:
         return []
     parts = name.split("+")

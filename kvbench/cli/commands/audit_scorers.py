@@ -31,7 +31,8 @@ def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
         for row in scorers.audit(goldens):
             rows.append(row)
             counter.advance(row.file)
-    files = [_file(name, [row for row in rows if row.file == name]) for name in goldens]
+    equals = {name: [row.equal for row in rows if row.file == name] for name in goldens}
+    files = [{"file": name, "rows": len(values), "equal": sum(values)} for name, values in equals.items()]
     equal = bool(rows) and all(row.equal for row in rows)
     if as_json:
         document = {"folder": str(folder), "equal": equal, "files": files}
@@ -39,10 +40,6 @@ def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
     else:
         _print(files, rows, equal)
     return 0 if equal else 1
-
-
-def _file(name: str, rows: Sequence[Row]) -> dict[str, Any]:
-    return {"file": name, "rows": len(rows), "equal": sum(row.equal for row in rows)}
 
 
 def _print(files: Sequence[dict[str, Any]], rows: Sequence[Row], equal: bool) -> None:

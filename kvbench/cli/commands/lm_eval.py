@@ -116,7 +116,7 @@ def _foreign(error: Exception) -> KVBenchError:
     if why(error) == "unreachable":
         return SetupError(
             "lm-eval needs data that are not on this machine, and the hub is unreachable. Run it once on a connected "
-            "machine; HF_HUB_OFFLINE=1 then uses what is cached."
+            "machine; HF_HUB_OFFLINE=1 then uses its cache."
         )
     first = (words(error).strip().splitlines() or [""])[0]
     return UserError(f"lm-eval: {type(error).__name__}: {show(first)}.")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,15 +39,6 @@ CONTINUES = "interrupted: answers and the last checkpoint are saved; the same co
 NAMES = (*RECIPES, *TABLES)
 SHOWN = 8
 TABLE_SAMPLES = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Numbers:
-    samples: int | None
-    seed: int
-    steps: int | None
-    lr: float | None
-    batch: int | None
 
 
 def train(
@@ -84,12 +74,12 @@ def train(
     if kind not in NAMES:
         raise UserError(f"cannot train {show(kind)}.{did_you_mean(kind, list(NAMES))} There are {', '.join(NAMES)}.")
     problems = Problems()
-    values: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     positive = number("a finite number > 0", lambda x: x > 0)
     parsers = {"samples": whole(1), "seed": whole(0, 2**64 - 1), "steps": whole(1), "lr": positive, "batch": whole(1)}
     for name, raw in (("samples", samples), ("seed", seed), ("steps", steps), ("lr", lr), ("batch", batch)):
         with problems.collect():
-            values[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
+            numbers[name] = None if raw is None else parse(f"--{name}", parsers[name], raw)
     options: dict[str, Any] = {}
     with problems.collect():
         options = _options(kind, model, opt or [])
@@ -99,17 +89,26 @@ def train(
     with problems.collect():
         describe(model)
     problems.stop()
-    numbers = _Numbers(**values)
     folder = check_out(out)
     if kind in RECIPES:
         with signals.phase(lambda: CONTINUES):
-            _recipe(kind, model, folder, data, numbers, options, device, json=json, quiet=quiet)
+            _recipe(
+                kind,
+                model,
+                folder,
+                data,
+                numbers=numbers,
+                options=options,
+                device=device,
+                json=json,
+                quiet=quiet,
+            )
     else:
         _table(kind, model, folder, numbers, device, json=json, quiet=quiet)
 
 
 def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
-    """The recipe's own settings: its defaults with what was typed."""
+    """The recipe's own settings: its defaults, overridden by --opt."""
     known: dict[str, Any] = {}
     if kind in RECIPES:
         known = dict(RECIPES[kind].options) | dict(RECIPES[kind].tiny if model == TINY else {})
@@ -135,10 +134,10 @@ def _recipe(
     model: str,
     folder: Path,
     data: str | None,
-    numbers: _Numbers,
+    *,
+    numbers: dict[str, Any],
     options: dict[str, Any],
     device: str,
-    *,
     json: bool,
     quiet: bool,
 ) -> None:
@@ -151,18 +150,18 @@ def _recipe(
     entry: Entry = RECIPES[kind]
     first = is_first()
     quiet = quiet or not first
-    total = (numbers.samples or entry.traces) + entry.held_out
-    with Counter("answers", total, quiet=quiet) as counter:
+    samples = numbers["samples"] or entry.traces
+    with Counter("answers", samples + entry.held_out, quiet=quiet) as counter:
         counter.cell(f"{kind} {model}: the model answers")
         ready = prepare(
             kind,
             model,
             data=data,
-            samples=numbers.samples or entry.traces,
-            steps=numbers.steps or entry.steps,
-            lr=numbers.lr or (entry.tiny_lr if model == TINY else None) or entry.lr,
-            batch=numbers.batch or entry.batch,
-            seed=numbers.seed,
+            samples=samples,
+            steps=numbers["steps"] or entry.steps,
+            lr=numbers["lr"] or (entry.tiny_lr if model == TINY else None) or entry.lr,
+            batch=numbers["batch"] or entry.batch,
+            seed=numbers["seed"],
             options=options,
             device=device,
             out=folder,
@@ -202,13 +201,15 @@ def _command(kind: str, model: str, data: str | None, settings: Settings) -> str
     return f"{head} --samples {settings.more['samples']} {numbers}{own} --out DIR"
 
 
-def _table(kind: str, model: str, folder: Path, numbers: _Numbers, device: str, *, json: bool, quiet: bool) -> None:
+def _table(
+    kind: str, model: str, folder: Path, numbers: dict[str, Any], device: str, *, json: bool, quiet: bool
+) -> None:
     from kvbench.train.recipes.head_tables import make
 
-    samples = numbers.samples or TABLE_SAMPLES
+    samples = numbers["samples"] or TABLE_SAMPLES
     with Counter("samples", samples, quiet=quiet) as counter:
         counter.cell(f"{kind} {model}")
-        table = make(model, folder, samples=samples, seed=numbers.seed, device=device, tick=counter.at)
+        table = make(model, folder, samples=samples, seed=numbers["seed"], device=device, tick=counter.at)
     if not quiet:
         _print_table(table)
     if json:

@@ -21,7 +21,7 @@ EPILOG = """Examples:
 """
 METHODS = ("trimkv", "retention", "foresightkv")
 
-app = typer.Typer(help="Trained weights of methods: import what others published.", invoke_without_command=True)
+app = typer.Typer(help="Trained weights of methods: import published checkpoints.", invoke_without_command=True)
 
 
 @app.callback()

@@ -102,7 +102,7 @@ class GateRecipe(TraceRecipe):
         model, n = self.loaded.model, len(traces[0].answer)
         ids = torch.tensor([t.ids for t in traces], device=self.loaded.device)
         student = Student(self.rules, self.geometry, self.settings.more["form"])
-        # Row i of the newest n + 1 predicts token i of the answer; the last row predicts what follows it.
+        # Row i of the newest n + 1 predicts token i of the answer; the last row predicts the token after it.
         with torch.no_grad():
             teacher = forward(model, plain, logits=n + 1, input_ids=ids)[:, :-1].float().log_softmax(dim=-1)
         guess = forward(model, student, logits=n + 1, hidden=True, input_ids=ids)[:, :-1].float().log_softmax(dim=-1)

@@ -66,14 +66,7 @@ def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: T
 
 def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
     """[L, Hq] share of a head's attention that falls on the answer's position in the prompt; all heads sum to 1."""
-
-    def on_evidence(example: Example, device: torch.device) -> torch.Tensor:
-        mask = torch.zeros(len(example.rows), len(example.ids), dtype=torch.bool, device=device)
-        for row, positions in zip(mask, example.evidence):
-            row[list(positions)] = True
-        return mask
-
-    shares = attention_shares(model, examples, on_evidence, tick)
+    shares = attention_shares(model, examples, tick)
     total = float(shares.sum())
     if total <= 0:
         raise SetupError("no head of the model attends to the answers; the table would be empty.")
@@ -81,22 +74,17 @@ def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | Non
 
 
 @torch.inference_mode()
-def attention_shares(
-    model: LoadedModel,
-    examples: Sequence[Example],
-    marked: Callable[[Example, torch.device], torch.Tensor],
-    tick: Tick | None = None,
-) -> torch.Tensor:
-    """float64 [L, Hq]: the share of attention that falls on marked keys, mean over all answer rows of all examples.
+def attention_shares(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
+    """float64 [L, Hq]: the share of attention on the evidence, mean over all answer rows of all examples.
 
-    marked: [rows, tokens] bool. Layers with a sliding window, whose memory is bounded, have 0.
+    Layers with a sliding window, whose memory is bounded, have 0.
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:
         raise SetupError("layers of this model differ in query heads; one table cannot hold them.")
     sums = torch.zeros(len(model.geometry), sizes.pop(), dtype=torch.float64)
     for done, example in enumerate(examples, start=1):
-        reader = _Reader(sums, torch.tensor(example.rows, device=model.device), marked(example, model.device))
+        reader = _Reader(sums, example, model.device)
         forward(model.model, reader, input_ids=torch.tensor([example.ids], device=model.device))
         if tick is not None:
             tick(done)
@@ -104,10 +92,14 @@ def attention_shares(
 
 
 class _Reader:
-    """An attention handler that sums, per query head, the attention of the answer's rows to the marked keys."""
+    """An attention handler that sums, per query head, the attention of the answer's rows to their evidence."""
 
-    def __init__(self, sums: torch.Tensor, rows: torch.Tensor, marked: torch.Tensor) -> None:
-        self.sums, self.rows, self.marked, self.causal = sums, rows, marked, SparseAttention({}, BLOCK)
+    def __init__(self, sums: torch.Tensor, example: Example, device: torch.device) -> None:
+        self.sums, self.causal = sums, SparseAttention({}, BLOCK)
+        self.rows = torch.tensor(example.rows, device=device)
+        self.evidence = torch.zeros(len(example.rows), len(example.ids), dtype=torch.bool, device=device)
+        for row, positions in zip(self.evidence, example.evidence):
+            row[list(positions)] = True
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         n, hk = call.key.shape[2], call.key.shape[1]
@@ -124,5 +116,5 @@ class _Reader:
                 reduce_g=None,
                 reduce_q=None,
             )  # [1, Hk, g, rows, n]
-            self.sums[call.layer] += (paid * self.marked).sum(dim=(-1, -2)).flatten().double().cpu()
+            self.sums[call.layer] += (paid * self.evidence).sum(dim=(-1, -2)).flatten().double().cpu()
         return self.causal(call)

@@ -72,15 +72,12 @@ class LookaheadRecipe(TraceRecipe):
     @torch.no_grad()
     def held_out(self) -> dict[str, float]:
         losses, hits = [], []
-        budget = int(self.settings.more["budget"])
+        budget, kv_heads = int(self.settings.more["budget"]), max(g.kv_heads for g in self.loaded.geometry)
         for trace in self.test:
             target, guess = self._shares(trace)
             losses.append(float(self._divergence(target, guess)))
-            hits.append(_hit(target, guess, self._groups(), min(budget, len(trace.prompt))))
+            hits.append(_hit(target, guess, kv_heads, min(budget, len(trace.prompt))))
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
-
-    def _groups(self) -> int:
-        return max(g.kv_heads for g in self.loaded.geometry)
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
         """Target and guess [L, Hq, T]: mean attention of the answer's rows and of the learned rows to the prompt."""

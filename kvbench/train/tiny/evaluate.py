@@ -33,7 +33,7 @@ def solve(model: Any, tokenizer: Any, cell: Cell, n_problems: int, first: int = 
     limit = len(problems[0].trace_pieces) + 1 + SLACK
     mask = torch.ones_like(prompts)
     output = model.generate(prompts, attention_mask=mask, max_new_tokens=limit, do_sample=False)[:, length:]
-    texts = tokenizer.batch_decode(output)  # the scorers stop at the end token; padding comes behind it
+    texts = tokenizer.batch_decode(output)  # the scorers stop at the end token; padding follows it
     return [cell.score(problem, text) for problem, text in zip(problems, texts, strict=True)]
 
 

@@ -1,4 +1,4 @@
-"""The plan of a parity case: which method, options and budget stand for the reference, and what is judged."""
+"""The plan of a parity case: which method, options and budget stand for the reference, and which steps are judged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class CasePlan:
     states: dict[str, str] = field(default_factory=dict)
     prompt_memory: bool = False  # G-KV's memory starts with the attention that the prompt's own queries pay
     sorted_steps: bool = False  # judge, teacher-forced, only the steps that start from slots in text order
-    prompt_len: int = 0  # 0: what the first step has seen
+    prompt_len: int = 0  # 0: the tokens seen at the first step
     prefix: int = 0  # tokens that arrive and are observed before the first step
     initial: Mapping[str, torch.Tensor] = field(default_factory=dict)  # first values of columns, [L, H, T]
     resume: Callable[[int], Mapping[str, float]] | None = None  # states by number of evictions, for teacher forcing
@@ -42,9 +42,12 @@ class NotCoveredError(Exception):
 
 
 Variants = dict[tuple[str, str], Callable[[Case], list[CasePlan]]]
-Reasons = dict[tuple[str, str], str]
 
 
 def kvpress_budget(case: Case) -> int:
     """kvpress names the share to remove, and rounds in floating point."""
     return max(1, int(case.seen[0] * (1 - case.hyper["compression_ratio"])))
+
+
+def kvpress_plans(method: str, **options: Any) -> Callable[[Case], list[CasePlan]]:
+    return lambda case: [CasePlan(method=method, options=options, budget=kvpress_budget(case))]

@@ -1,11 +1,12 @@
-"""Methods that evict while decoding, and the simplest of those that evict a prompt."""
+"""Methods that evict while decoding, and the simplest methods that evict a prompt."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Reasons, Variants, kvpress_budget
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants, kvpress_budget, kvpress_plans
 
 
 def _snapkv_rkv_repo(case: Case) -> list[CasePlan]:
@@ -73,39 +74,14 @@ def _h2o_prefill(case: Case) -> list[CasePlan]:
     return [CasePlan(method="h2o", options=options, budget=h["max_capacity_prompt"])]
 
 
-def _streaming_call(case: Case) -> list[CasePlan]:
-    h = case.hyper
-    return _streaming(h["start_size"], h["start_size"] + h["recent_size"])
+def _streaming(sizes: Callable[[Case, dict[str, Any]], tuple[int, int]]) -> Callable[[Case], list[CasePlan]]:
+    """sizes: sinks and budget by the case and its hyperparameters."""
 
+    def make(case: Case) -> list[CasePlan]:
+        sinks, budget = sizes(case, case.hyper)
+        return [CasePlan(method="streaming-llm", options={"sinks": sinks}, budget=budget)]
 
-def _streaming_evict_for_space(case: Case) -> list[CasePlan]:
-    h = case.hyper  # evicts before `num_coming` tokens arrive, to make room for them in start + recent
-    return _streaming(h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"])
-
-
-def _streaming_rkv_repo(case: Case) -> list[CasePlan]:
-    return _streaming(case.hyper["first_tokens"], case.hyper["budget"])
-
-
-def _streaming_prefill(case: Case) -> list[CasePlan]:
-    h = case.hyper  # everything but the window is a sink there
-    return _streaming(h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"])
-
-
-def _streaming_kvpress(case: Case) -> list[CasePlan]:
-    return _streaming(case.hyper["n_sink"], kvpress_budget(case))
-
-
-def _streaming(sinks: int, budget: int) -> list[CasePlan]:
-    return [CasePlan(method="streaming-llm", options={"sinks": sinks}, budget=budget)]
-
-
-def _knorm_kvpress(case: Case) -> list[CasePlan]:
-    return [CasePlan(method="knorm", budget=kvpress_budget(case))]
-
-
-def _tova_kvpress(case: Case) -> list[CasePlan]:
-    return [CasePlan(method="tova", options={"recent": 1}, budget=kvpress_budget(case))]
+    return make
 
 
 VARIANTS: Variants = {
@@ -124,15 +100,17 @@ VARIANTS: Variants = {
     ("h2o", "h2o_real_drop"): _h2o_real_drop,
     ("h2o", "gkv_repo_sum_form"): _gkv_repo,
     ("h2o", "kvcache_factory_prefill"): _h2o_prefill,
-    ("streamingllm", "official_call"): _streaming_call,
-    ("streamingllm", "official_evict_for_space"): _streaming_evict_for_space,
-    ("streamingllm", "decode_rkv_repo"): _streaming_rkv_repo,
-    ("streamingllm", "kvcache_factory_prefill"): _streaming_prefill,
-    ("streamingllm", "kvpress_prefill"): _streaming_kvpress,
-    ("knorm", "kvpress_prefill"): _knorm_kvpress,
-    ("tova", "kvpress_prefill"): _tova_kvpress,
-}
-
-REASONS: Reasons = {
-    ("h2o", "h2o_mask_simulation"): "a mask simulation: nothing is dropped, hidden tokens come back",
+    ("streamingllm", "official_call"): _streaming(
+        lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"]),
+    ),
+    ("streamingllm", "official_evict_for_space"): _streaming(  # evicts before `num_coming` tokens arrive
+        lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"]),
+    ),
+    ("streamingllm", "decode_rkv_repo"): _streaming(lambda _, h: (h["first_tokens"], h["budget"])),
+    ("streamingllm", "kvcache_factory_prefill"): _streaming(  # everything but the window is a sink there
+        lambda _, h: (h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"]),
+    ),
+    ("streamingllm", "kvpress_prefill"): _streaming(lambda case, h: (h["n_sink"], kvpress_budget(case))),
+    ("knorm", "kvpress_prefill"): kvpress_plans("knorm"),
+    ("tova", "kvpress_prefill"): kvpress_plans("tova", recent=1),
 }

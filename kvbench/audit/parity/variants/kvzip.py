@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.case_plan import CasePlan, Reasons, Variants
+from kvbench.audit.parity.variants.case_plan import CasePlan, Variants
 from kvbench.eviction.api import Probe
 from kvbench.lazy import torch
 
@@ -57,7 +57,7 @@ def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
     differ; nor does the budget always divide by the number of heads.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
-    scores = case.tensors[f"aux.score.{step}"]  # [units, tokens behind the prefix]
+    scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]
     ranked = [divmod(i, scores.shape[1]) for i in scores.flatten().argsort(descending=True).tolist()]
     while sum(map(len, kept)) < entries:
         unit, token = next((u, t + prefix) for u, t in ranked if t + prefix not in kept[u])
@@ -69,4 +69,3 @@ def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
 
 
 VARIANTS: Variants = {("kvzip", "kvzip_score"): _kvzip_score}
-REASONS: Reasons = {}

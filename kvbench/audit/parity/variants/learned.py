@@ -6,47 +6,38 @@ from dataclasses import replace
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Reasons, Variants
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants
 from kvbench.lazy import torch
 
 
 def _foresightkv_training(case: Case) -> list[CasePlan]:
-    """The first `budget` tokens are a chunk of their own; then every `window_size` tokens bring an eviction."""
+    """The first `budget` tokens are one chunk; then an eviction follows every `window_size` tokens."""
     h = case.hyper
-    options = {"features": "released8", "recent": h["window_size"], "sampling": False}
-    return [
-        CasePlan(
-            method="foresightkv",
-            options=options,
-            budget=h["budget"],
-            prefix=h["budget"],
-            prompt_len=h["budget"],
-            weights=scorer(case),
-            scores=_drop_scores,
-            states={"cumulative": "cumsum", "decayed": "cumsum_decay"},
-            resume=_same_chunk,
-        )
-    ]
+    states = {"cumulative": "cumsum", "decayed": "cumsum_decay"}
+    return [_foresightkv(case, h["budget"], states, prefix=h["budget"], recent=h["window_size"])]
 
 
 def _foresightkv_evaluation(case: Case) -> list[CasePlan]:
     """Queries begin to count when the budget is reached, with all that came before."""
     h = case.hyper
-    options = {"features": "released8", "recent": h["length"], "sampling": False, "compat": "reference"}
     lengths = [min(step["cache_len"]) for step in case.meta["steps"]]
     first = next((seen for seen, held in zip(case.seen, lengths) if held >= h["budget"]), case.seen[-1])
-    return [
-        CasePlan(
-            method="foresightkv",
-            options=options,
-            budget=h["budget"],
-            prompt_len=first,
-            weights=scorer(case),
-            scores=_drop_scores,
-            states={"cumulative": "attn_acc", "decayed": "attn_acc_decay"},
-            resume=_same_chunk,
-        )
-    ]
+    states = {"cumulative": "attn_acc", "decayed": "attn_acc_decay"}
+    return [_foresightkv(case, first, states, recent=h["length"], compat="reference")]
+
+
+def _foresightkv(case: Case, prompt_len: int, states: dict[str, str], prefix: int = 0, **options: Any) -> CasePlan:
+    return CasePlan(
+        method="foresightkv",
+        options={"features": "released8", "sampling": False} | options,
+        budget=case.hyper["budget"],
+        prefix=prefix,
+        prompt_len=prompt_len,
+        weights=scorer(case),
+        scores=_drop_scores,
+        states=states,
+        resume=_same_chunk,
+    )
 
 
 def scorer(case: Case) -> dict[str, torch.Tensor]:
@@ -140,4 +131,3 @@ VARIANTS: Variants = {
     ("trimkv", "global_knorm_alpha"): _trimkv_global,
     ("trimkv", "global_layer_wise_alpha"): _trimkv_global,
 }
-REASONS: Reasons = {}

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Reasons, Variants, kvpress_budget
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants, kvpress_budget, kvpress_plans
 from kvbench.eviction.rope import Rope
 from kvbench.lazy import torch
 
@@ -78,10 +78,6 @@ def _duo(case: Case) -> list[CasePlan]:
     return [CasePlan(method="duo", options=options, budget=None, weights={"alpha": case.tensors["head_scores"]})]
 
 
-def _keydiff(case: Case) -> list[CasePlan]:
-    return [CasePlan(method="keydiff", budget=kvpress_budget(case))]
-
-
 def _expected_attention(case: Case) -> list[CasePlan]:
     h = case.hyper
     options = {
@@ -103,7 +99,6 @@ VARIANTS: Variants = {
     ("rpc", "rpc_all"): _rpc,
     ("rpc", "rpc_group"): _rpc,
     ("duo_attention", "kvpress_duo"): _duo,
-    ("keydiff", "kvpress_prefill"): _keydiff,
+    ("keydiff", "kvpress_prefill"): kvpress_plans("keydiff"),
     ("expected_attention", "kvpress_prefill"): _expected_attention,
 }
-REASONS: Reasons = {}

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
-from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Reasons, Variants, kvpress_budget
+from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, Variants, kvpress_budget
 from kvbench.eviction.choose import make
 from kvbench.eviction.terms.shares import split_exactly
 from kvbench.lazy import torch
@@ -154,4 +154,3 @@ VARIANTS: Variants = {
     ("adakv", "official_prefill"): _adakv_official,
     ("adakv", "kvpress_prefill"): _adakv_kvpress,
 }
-REASONS: Reasons = {}
