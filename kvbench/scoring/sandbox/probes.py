@@ -1,8 +1,7 @@
-"""Small programs that try to get out. Each prints a line for everything that it could do and should not have been able
-to; a box is good when all of them end in silence, and as they should.
+"""Probes: small programs that try to get out. Each prints a line for every forbidden act that succeeds.
 
-They are ours, so that their word can be taken. What happens to real hostile programs is the business of
-``kvbench audit --sandbox``.
+A box passes when every probe ends as expected and prints nothing. kvbench wrote the probes, so their output can be
+trusted; ``kvbench audit --sandbox`` runs hostile programs.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from kvbench.scoring.sandbox.syscalls import FAMILIES, NUMBERS
 
 THREADS_SLACK = 40  # others of the same user may come and go while a box is used
 _EPERM, _ENOSYS = 1, 38
-_NOBODY = 0x3FFFFFFF  # a process id above every possible one
+_NO_PID = 0x3FFFFFFF  # above every possible process id
 
 Check = Callable[[Outcome], str]
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A program, and what its outcome says of the box: a problem, or nothing. ``@name@`` stands for a value."""
+    """A program, and a check of its outcome: a problem, or "". ``@name@`` in the program stands for a value."""
 
     name: str
     program: str
@@ -35,7 +34,7 @@ class Probe:
 
 
 def silent(outcome: Outcome) -> str:
-    """The program ended well and could do nothing."""
+    """The problem unless the program ended well and printed nothing."""
     if outcome.status != "ok":
         return f"ended with {outcome.status}: {_last(outcome.stderr)}"
     return "; ".join(outcome.stdout.decode(errors="replace").splitlines()[:5])
@@ -284,11 +283,11 @@ INNER = (CONTROL, FILES, WRITES, NETWORK, PROCESSES, CALLS, MEMORY, THREADS, TIM
 
 
 def raw_calls() -> list[list[Any]]:
-    """[family, number, expected error, *arguments] of calls that do no harm where they are let through.
+    """[family, number, expected error, *arguments] of calls that do no harm even if they are let through.
 
-    Of each family at least one gives another error than EPERM by itself, so that an open family is noticed.
+    In each family, at least one call fails with another error than EPERM when let through, so the probe notices.
     """
-    nobody, bad = _NOBODY, 1  # `bad`: an address that is nobody's
+    nobody, bad = _NO_PID, 1  # a process and an address that do not exist
     here = -100  # AT_FDCWD
     tries: dict[str, list[tuple[Any, ...]]] = {
         "fork": [("clone", 0x800, 0, 0, 0, 0)],
@@ -334,7 +333,7 @@ def raw_calls() -> list[list[Any]]:
 
 
 def fill(program: str, values: dict[str, Any]) -> str:
-    """A probe's program with its values."""
+    """A probe's program with values in place of ``@name@``."""
     for name, value in values.items():
         program = program.replace(f"@{name}@", value if isinstance(value, str) else json.dumps(value))
     return program

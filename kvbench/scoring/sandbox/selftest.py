@@ -1,10 +1,10 @@
-"""Does a tier hold? Probes are run in it, and one that gets through is enough to refuse it.
+"""Self-test of a tier: run probes in it, and refuse it if one gets through.
 
     report = selftest(Landlock(), Limits())
     report.problems          # [] when the tier may be used
     report.digest            # the row column `sandbox_selftest`
 
-Run before programs are, by every process that runs some: a tier is chosen by what it does here and now, never by name.
+Every process that runs programs does this first: a tier is chosen by what it holds here and now, never by name.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.plan import FIRST_USER, USERS, Plan, machine
 from kvbench.scoring.sandbox.tiers import Tier
 
-PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that reaching it takes no time
+PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that a probe reaches it at once
 _SEALS = 15  # seal, shrink, grow, write
 _READ_ALL = 4  # CAP_DAC_READ_SEARCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What the probes found: `problems`, one line each; `digest` of tier, machine and findings."""
+    """The result of a self-test: `problems`, one line each; `digest` of tier, machine and problems."""
 
     tier: str
     problems: tuple[str, ...]
@@ -46,7 +46,7 @@ class Report:
 
 
 def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> Report:
-    """Probe a tier. With a `plan` that is not the tier's own, the same is demanded of it."""
+    """Probe a tier; another `plan` than its own must pass the same probes."""
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
     facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(probe_names()), problems]
@@ -70,7 +70,7 @@ def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
                     problems += _run(box, probe, values)
             box.load(inside.text("script"), probes.STATE)
             problems += _state(box.run(b"input", seconds=10), tier, limits)
-        if tier.namespaces:  # they must hold without what is done inside
+        if tier.namespaces:  # they must hold without the lockdown inside
             alone = dataclasses.replace(plan, inner=())
             with _scene(limits) as values, Box(tier, limits, plan=alone) as box:
                 problems += _run(box, probes.NAMESPACES, values)
@@ -91,7 +91,7 @@ def _run(box: Box, probe: probes.Probe, values: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
-    """What a program could reach if it got out: files that everyone may change, and listening sockets."""
+    """Targets for a program that gets out: files that every user may change, and listening sockets."""
     folder = Path(tempfile.mkdtemp(prefix="kvbench-probe-"))
     abstract = f"kvbench-probe-{secrets.token_hex(8)}"
     with socket.socket() as listener, socket.socket(socket.AF_UNIX) as local:
@@ -120,10 +120,10 @@ def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
 
 
 def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
-    """Compare what a program finds itself to be with what the tier promises."""
+    """Compare the state that a program sees with what the tier promises."""
     if outcome.status != "ok":
         return [f"state: ended with {outcome.status}"]
-    found = json.loads(outcome.stdout)
+    state = json.loads(outcome.stdout)
     bounds = {
         "AS": limits.memory,
         "STACK": limits.stack,
@@ -145,30 +145,30 @@ def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
         "modules": [],
         "flags": [1, True, 1],
     }
-    problems = [f"state: {name} is {found[name]}" for name, value in wanted.items() if found[name] != value]
+    problems = [f"state: {name} is {state[name]}" for name, value in wanted.items() if state[name] != value]
     problems += [
-        f"state: limit {name} is {found['limits'][name][1]}"
+        f"state: limit {name} is {state['limits'][name][1]}"
         for name, bound in bounds.items()
-        if not 0 <= found["limits"][name][1] <= bound
+        if not 0 <= state["limits"][name][1] <= bound
     ]
-    return problems + _rights(found, tier)
+    return problems + _rights(state, tier)
 
 
-def _rights(found: dict[str, Any], tier: Tier) -> list[str]:
-    """Nobody's user where this process is root, its own otherwise; no capability but perhaps to read."""
-    users, problems = set(found["users"]), []
+def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
+    """Check the uid (an unused one under root, otherwise our own) and capabilities (none, or to read all files)."""
+    users, problems = set(state["users"]), []
     if os.geteuid() == 0 and tier.name != "container":
         if len(users) != 1 or not FIRST_USER <= min(users) < FIRST_USER + USERS:
             problems.append(f"state: runs as {sorted(users)}")
     elif 0 in users:
         problems.append("state: runs as root")
-    if any(found["capabilities"][2:]) or any(mask & ~_READ_ALL for mask in found["capabilities"]):
-        problems.append(f"state: capabilities are {found['capabilities']}")
+    if any(state["capabilities"][2:]) or any(mask & ~_READ_ALL for mask in state["capabilities"]):
+        problems.append(f"state: capabilities are {state['capabilities']}")
     return problems
 
 
 def _left_segment(key: int) -> bool:
-    """Whether a System V segment of this key exists here; it is removed."""
+    """Whether a System V segment of this key exists here; removes it."""
     libc = ctypes.CDLL(None)
     segment = libc.shmget(key, 0, 0)
     if segment >= 0:
