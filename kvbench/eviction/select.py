@@ -20,14 +20,14 @@ from kvbench.lazy import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What was decided about one layer: the entries that stay, and new values of columns and states."""
+class Decision:
+    """The decision about one layer: the entries that stay, and new values of columns and states."""
 
     keep: torch.Tensor  # [b, Hk, N] bool
     columns: dict[str, torch.Tensor]
 
 
-def decide(method: Method, views: Sequence[LayerView]) -> list[Verdict]:
+def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     """Decide about several layers of the same sequences: all that evict, or any of them for a `layerwise` method.
 
     Entries may differ in number between layers; all views share one budget.
@@ -51,7 +51,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Verdict]:
     budget = views[0].budget
     each = budget if shares is None and method.scope != "model" else None
     check(keeps, musts, each, budget * views[0].layer_count)
-    return [Verdict(keep, out.columns) for keep, out in zip(keeps, outs)]
+    return [Decision(keep, out.columns) for keep, out in zip(keeps, outs)]
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:

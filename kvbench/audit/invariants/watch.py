@@ -43,7 +43,7 @@ def watching(method: Method) -> Iterator[Seen]:
             seen.logits[key, step] = row.clone()
         return draw(logits, keys, steps, sampling)
 
-    def decided(method: Method, views: Sequence[LayerView]) -> list[select.Verdict]:
+    def decided(method: Method, views: Sequence[LayerView]) -> list[select.Decision]:
         first = views[0]
         # A later eviction sees a storage order and columns of its own; one of several sequences shows batches.
         # A probe may read what another method left, which decides then too.

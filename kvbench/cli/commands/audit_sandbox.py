@@ -15,7 +15,7 @@ from typing import Any
 from kvbench.console import terminal
 from kvbench.console.progress import Progress
 from kvbench.errors import SetupError
-from kvbench.scoring.sandbox import Report, findings
+from kvbench.scoring.sandbox import SelfTest, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
@@ -103,7 +103,7 @@ def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             raise OSError(f"as an ordinary user nothing could be run: {said[-1] if said else 'no tier works there'}")
 
 
-def _show(document: Mapping[str, Any], reports: list[Report]) -> None:
+def _show(document: Mapping[str, Any], reports: list[SelfTest]) -> None:
     console = terminal.console()
     places = list(dict.fromkeys((row["tier"], row["user"]) for row in document["attacks"]))
     names = [f"{tier}, {'root' if user == 0 else f'uid {user}'}" for tier, user in places]

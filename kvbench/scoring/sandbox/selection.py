@@ -18,7 +18,7 @@ from kvbench.console import terminal
 from kvbench.errors import SetupError
 from kvbench.scoring.sandbox.box import Box, BoxError
 from kvbench.scoring.sandbox.limits import Limits
-from kvbench.scoring.sandbox.selftest import Report, selftest
+from kvbench.scoring.sandbox.selftest import SelfTest, selftest
 from kvbench.scoring.sandbox.tiers import TIERS, Tier, Unsafe
 
 
@@ -87,6 +87,6 @@ def require(unsafe: bool = False) -> str:
     return sandbox.tier.name
 
 
-def findings() -> list[Report]:
+def findings() -> list[SelfTest]:
     """The self-tests of all tiers, preferred ones first."""
     return [selftest(tier()) for tier in TIERS]

@@ -1,4 +1,4 @@
-"""Self-test of a tier: run probes in it, and refuse it if one gets through.
+"""Self-test of a tier: try the escapes in it, and refuse the tier if one succeeds.
 
     report = selftest(Landlock(), Limits())
     report.problems          # [] when the tier may be used
@@ -24,20 +24,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.scoring.sandbox import inside, probes
+from kvbench.scoring.sandbox import escapes, inside
 from kvbench.scoring.sandbox.box import Box, BoxError, Outcome
 from kvbench.scoring.sandbox.cleanup import remove_tree
 from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.plan import FIRST_USER, USERS, Plan, machine
 from kvbench.scoring.sandbox.tiers import Tier
 
-PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that a probe reaches it at once
+PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that it is reached at once
 _SEALS = 15  # seal, shrink, grow, write
 _READ_ALL = 4  # CAP_DAC_READ_SEARCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class SelfTest:
     """The result of a self-test: `problems`, one line each; `digest` of tier, machine and problems."""
 
     tier: str
@@ -45,35 +45,35 @@ class Report:
     digest: str
 
 
-def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> Report:
-    """Probe a tier; another `plan` than its own must pass the same probes."""
+def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> SelfTest:
+    """Try the escapes in a tier; another `plan` than its own must withstand the same ones."""
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
-    facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(probe_names()), problems]
-    return Report(
+    facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(escape_names()), problems]
+    return SelfTest(
         tier=tier.name,
         problems=tuple(problems),
         digest=hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12],
     )
 
 
-def probe_names() -> list[str]:
-    return [probe.name for probe in (*probes.INNER, probes.NAMESPACES)] + ["state"]
+def escape_names() -> list[str]:
+    return [escape.name for escape in (*escapes.INNER, escapes.NAMESPACES)] + ["state"]
 
 
 def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
     problems: list[str] = []
     try:
         with _scene(limits) as values, Box(tier, limits, plan=plan) as box:
-            for probe in probes.INNER:
-                if machine() in probe.machines:
-                    problems += _run(box, probe, values)
-            box.load(inside.text("script"), probes.STATE)
+            for escape in escapes.INNER:
+                if machine() in escape.machines:
+                    problems += _run(box, escape, values)
+            box.load(inside.text("script"), escapes.STATE)
             problems += _state(box.run(b"input", seconds=10), tier, limits)
         if tier.namespaces:  # they must hold without the lockdown inside
             alone = dataclasses.replace(plan, inner=())
             with _scene(limits) as values, Box(tier, limits, plan=alone) as box:
-                problems += _run(box, probes.NAMESPACES, values)
+                problems += _run(box, escapes.NAMESPACES, values)
                 if _left_segment(values["key"]):
                     problems.append("the box alone: shares System V memory")
     except BoxError as error:
@@ -83,10 +83,10 @@ def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
     return problems
 
 
-def _run(box: Box, probe: probes.Probe, values: dict[str, Any]) -> list[str]:
-    box.load(inside.text("script"), probes.fill(probe.program, values))
-    problem = probe.check(box.run(b"input", seconds=probe.seconds))
-    return [f"{probe.name}: {problem}"] if problem else []
+def _run(box: Box, escape: escapes.Escape, values: dict[str, Any]) -> list[str]:
+    box.load(inside.text("script"), escapes.fill(escape.program, values))
+    problem = escape.check(box.run(b"input", seconds=escape.seconds))
+    return [f"{escape.name}: {problem}"] if problem else []
 
 
 @contextlib.contextmanager
@@ -110,7 +110,7 @@ def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
                 "pid": os.getpid(),
                 "port": listener.getsockname()[1],
                 "abstract": abstract,
-                "calls": probes.raw_calls(),
+                "calls": escapes.raw_calls(),
                 "key": secrets.randbelow(1 << 30) + (1 << 24),
                 "megabytes": limits.memory >> 20,
                 "threads": limits.threads,

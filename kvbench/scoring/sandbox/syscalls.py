@@ -1,8 +1,8 @@
 """Numbers of system calls, those that a locked program may use, and families that are refused by name.
 
-Every call that is not allowed is refused, named here or not. Families let tests probe each of them, and open one at a
-time to see that the probe notices. Calls in `RULES` of `kvbench.scoring.sandbox.seccomp` (clone, kill, ioctl, ...) are
-allowed with some arguments only.
+Every call that is not allowed is refused, named here or not. The self-test tries each family, and tests open one at a
+time to see that it notices. Calls in `RULES` of `kvbench.scoring.sandbox.seccomp` (clone, kill, ioctl, ...) are allowed
+with some arguments only.
 
 Numbers: Linux's ``asm/unistd_64.h`` for x86-64 and ``asm-generic/unistd.h`` for aarch64.
 """

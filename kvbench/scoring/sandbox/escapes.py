@@ -1,7 +1,7 @@
-"""Probes: small programs that try to get out. Each prints a line for every forbidden act that succeeds.
+"""Escapes: small programs that try to get out. Each prints a line for every forbidden act that succeeds.
 
-A box passes when every probe ends as expected and prints nothing. kvbench wrote the probes, so their output can be
-trusted; ``kvbench audit --sandbox`` runs hostile programs.
+A box holds when each of them ends as expected and prints nothing. kvbench wrote them, so their output can be trusted;
+``kvbench audit --sandbox`` runs hostile programs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Check = Callable[[Outcome], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
+class Escape:
     """A program, and a check of its outcome: a problem, or "". ``@name@`` in the program stands for a value."""
 
     name: str
@@ -69,7 +69,7 @@ def attempt(name, *actions):
         print(name, repr(result)[:60])
 """
 
-CONTROL = Probe(
+CONTROL = Escape(
     "programs run",
     """
 import asyncio, bisect, ctypes, decimal, hashlib, heapq, json, math, random, re, sqlite3, sys, threading, zlib
@@ -85,7 +85,7 @@ if not good or sys.stdin.read() != "input": print("a plain program goes wrong")
     silent,
 )
 
-FILES = Probe(
+FILES = Escape(
     "reads files",
     _TRY
     + """
@@ -103,7 +103,7 @@ attempt("import kvbench", lambda: __import__("kvbench"))
     silent,
 )
 
-WRITES = Probe(
+WRITES = Escape(
     "writes",
     _TRY
     + """
@@ -120,7 +120,7 @@ attempt("changed its input", lambda: os.write(0, b"x"), lambda: os.ftruncate(0, 
     silent,
 )
 
-NETWORK = Probe(
+NETWORK = Escape(
     "network",
     _TRY
     + """
@@ -137,7 +137,7 @@ attempt("sent a message", lambda: pair[0].sendmsg([b"x"]))
     silent,
 )
 
-PROCESSES = Probe(
+PROCESSES = Escape(
     "processes and signals",
     _TRY
     + """
@@ -155,7 +155,7 @@ os.kill(os.getpid(), 0)
     silent,
 )
 
-CALLS = Probe(
+CALLS = Escape(
     "system calls",
     """
 import ctypes
@@ -169,7 +169,7 @@ print("\\n".join(bad)) if bad else None
     silent,
 )
 
-MEMORY = Probe(
+MEMORY = Escape(
     "memory",
     """
 import mmap
@@ -183,7 +183,7 @@ if len(held) * 16 > @megabytes@ or len(held) < 4: print(f"got {len(held) * 16} M
     silent,
 )
 
-THREADS = Probe(
+THREADS = Escape(
     "threads",
     f"""
 import threading
@@ -201,7 +201,7 @@ if not 8 <= started <= @threads@ + {THREADS_SLACK}: print(f"started {{started}} 
     silent,
 )
 
-TIME = Probe(
+TIME = Escape(
     "time",
     """
 import signal
@@ -215,16 +215,16 @@ while True:
     seconds=0.2,
 )
 
-OUTPUT = Probe("output", "while True: print('x' * 65536)", ends("output_limit", 10.0))
+OUTPUT = Escape("output", "while True: print('x' * 65536)", ends("output_limit", 10.0))
 
-X32 = Probe(
+X32 = Escape(
     "x32 calls",
     "import ctypes\nprint(ctypes.CDLL(None).syscall(0x40000000 | 39), flush=True)",
     killed,
     machines=("x86_64",),
 )
 
-I386 = Probe(
+I386 = Escape(
     "i386 calls",
     r"""
 import ctypes, mmap
@@ -260,7 +260,7 @@ print(json.dumps({
 }))
 """
 
-NAMESPACES = Probe(
+NAMESPACES = Escape(
     "the box alone",
     _TRY
     + """
@@ -285,7 +285,7 @@ INNER = (CONTROL, FILES, WRITES, NETWORK, PROCESSES, CALLS, MEMORY, THREADS, TIM
 def raw_calls() -> list[list[Any]]:
     """[family, number, expected error, *arguments] of calls that do no harm even if they are let through.
 
-    In each family, at least one call fails with another error than EPERM when let through, so the probe notices.
+    In each family, at least one call that is let through fails with another error than EPERM.
     """
     nobody, bad = _NO_PID, 1  # a process and an address that do not exist
     here = -100  # AT_FDCWD
@@ -333,7 +333,7 @@ def raw_calls() -> list[list[Any]]:
 
 
 def fill(program: str, values: dict[str, Any]) -> str:
-    """A probe's program with values in place of ``@name@``."""
+    """An escape's program with values in place of ``@name@``."""
     for name, value in values.items():
         program = program.replace(f"@{name}@", value if isinstance(value, str) else json.dumps(value))
     return program
