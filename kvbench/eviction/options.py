@@ -1,7 +1,7 @@
-"""Method options: how a method declares them, how ``--method-opt NAME=VALUE`` becomes them, what they are on paper.
+"""Method options: their declaration, their parsing from ``--method-opt NAME=VALUE``, and their description.
 
-An option is a field of the method's dataclass. `option` adds a help text and a range, which the `Method` base checks
-whenever a method is made, from the command line or from Python. Types come from the annotations: int, float, bool,
+An option is a field of the method's dataclass. `option` adds a help text and a range, which `Method` checks whenever a
+method is made, from the command line or from Python. Types come from the annotations: int, float, bool,
 str, Literal, and any of these or None. No torch.
 """
 
@@ -31,7 +31,7 @@ _BOOL = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false"
 
 
 class OptionError(UserError):
-    """A value that an option does not take. `reason` is the message without the option's name."""
+    """An invalid value of an option. `reason` is the message without the option's name."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"option {show(name)} {reason}")
