@@ -1,22 +1,22 @@
-"""ada-kv: the heads of a layer share its budget; a head whose scores stand out keeps more.
+"""ada-kv: the heads of a layer share its budget; a head with more of the layer's best scores keeps more.
 
 Paper: Feng et al., Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation, arXiv 2407.11550.
 
-Scores, window and time of eviction are those of another method, `base` (default snapkv): its name, or its name with
-options as tables print it, ``snapkv(window=32, kernel=7)``. With free = C minus the protected entries of a head:
+Scores, window and time of eviction come from another method, `base` (default snapkv): its name, with options as tables
+print it: ``snapkv(window=32, kernel=7)``. With free = C minus the protected entries of a head:
 
-    count_h     how many of the Hk free best scores of the layer are in head h
+    count_h     entries of head h among the Hk free best scores of the layer
     capacity_h  (1 - floor_alpha) count_h + floor_alpha free, besides the protected entries
 
 and each head keeps its own best. `normalize` first multiplies a head's scores by the share of their sum that its best
-`free` hold. Scores below zero (gkv, rkv) have no such share, so the lowest score of the layer is subtracted from all
-its heads before. Where `base` has budgets of its own for layers (pyramidkv), a layer's heads
-share what that gives them. Defaults: floor_alpha 0.2 and normalize, as in the released prediction script.
+`free` hold. Negative scores (gkv, rkv) have no such share, so the layer's lowest score is subtracted first. If `base` has
+budgets per layer (pyramidkv), a layer's heads share that layer's budget. Defaults: floor_alpha 0.2 and normalize, as in
+the released prediction script.
 
-rounding=exact makes every layer's total exact (largest remainder); official rounds as the released code does, each head
-by itself and floor_alpha free down first, so that some entries are lost; what comes out above the budget is taken back
-evenly. floor=guarantee is the rule of kvpress: every head is sure of its best floor_alpha C entries, protected ones
-included, and all others compete; kvpress has that with normalize=false.
+rounding=exact makes every layer's total exact (largest remainder). official rounds each head by itself and floor_alpha
+free down first, as the released code does, which loses some entries; an excess over the budget is taken back evenly.
+floor=guarantee is kvpress's rule: every head keeps its best floor_alpha C entries, protected ones included, and all
+other entries compete; kvpress combines it with normalize=false.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class AdaKV(Method):
         left: torch.Tensor,
         sure: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[b, Hk] how many of the best `left` entries of a layer are in each head, its own best `sure` always."""
+        """[b, Hk] entries of each head among the layer's best `left`, and at least its own best `sure`."""
         key = order_key(score, view.positions)
         if sure is not None:
             safe = keep_mask(score, view.positions, among, None, sure)
@@ -203,11 +203,11 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Scores times the share of their head's sum that its `best` largest hold, [b] one number a sequence."""
+    """Scores times the share of their head's sum that its `best` [b] largest hold."""
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest
-    # Double, so that the length of the padding cannot show in the rounding of the sums.
+    # Double, so that padding does not change the rounded sums.
     ranked = torch.where(finite, score, 0.0).double().sort(dim=-1, descending=True).values
     top = torch.arange(ranked.shape[-1], device=ranked.device) < best[:, None, None]
     share = (ranked * top).sum(dim=-1) / ranked.sum(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)

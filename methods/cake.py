@@ -1,4 +1,4 @@
-"""cake: layers share the budget by how spread out and how unsteady their attention is.
+"""cake: layers with spread and unsteady attention get more of the budget.
 
 Paper: Qin et al., CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, arXiv 2503.12491.
 
@@ -6,12 +6,12 @@ A = softmax over all keys for each of the last `window` queries and each query h
 
     layer   P = H^(1/tau1) V^(1/tau2) with H = -sum of A log A over heads, queries and columns (dispersion)
             and V = sum over heads and columns of the variance of A over the queries (shift)
-    budget  (C - window) P / sum of P for each layer, in the mean over layers; no layer gets more than it has, and what
-            it leaves is spread over the others. The window comes on top.
+    budget  (C - window) P / sum of P for each layer, in the mean over layers, besides the window; what a layer cannot
+            fill is spread over the others.
     token   mean of A over the queries + gamma * its variance, average pooling, mean over the group
 
-Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 for each model and budget (1.6 and 0.4
-for one of them); here both are 1, its fallback.
+Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 per model and budget (1.6 and 0.4 for
+one of them); here both are 1, its fallback.
 
 The released code rounds layer budgets down and gives the missing entries to the first layers (`rounding=official`), and
 leaves prompts alone that are less than a window longer than the budget. It also holds a rule for decoding, which its
@@ -138,7 +138,7 @@ class CAKE(Method):
         group = view.queries.shape[1] // heads
         scores = []
         entropy = variance = torch.zeros_like(view.seen, dtype=torch.float64)
-        for head in range(heads):  # one at a time, for all rows of a long prompt are large
+        for head in range(heads):  # one at a time: all rows of a long prompt are large
             h = slice(head, head + 1)
             one = replace(
                 view,
@@ -151,13 +151,13 @@ class CAKE(Method):
             rows = torch.where(among[:, h, None, None], rows, 0.0)
             shift = rows.var(dim=-2)
             scores.append((rows.mean(dim=-2) + self.gamma * shift).mean(dim=2))
-            # Sums in float64: the order of the entries must not show in the budgets.
+            # Sums in float64, so that budgets do not depend on the order of the entries.
             entropy = entropy - (rows * (rows + 1e-10).log()).sum(dim=(1, 2, 3, 4), dtype=torch.float64)
             variance = variance + shift.sum(dim=(1, 2, 3), dtype=torch.float64)
         return torch.cat(scores, dim=1), entropy, variance
 
     def _share(self, view: LayerView, first: torch.Tensor) -> dict[str, torch.Tensor]:
-        """After the first eviction a layer keeps what that one left: all but what came since."""
+        """A layer keeps as many entries as its first eviction left."""
         known = view.states["entries"]
         left = view.held() - (view.seen - view.states["evicted_at"])[:, None]
         entries = torch.where(known > 0, known, left)

@@ -7,12 +7,11 @@ A trained number alpha says how much a KV head needs its whole cache; the heads 
 layers together. Streaming heads keep `sinks` + `recent` entries, while reading the prompt and while decoding.
 
     sparsity=S   at least this share of the heads streams, as in the paper. No budget.
-    otherwise    as many retrieval heads as the budget C pays for right after the prompt, of P tokens, in the mean over
-                 all heads: R P + (heads - R) (sinks + recent) <= heads C. The choice holds for the whole sequence.
-                 Where sinks + recent > C all heads stream, with both parts shrunk in proportion.
+    otherwise    the most retrieval heads R that the budget C pays for right after a prompt of P tokens:
+                 R P + (heads - R) (sinks + recent) <= heads C. The choice holds for the whole sequence. Where
+                 sinks + recent > C all heads stream, with both parts shrunk in proportion.
 
-Either way retrieval heads also keep all that is generated, so nothing bounds the cache; what a budget allows grows by
-one entry a token.
+Retrieval heads also keep all generated entries, so nothing bounds the cache; a budget grows by one entry per token.
 
 Defaults: sinks 64, recent 256, as deployed in the paper. The released code takes the heads above a quantile of alpha,
 kvpress a rounded number of heads.
@@ -35,7 +34,7 @@ from kvbench.registry import methods
 class Duo(Method):
     paper = "Xiao et al., arXiv 2410.10819"
     kind = "weights"
-    joint = True  # which heads stream is decided over all layers that evict
+    joint = True  # streaming heads are chosen over all layers that evict
     trained = True
 
     sinks: int = option(64, "first tokens that a streaming head keeps", low=0)

@@ -11,8 +11,8 @@ R is the rotation averaged over the next `n_future` positions, mu = R m and Sigm
 and the score is (mean of a_j over the group + epsilon) * |v_j|; `vnorm=false` leaves the value's norm out. Sinks always
 stay. Defaults: n_future 512, sinks 4, epsilon 0. The covariance is the population's, as in kvpress.
 
-kvpress takes the moments from the prompt, and while decoding from the last hidden states it has kept. Here they are
-running moments of a layer, so that later queries join the prompt's.
+kvpress computes the moments from the prompt, and while decoding from the last hidden states that it has kept. Here a
+layer has running moments, which later queries join.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class ExpectedAttention(Method):
         among = view.valid & (view.positions >= self.sinks)
         logits = self._logits(view, torch.where(view.valid[..., None], view.keys.float(), 0.0))
         expected = logits.masked_fill(~among[:, :, None], float("-inf")).softmax(dim=-1).mean(dim=2)
-        expected = torch.where(among, expected, 0.0)  # not even NaN where a head holds nothing but sinks
+        expected = torch.where(among, expected, 0.0)  # a head that holds sinks only has NaN
         if not self.vnorm:
             return expected
         assert view.values is not None
@@ -98,7 +98,7 @@ def mean_rotation(rope: Rope, start: torch.Tensor, count: int, d: int) -> torch.
     half = len(frequencies)
     first = torch.arange(half, device=start.device)
     first, second = (2 * first, 2 * first + 1) if rope.interleaved else (first, first + half)
-    matrix = torch.eye(d, device=start.device).repeat(len(start), 1, 1)  # what RoPE leaves alone stays
+    matrix = torch.eye(d, device=start.device).repeat(len(start), 1, 1)  # RoPE leaves other dimensions alone
     matrix[:, first, first], matrix[:, second, second] = cos, cos
     matrix[:, first, second], matrix[:, second, first] = -sin, sin
     return matrix

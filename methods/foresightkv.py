@@ -1,22 +1,22 @@
-"""foresightkv: a small trained network says of every entry how much it will be missed; among the worst, chance decides.
+"""foresightkv: a small trained network predicts how little each entry will matter; a draw among the worst evicts.
 
 Paper: ForesightKV, arXiv 2602.03203.
 
-Each layer and KV head has a network of 16 hidden units that reads an entry's key, value and the attention it was paid,
-and answers phi, larger for entries to be dropped (Eq. 6). `features=paper6` is the paper's list of attention features,
+Each layer and KV head has a network of 16 hidden units. From an entry's key, value and received attention it computes
+phi, larger for entries to be dropped (Eq. 6). `features=paper6` is the paper's list of attention features,
 `released8` that of the released code, which its checkpoints need; the two differ in size and are never mixed.
 
 To drop n of the entries that are not among the newest, the 2 n with the largest phi are candidates (`pool`), and n of
 them are drawn without replacement with probabilities softmax(phi): in the paper better than the largest phi alone
 (`sampling=false`) or a draw over all. The draw is a hash of sample, eviction, layer, head and position.
 
-The newest L entries always stay: the tokens since the eviction before, in the paper 256 of a budget of 1024 or more
-(128 in its evaluation code). Where a run evicts so rarely that L is more than a quarter of the budget, as it never is
-there, the newest quarter stays. `recent` gives another number.
+The newest L entries always stay: the tokens since the last eviction, in the paper 256 of a budget of 1024 or more (128
+in its evaluation code). Where L is more than a quarter of the budget, which the paper never has, the newest quarter
+stays. `recent` sets another number.
 
 In the released evaluation the decayed sum of attention is overwritten by the plain one, which `compat=reference`
-reproduces. The code has a layer norm that it never applies. It fails where 2 n is more than there are entries to drop;
-here the pool is cut to these.
+reproduces. The code has a layer norm that it never applies. It fails where fewer than 2 n entries compete; here the
+pool shrinks to them.
 
 Scorers are trained by `kvbench train foresightkv` and its second stage `foresightkv-grpo`; published ones are imported
 by `kvbench weights import`.
@@ -123,11 +123,11 @@ class ForesightKV(Method):
         return torch.where(candidate, (-noise.log()).log() - phi, float("inf"))
 
     def competing(self, view: LayerView) -> torch.Tensor:
-        """[b, Hk, N] bool: entries that may go, all but the newest."""
+        """[b, Hk, N] bool: all entries but the newest."""
         return view.older(kept_always(self, view).recent)
 
     def inputs(self, view: LayerView) -> torch.Tensor:
-        """[b, Hk, N, D]: what the scorer reads at an eviction."""
+        """[b, Hk, N, D]: the scorer's input at an eviction."""
         group = view.queries.shape[1] // view.keys.shape[1]
         chunk = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         cumulative, decayed = chunk["cumulative"], DECAY * chunk["decayed"] + chunk["sum"]

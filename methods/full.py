@@ -1,4 +1,4 @@
-"""full: the whole cache, nothing evicted.
+"""full: the whole cache, without eviction.
 
 The reference for quality and the denominator for memory and time. Not always the best answer: eviction can beat it.
 """

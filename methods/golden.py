@@ -1,4 +1,4 @@
-"""golden: keep what the rest of the sequence will attend to. It knows the future, so only `kvbench replay` runs it.
+"""golden: keep the entries that later queries attend to. It knows the future, so only `kvbench replay` runs it.
 
 Paper: golden eviction of ForesightKV, arXiv 2602.03203.
 
@@ -48,7 +48,7 @@ class Golden(Method):
         return Protect(recent=self.recent)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """What is to come stands in `view.weights`: `interval`, and of each layer a table [b, Hk, blocks + 1, T]."""
+        """`view.weights` holds the future: `interval`, and per layer a table [b, Hk, blocks + 1, T]."""
         future = view.weights.get(f"{self.within}.{view.layer}")
         if future is None:
             raise UserError("method 'golden' is an oracle: it knows the future, which only 'kvbench replay' can tell.")

@@ -6,9 +6,9 @@ Score: acc_j = sum over all queries i >= j of the group's mean of softmax_j(q_i 
 The sum is a column: it stays with its entry, never decays, and is not divided by the number of queries.
 Default: half of the budget is for recent tokens, as in the paper.
 
-The released code evicts at every step and knows one KV head per query head only; kvbench takes the group's mean.
-`reduce_g=max` keeps a sum for each query head and takes their maximum, as KVCache-Factory does on request; entries have
-one column for each query head of a group then, so `group` must say how many those are.
+The released code evicts at every step and supports one KV head per query head only; kvbench takes the group's mean.
+`reduce_g=max` keeps a sum per query head and takes their maximum, as an option of KVCache-Factory does; `group` must
+then state the number of query heads per KV head.
 Between two evictions the cache only grows, so adding up at the next eviction gives the same sums. Other "H2O"s differ:
 the R-KV repository's scores the last query only, KVCache-Factory's adds nothing while decoding, and G-KV's is
 `gkv form=sum window=1 redundancy=false`.

@@ -1,4 +1,4 @@
-"""headkv: SnapKV's scores under budgets that follow how much each head matters for retrieval and reasoning.
+"""headkv: SnapKV's scores, with budgets by each head's importance for retrieval and reasoning.
 
 Paper: Fu et al., Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and
 Reasoning, arXiv 2410.19258.
@@ -34,7 +34,7 @@ class HeadKV(PromptVote):
     paper = "Fu et al., arXiv 2410.19258"
     kind = "weights"
     trained = True
-    joint = True  # shares are relative to the heads of every layer that evicts, and only together those are known
+    joint = True  # shares are relative to all heads of all layers that evict
 
     table: str = option("auto", "file with the importance of every query head; auto: headkv.safetensors of the model")
     beta: float = option(1.2, "the pool takes base / beta entries of every head", low=1)

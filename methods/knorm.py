@@ -2,7 +2,7 @@
 
 Paper: Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430.
 
-Score: -||k_j||_2. Needs no query. The paper protects nothing; `recent` also keeps the newest tokens.
+Score: -||k_j||_2, without queries. The paper protects nothing; `recent` also keeps the newest tokens.
 KVCache-Factory leaves the first two layers alone; kvpress and kvbench do not.
 """
 

@@ -1,8 +1,8 @@
-"""kvzip: keep what the model looks at when it is asked to repeat its context, whatever the question will be.
+"""kvzip: keep the entries that the model attends to when it repeats its context, whatever the question will be.
 
 Paper: Kim et al., KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, arXiv 2505.23416.
 
-After the prompt was read it is cut into chunks. For each one a probe runs against the full cache: "Repeat the previous
+After prefill, the prompt is cut into chunks. A probe per chunk runs against the full cache: "Repeat the previous
 context exactly." (from the second chunk on "Repeat the part of the previous context exactly, starting with " and the
 last `postfix` tokens of the chunk before), the tokens that open the assistant's turn, and the chunk itself. Score:
 
@@ -12,9 +12,8 @@ last `postfix` tokens of the chunk before), the tokens that open the assistant's
 for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competition over all layers and heads.
 
 The released code compresses the context before a question is known and always keeps the system prompt. kvbench does so
-with `--compress query-agnostic`; otherwise the question is part of what is compressed. The first `sinks` tokens stay
-(4, as in kvpress). The code's threshold is strict: it keeps one entry fewer than asked for, and none of those that tie
-with it.
+with `--compress query-agnostic`; otherwise it compresses the question too. The first `sinks` tokens stay (4, as in
+kvpress). The code's threshold is strict: it keeps one entry fewer than the budget, and none that ties with that one.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ class KVzip(Method):
     sinks: int = option(4, "first tokens, which always stay and are in the softmax of every chunk", low=0)
 
     @property
-    def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # here it follows an option
+    def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # an option decides
         return "model" if self.level == "pair" else "head"
 
     def needs(self) -> Needs:
@@ -73,7 +72,7 @@ class KVzip(Method):
         assert view.probe is not None
         start, end = view.probe.span
         inside = view.valid & (view.positions >= start) & (view.positions < end)
-        # Only a chunk of a long prompt counts, so the rest need not be multiplied.
+        # Only the sinks and this chunk count, so other keys are left out of the product.
         among = inside | (view.valid & (view.positions < self.sinks))
         rows = (~among).to(torch.uint8).argsort(dim=-1, stable=True)[..., : int(among.sum(dim=-1).max())]
         part = replace(

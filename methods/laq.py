@@ -2,9 +2,8 @@
 
 Paper: Wang et al., Lookahead Q-Cache: Achieving More Consistent KV Cache Eviction via Pseudo Query, arXiv 2505.20334.
 
-The prompt's cache is copied and cut to the budget by `inner`. From the copy `n` tokens are generated greedily, the
-first being the one that follows the full prompt. Their queries, and those of the last `w2` prompt tokens, score
-the full prompt:
+`inner` cuts a copy of the prompt's cache to the budget. On the copy `n` tokens are drafted greedily, beginning with the
+one that follows the full prompt. Their queries and those of the last `w2` prompt tokens score the full prompt:
 
     score_j = maxpool( sum over these queries of the group's mean of softmax over the prompt's keys )
 
@@ -62,7 +61,7 @@ class LAQ(Method):
 
     def needs(self) -> Needs:
         inner = self._inner.needs()
-        window = max(self.w2, inner.width)  # the copy is cut by queries that were kept for this method
+        window = max(self.w2, inner.width)  # `inner` gets its queries from those kept for this method
         kind: Literal["window", "none"] = "window" if window else "none"
         return Needs(queries=kind, window=window, values=inner.values, rope=inner.rope, probes=True)
 
@@ -81,7 +80,7 @@ class LAQ(Method):
             token = yield Probe(tokens=(token,), against=inner, keep=True)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        prompt = replace(view, probe_keys=None, probe_positions=None)  # drafted keys take no share of the attention
+        prompt = replace(view, probe_keys=None, probe_positions=None)  # drafted keys get no attention
         return {"laq": view.columns["laq"] + prompt.attend(reduce_g="mean", reduce_q="sum")}
 
     def score(self, view: LayerView) -> torch.Tensor:

@@ -1,14 +1,14 @@
-"""lookaheadkv: learned tokens behind the prompt ask what the answer will ask, and their attention chooses what stays.
+"""lookaheadkv: learned tokens after the prompt imitate the answer's queries, and their attention ranks the entries.
 
 Paper: LookaheadKV, arXiv 2603.10899, Algorithm 2.
 
-`n` learned embeddings are read behind the prompt at its true next positions, with a low-rank adapter that is on for
-them alone, so that the prompt's keys and values are the plain model's. Their mean attention over the prompt,
+`n` learned embeddings are read after the prompt at its next positions. A low-rank adapter is on for them alone, so the
+prompt's keys and values are the plain model's. Their mean attention over the prompt,
 
     s_j = mean over the n rows of softmax( q . k / sqrt(D) )_j,  over prompt and learned rows,
 
-ranks its entries, once. They are dropped again, and the plain model decodes. Group: mean over its query heads, no
-pooling and no forced window, as far as the paper's text says; all three are options.
+ranks its entries, once. They are then dropped, and the plain model decodes. Mean over the group, no pooling and no
+protected window, as far as the paper's text says; all three are options.
 
 The weights are made by `kvbench train lookaheadkv`; there is no released code to compare with. Defaults: n and
 everything else as in the file.
@@ -26,7 +26,7 @@ from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
 
-RANK, ROWS = 8, 8  # of weights drawn at random for checks; files may have others
+RANK, ROWS = 8, 8  # of random weights for checks; files may have others
 
 
 @methods.register("lookaheadkv", aliases=("lookahead-kv", "lkv"))
@@ -75,18 +75,18 @@ class LookaheadKV(Method):
 
 
 def _shapes(model: Sizes) -> Shapes:
-    """An adapter of the attention's projections; those of the rest depend on sizes that not every model states."""
+    """An adapter of the attention's projections; others have sizes that not every model states."""
     hidden, query, key = (
         model["hidden_size"],
         model["num_attention_heads"] * model["head_dim"],
         model["num_key_value_heads"] * model["head_dim"],
     )
     sizes = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
-    found: Shapes = {"embeddings": (ROWS, hidden), "scaling": (1,)}
+    shapes: Shapes = {"embeddings": (ROWS, hidden), "scaling": (1,)}
     for layer in range(model["num_hidden_layers"]):
         for name, (wide, out) in sizes.items():
-            found |= {f"A.{layer}.{name}": (RANK, wide), f"B.{layer}.{name}": (out, RANK)}
-    return found
+            shapes |= {f"A.{layer}.{name}": (RANK, wide), f"B.{layer}.{name}": (out, RANK)}
+    return shapes
 
 
 def _misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:

@@ -8,14 +8,14 @@ Always kept are the current token and the `window` before it. These `window` tok
     llama    softmax over the older keys of the group's sum of logits, as in the released Llama file
     mistral  softmax over the older keys for each query head, then the group's maximum, as in the Mistral file
 
-and the votes are added up (`fuse=sum`) or their maximum taken (`fuse=max`). All older keys were there when the voters
-were computed, so votes taken again at an eviction are the votes of those steps.
+and `fuse` takes their sum or maximum. All older keys existed when the voters were computed, so votes computed at an
+eviction equal the votes of those steps.
 
 Defaults: window 32, sum; the paper's tasks use windows of 30 to 200 with either. It evicts at every step: interval 1.
 
 The released code keeps one entry more than its capacity; kvbench's budget counts every entry. With grouped queries the
-Llama file prunes its stored logits for each query head, its keys for each KV head, and thus confuses them from the
-second eviction on. The Mistral file lets one voter too few vote: `voters=W-1`.
+Llama file prunes stored logits per query head but keys per KV head, and so confuses them from the second eviction on.
+In the Mistral file one voter is missing: `voters=W-1`.
 """
 
 from __future__ import annotations

@@ -11,11 +11,11 @@ base everywhere, as in the released code. Layers are counted among those that ev
 `snapkv`.
 
 rounding:
-    exact     whole numbers by largest remainder; all layers together keep L C entries a head.
+    exact     whole numbers by largest remainder; all layers together keep L C entries per head.
     official  KVCache-Factory: least and the step between layers are rounded down. The layers then often sum to more
-              than L C; what is above is taken back evenly from all layers.
+              than L C; the excess is taken back evenly from all layers.
     kvpress   base = C, so that the window is part of a layer's share; uniform unless least >= window; each layer
-              rounded by itself, and what is above L C taken back as well.
+              is rounded by itself, and an excess over L C taken back too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PyramidKV(PromptVote):
         return split_exactly(torch.tensor([ideal], dtype=torch.float64), total, low, tokens)[0].tolist()
 
     def ideal_sizes(self, budget: int, tokens: int, layers: int) -> list[float]:
-        """What the formula gives, whole numbers for the released codes, whatever their sum."""
+        """The formula's values before their sum is corrected; whole numbers for the released codes."""
         base, older = budget - self.window, tokens - self.window
         uniform = [float(budget)] * layers
         if layers == 1 or tokens <= budget:

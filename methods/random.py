@@ -1,7 +1,7 @@
 """random: keep the newest tokens and a random choice of the others; the floor that a method must beat.
 
-Scores are a hash of (sample, eviction, layer, head, position), so runs repeat and batches do not matter.
-Default: the newest 16 stay (without them a model loses the sentence it is in, and the floor measures that instead).
+Scores are a hash of (sample, eviction, layer, head, position), so runs repeat in any batch.
+Default: the newest 16 stay; without them a model loses its current sentence, and the floor would measure that.
 """
 
 from __future__ import annotations

@@ -3,14 +3,14 @@
 Paper: Make Each Token Count, arXiv 2605.09649 (global retention with weight-tied gates; DBTrimKV in its repository).
 
 The gate is deeper (`gate=rg10`), and its last projection is shared so that betas of different layers and heads compare:
-`tie=layers` in the released code, `layers_and_heads` in the paper's words. An entry's score is
+`tie=layers` in the released code, `layers_and_heads` in the paper. An entry's score is
 
     log G = log of the sum over the next n queries of beta^age,     n = `horizon`
 
-of which n = 1 is trimkv's. The L Hk C entries with the largest stay, wherever they are; `level=layer` lets the heads of
-each layer compete for Hk C. No head is left empty; with `floor` every head is sure of a share of C: a rank r in a head
-then competes with the score of rank r - floor, so that `floor` entries of each are beyond competition. As the released
-code has it, which counts a head's entries among the best L Hk (C - floor) and adds the floor.
+where n = 1 is trimkv's. The best L Hk C entries of the model stay; with `level=layer` the heads of each layer compete
+for Hk C. No head is left empty. With `floor` every head keeps a share of C for certain: rank r in a head competes with
+the score of rank r - floor. That equals the released code, which counts a head's entries among the best L Hk (C -
+floor) and adds the floor.
 
 Defaults: horizon 1 as in the code (the paper's is not stated), floor 0. The released code's first age is one more than
 here for n = 1 and two more for n > 1: `age_offset`. Gates are trained by `kvbench train retention`, with one
@@ -42,7 +42,7 @@ class Retention(Gated):
     floor: float = option(0.0, "entries that every head is sure of: below 1 a share of the budget", low=0)
 
     @property
-    def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # here it follows an option
+    def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # an option decides
         return self.level
 
     def min_budget(self) -> int:

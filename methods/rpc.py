@@ -1,4 +1,4 @@
-"""rpc: reasoning path compression; the newest tokens vote about the reasoning so far, the prompt comes first.
+"""rpc: reasoning path compression; the newest tokens vote for the reasoning so far, and the prompt stays before it.
 
 Paper: Song et al., Reasoning Path Compression: Compressing Generation Trajectories for Efficient LLM Reasoning,
 arXiv 2505.13866.
@@ -10,8 +10,8 @@ Score of a generated token older than the newest R: softmax over these tokens on
     native  the paper's schedule: the first compression after P + R generated tokens, then every P, and the n-th one
             (n = 0, 1, ...) keeps the prompt, (n + 1) P / c generated tokens and the newest R. The cache grows without
             bound; no budget, no interval.
-    fixed   a budget at the run's interval. Generated tokens go first; entries of the prompt only when it alone is too
-            much, by the same vote taken among them. A prompt that fills the budget leaves room for the newest R only.
+    fixed   a budget at the run's interval. Generated tokens go first; prompt entries go only when the prompt alone
+            exceeds the budget, by the same vote among them. A prompt that fills the budget leaves room for R.
 
 Defaults as in the released library: P 1024, R 32, c 4, average pooling of 7. Its code stores the newest R - 1 queries
 and adds the newest of them once more: `compat=reference`.
@@ -27,7 +27,7 @@ from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
 
-# Powers of two scale without rounding: votes for generated tokens come to lie below every vote for the prompt.
+# Powers of two scale without rounding; they put votes for generated tokens below every vote for the prompt.
 GENERATED, PROMPT = 2.0**-64, 2.0**-40
 
 
@@ -58,7 +58,7 @@ class RPC(Method):
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         if self.form == "fixed":
             return super().allowed(budget, prompt_len, seen, evictions)
-        # Counted by tokens: a ratio of 1 evicts nothing, and evictions would not be counted.
+        # From the number of tokens: a ratio of 1 evicts nothing, so evictions cannot be counted.
         compressions = max(0, (seen - prompt_len - self.R) // self.P)
         return prompt_len + compressions * int(self.P / self.c) + self.R
 
@@ -83,7 +83,7 @@ class RPC(Method):
         return torch.where(prompt, self._votes(voters, older & prompt).clamp_min(PROMPT), generated * GENERATED)
 
     def _votes(self, view: LayerView, among: torch.Tensor) -> torch.Tensor:
-        """Pooled votes [b, Hk, N] for the entries `among`, which are also all that the softmax runs over."""
+        """Pooled votes [b, Hk, N] for the entries `among`; the softmax runs over these alone."""
         votes = view.attend(reduce_g="mean", reduce_q="sum", among=among)
         if self.aggregate == "all":
             votes = _mean_over_heads(votes, view.positions, among)
@@ -91,12 +91,12 @@ class RPC(Method):
 
 
 def _mean_over_heads(votes: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Every entry's votes [b, Hk, N] averaged over the heads; the token is what counts, not where a head stores it."""
+    """Every entry's votes [b, Hk, N] averaged over the heads by token, wherever each head stores it."""
     b, heads, _ = votes.shape
     end = int(positions.max()) + 1
-    at = torch.where(among, positions, end)  # all others share a place that nobody reads
+    at = torch.where(among, positions, end)  # all others share an unused column
     by_token = votes.new_zeros(b, heads, end + 1).scatter_(-1, at, votes)
     mean = by_token[:, 0]
-    for head in range(1, heads):  # always in this order, so that the last bits are the same everywhere
+    for head in range(1, heads):  # in a fixed order, so that the last bits are equal everywhere
         mean = mean + by_token[:, head]
     return (mean / heads)[:, None].expand(-1, heads, -1).gather(-1, at)

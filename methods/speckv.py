@@ -7,11 +7,11 @@ prompt, and with the last `window` prompt queries theirs score the prompt:
 
     score_j = maxpool( max over these queries and the group's query heads of softmax over all keys up to the query )
 
-The last `window` prompt tokens stay, the drafted ones are dropped. Defaults: window 32, kernel 7, max.
+The last `window` prompt tokens stay; the draft is dropped. Defaults: window 32, kernel 7, max.
 
-The released code drafts as many tokens as may be generated, which costs as much as the answer; here `n` is 64. Its
-sparse prefill, which is another thing than eviction, is left out. `reduce=mean` adds up instead; the mean over a fixed
-number of queries ranks alike.
+The released code drafts as many tokens as the answer may have, which costs as much as the answer; here `n` is 64. Its
+sparse prefill is no eviction and left out. `reduce=mean` sums instead: a mean over a fixed number of queries ranks
+alike.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class SpecKV(Method):
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         [draft] = self.drafts()
         tokens = prompt.draft(draft, self.n)
-        if tokens:  # an answer may be over before it begins
+        if tokens:  # the draft may be empty
             yield Probe(tokens=tokens)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:

@@ -2,7 +2,7 @@
 
 Paper: Xiao et al., Efficient Streaming Language Models with Attention Sinks, arXiv 2309.17453.
 
-Score: the position. The first `sinks` tokens are protected, so the budget's rest goes to the newest.
+Score: the position. The first `sinks` tokens are protected; the rest of the budget goes to the newest.
 Default: 4 sinks.
 
 The released code evicts at every step and rotates keys by their place in the cache; kvbench keeps original positions.

@@ -3,7 +3,7 @@
 Paper: Oren et al., Transformers are Multi-State RNNs, arXiv 2401.06104.
 
 Score: mean over all query heads of softmax_j(q_T k_j / sqrt(d)), one row for the whole layer.
-The paper evicts one entry a step and protects none, not even the newest; kvpress forces that one in (`recent=1`).
+The paper evicts one entry per step and protects none; kvpress protects the newest (`recent=1`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class TOVA(Method):
 
     def score(self, view: LayerView) -> torch.Tensor:
         attention = view.attend(reduce_g="mean", reduce_q="mean")
-        # Heads hold the same tokens, but perhaps in other places: bring them in line before taking their mean.
+        # Heads hold the same tokens, perhaps in another order: align them before the mean.
         order = view.text_order()
         row = attention.gather(-1, order).mean(dim=1, keepdim=True)  # [b, 1, N]
         return torch.empty_like(attention).scatter_(-1, order, row.expand_as(attention).contiguous())

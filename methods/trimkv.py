@@ -1,13 +1,13 @@
-"""trimkv: a gate says at an entry's birth how slowly it loses its worth; what has lost most goes.
+"""trimkv: a gate predicts at an entry's birth how slowly its worth decays; the most decayed entries go.
 
 Paper: Bui et al., Cache What Lasts: Token Retention for Memory-Bounded KV Cache in LLMs, arXiv 2512.03324.
 
-A trained gate of each layer gives every KV head of a new token a retention beta in (0, 1), from what the layer's
-attention reads (`gate=rg`) or from keys and values (rg2, rg3). An entry of age a is worth beta^a; the score is its
-logarithm, a log beta, with the age that the next query sees. No attention is looked at. Every KV head keeps its best C
-entries; nothing is protected (`recent` 0).
+A trained gate per layer gives every KV head of a new token a retention beta in (0, 1), from the input of the layer's
+attention (`gate=rg`) or from keys and values (rg2, rg3). An entry of age a is worth beta^a; the score is its logarithm,
+a log beta, with the age at the next query. Attention plays no part. Every KV head keeps its best C entries; nothing is
+protected (`recent` 0).
 
-The released code counts ages one more than this: `age_offset=1`. That matters, because it multiplies log beta. Its
+The released code adds one to every age: `age_offset=1`. That matters, because it multiplies log beta. Its
 `knorm_alpha` is `knorm=true`, its sliding window `recent`. It evicts when C + buffer entries are held (buffer 128, 32
 in its examples); here the interval is the buffer, and the clock is that of all methods.
 

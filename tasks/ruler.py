@@ -1,10 +1,13 @@
 """RULER (Hsieh et al. 2024): 13 synthetic subtasks at lengths from 4K to 128K, made with the model's own tokenizer.
 
 ``ruler@8192`` is all subtasks at one length, ``ruler/vt@8192`` one of them, ``ruler@*`` everything. A length holds the
-chat template and the answer too. The rows are those of NVIDIA's generators (see `kvbench.taskkit.ruler`), 500 a
-subtask; the first ones with --limit. The answer prefix stands behind the assistant's header.
+chat template and the answer too. The rows are those of NVIDIA's generators (see `kvbench.taskkit.ruler`), 500 per
+subtask; --limit takes the first ones. The answer prefix follows the assistant's header.
 
-Score: share of the references found in the output; for the two question-answering sets whether one is found.
+Score: share of the references in the output; for the two question-answering sets whether one is there.
+
+lm-eval's RULER is not used. Its rows are not NVIDIA's: it shuffles with the harness's seeds, does not repeat essays,
+leaves no room for the answer of `fwe` and spells the prefix of `vt` differently. It also runs tokenizers' remote code.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from kvbench.taskkit.ruler.material import ENGLISH_WORDS, ESSAYS, HOTPOTQA, SQUA
 from kvbench.taskkit.ruler.reading import document, place_of_needle, room_for
 from kvbench.taskkit.ruler.recipes import FAMILIES, LENGTHS, SUBTASKS, Family
 
-ROWS = 500  # a subtask, without --limit
+ROWS = 500  # per subtask, without --limit
 LONGEST_OFFLINE_CWE = 32768  # tokens; prompts beyond may hold more words than wonderwords has
 
 
@@ -39,7 +42,7 @@ class Ruler(Task):
         return FAMILIES[SUBTASKS[self.variant].family]
 
     @property
-    def manifest(self) -> Manifest | None:  # type: ignore[override]  # what the subtask needs, if anything
+    def manifest(self) -> Manifest | None:  # type: ignore[override]  # of the subtask's data, if any
         settings = SUBTASKS[self.variant].settings
         if settings.get("haystack") == "essay":
             return ESSAYS

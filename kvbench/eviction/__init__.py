@@ -1,4 +1,3 @@
-"""The rulebook: what a method declares, what it sees, and how scores become kept entries. Start at `api.Method`.
-
-Imports errors, registry and console only. `terms` holds arithmetic that several methods share.
+"""The rulebook: what a method declares (`declare`), sees (`view`) and answers (`api.Method`), and how scores become
+kept entries (`select`). Imports errors, registry and console only. `terms`: arithmetic that several methods share.
 """

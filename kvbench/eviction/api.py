@@ -1,4 +1,4 @@
-"""The interface of an eviction method: what it declares, and the one call it must answer.
+"""The interface of an eviction method: its declarations, and the one call that it must answer.
 
 A method is a frozen dataclass in one file under ``methods/``. Its fields are its options (``--method-opt
 NAME=VALUE``), its docstring names paper, equation and defaults, and `score` maps a `LayerView` to one float32 score
@@ -11,19 +11,19 @@ pads entries.
         def score(self, view: LayerView) -> torch.Tensor:
             return -view.keys.norm(dim=-1)
 
-Everything else has a default. What varies between methods, and what absorbs it:
+Everything else has a default. A method that varies something overrides:
 
     which tensors are read         needs()      the engine collects nothing else
     memory of an entry             columns()    tensors beside K and V; the engine moves them and counts their bytes
     memory of a layer              states()     tensors that belong to no entry, such as running moments of queries
-    what a new token brings        on_tokens()  columns that follow from its hidden state, key and value
+    columns of new tokens          on_tokens()  values computed from hidden state, key and value
     when to evict                  trigger()    Every(interval), Once() after the prompt, Never()
-    what must stay                 protect()    sinks, recent tokens, the prompt
-    who competes with whom         scope        one head, the heads of a layer, or the whole model
-    uneven budgets                 quotas()     entries of every layer and head
+    protected entries              protect()    sinks, recent tokens, the prompt
+    competition for the budget     scope        within a head, a layer, or the whole model
+    uneven budgets                 quotas()     entries per layer and head
     a budget that is not constant  allowed()    entries that an eviction may leave
-    extra rows of tokens           probes()     run against the prompt's cache, seen by observe(), then dropped
-    learned weights and tables     weights()    loaded, checked and handed over as view.weights
+    extra rows of tokens           probes()     run against the prompt's cache, shown to observe(), then dropped
+    learned weights and tables     weights()    loaded, checked, and given as view.weights
 
 Shapes: b sequences, L layers, Hk KV heads, Hq query heads, g = Hq // Hk, N entries, w queries, d head dimension,
 T tokens seen.
@@ -67,12 +67,12 @@ class Method(ABC):
     """Base of all methods. Subclasses are frozen dataclasses; their fields are the options.
 
     Class attributes:
-        paper: authors, title or arXiv id, and the equation implemented.
-        kind: what scores rest on, for lists: attention, keys, position, noise, probes, weights, none.
-        scope: over what entries compete for the budget: one "head", one "layer" (its heads), or the whole "model".
+        paper: authors and arXiv id.
+        kind: basis of the scores, for lists: attention, keys, position, noise, probes, weights, none.
+        scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
         joint: `quotas` needs the stats of all layers at once.
-        trained: the method needs weights that were trained for the model.
-        oracle: it knows the future of a sequence, so only `kvbench replay` can run it.
+        trained: the method needs weights trained for the model.
+        oracle: the method knows the future of a sequence, so only `kvbench replay` can run it.
         evicts: False for the full cache.
     """
 
@@ -100,10 +100,7 @@ class Method(ABC):
         raise TypeError(f"{type(self).__name__} asks for queries or probes but does not define observe()")
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Values [b, Hk, t] of `GivenColumn`s for tokens that enter the cache, prompt and generated ones alike.
-
-        Called for methods that define it.
-        """
+        """Values [b, Hk, t] of `GivenColumn`s for new tokens of the prompt and of the answer. Called if defined."""
         raise TypeError(f"{type(self).__name__} has columns that come with tokens but does not define on_tokens()")
 
     @property
@@ -150,28 +147,28 @@ class Method(ABC):
         yield from ()
 
     def drafts(self) -> tuple[str, ...]:
-        """Names of the models that `probes` asks for drafts. Raises UserError when one is needed and not given."""
+        """Names of the models that `probes` asks for drafts. Raises UserError for a missing one."""
         return ()
 
     def weights(self) -> Weights | None:
         return None
 
     def during(self, phase: Phase) -> Method:
-        """The method at work in a phase; another one only where two methods share a budget."""
+        """The method that works in a phase: itself, unless two methods share a budget."""
         return self
 
     def options(self) -> dict[str, Any]:
-        """Every option with its value."""
+        """All options and their values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def takes_budget(self) -> bool:
-        """False where the method's own options say how much stays."""
+        """False if the method's own options decide how many entries stay."""
         return self.evicts
 
     @property
     def decode_bounded(self) -> bool:
-        """Whether generated entries are evicted too, so that the budget bounds any length of output."""
+        """Whether generated entries are evicted too, so that the budget bounds answers of any length."""
         return self.trigger(1).growth is not None
 
     @property
@@ -181,17 +178,17 @@ class Method(ABC):
 
     @property
     def per_query_head(self) -> bool:
-        """Whether every query head has a cache of its own; a KV head's budget is then split among its group."""
+        """Whether every query head has its own cache; its group then splits a KV head's budget."""
         return False
 
     @property
     def layerwise(self) -> bool:
-        """Whether a layer can be decided about without the others."""
+        """Whether one layer can be decided without the others."""
         return self.scope != "model" and not self.joint
 
     def min_budget(self) -> int:
-        """Smallest budget that leaves at least one entry to the scores. Protected entries always count."""
-        # A protection may itself depend on the budget (h2o keeps budget // 2), so look for the first budget that fits.
+        """Smallest budget that leaves at least one entry to the scores; protected entries count."""
+        # Protection may depend on the budget (h2o keeps budget // 2), so search for the first budget that fits.
         budget = 1
         while (p := self.protect(budget)).sinks + p.recent + 1 > budget:
             if budget > 1 << 30:

@@ -31,13 +31,13 @@ def canonical(name: str) -> str:
 
 
 def make(name: str, options: Mapping[str, Any]) -> Method:
-    """The method with options of their types; for two methods each option carries its method: ``gkv.alpha``."""
+    """The method with typed options; for two methods each option names its method: ``gkv.alpha``."""
     parts = canonical(name).split("+")
     if len(parts) == 1:
         method: Method = methods.get(parts[0])(**options)
         return method
-    made = [methods.get(part)(**_of(part, options)) for part in parts]
-    return Combined((parts[0], parts[1]), *made)
+    pair = [methods.get(part)(**_of(part, options)) for part in parts]
+    return Combined((parts[0], parts[1]), *pair)
 
 
 def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
@@ -46,11 +46,11 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
     if len(parts) == 1:
         method: Method = parse_options(parts[0], methods.get(parts[0]), pairs)
         return method
-    made: list[Method] = [
+    pair: list[Method] = [
         parse_options(part, methods.get(part), [(n.removeprefix(f"{part}."), v) for n, v in pairs if _is_of(part, n)])
         for part in parts
     ]
-    return Combined((parts[0], parts[1]), *made)
+    return Combined((parts[0], parts[1]), *pair)
 
 
 def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
@@ -102,7 +102,7 @@ def _split(text: str) -> list[str]:
 
 
 def changed(name: str, method: Method) -> tuple[tuple[str, Any], ...]:
-    """The options of a method that differ from its defaults, sorted."""
+    """The options of a method that are not at their default, sorted."""
     default = make(name, {}).options()
     return tuple(sorted((k, v) for k, v in method.options().items() if v != default[k]))
 

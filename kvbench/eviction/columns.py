@@ -1,7 +1,7 @@
-"""Columns that are more than one number an entry with a fixed first value: one for each query head, or given at birth.
+"""Columns with one value per query head, or whose first value comes from the token.
 
-QueryHeadColumn("sum")    becomes sum.0, sum.1 ... in a cache, one for each query head of a KV head's group
-GivenColumn("log_beta")   has the values that `on_tokens` answers for new tokens
+QueryHeadColumn("sum")    stored as sum.0, sum.1 ..., one per query head of a KV head's group
+GivenColumn("log_beta")   filled with the values that `on_tokens` returns for new tokens
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryHeadColumn(Column):
-    """A column for every query head that shares a KV head."""
+    """A column with one value per query head of a KV head's group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenColumn(Column):
-    """A column whose values come with the token; `init` is what an entry has without them."""
+    """A column whose values come with the token; `init` fills entries without them."""
 
     init: float = float("nan")
 
 
 def expanded(columns: Sequence[Column], group: int) -> tuple[Column, ...]:
-    """The columns as a cache stores them, for `group` query heads a KV head."""
-    found: list[Column] = []
+    """The columns as a cache stores them, for `group` query heads per KV head."""
+    stored: list[Column] = []
     for column in columns:
         if isinstance(column, QueryHeadColumn):
-            found += [Column(name=f"{column.name}.{head}", init=column.init) for head in range(group)]
+            stored += [Column(name=f"{column.name}.{head}", init=column.init) for head in range(group)]
         else:
-            found.append(column)
-    return tuple(found)
+            stored.append(column)
+    return tuple(stored)
 
 
 def stacked(columns: Mapping[str, torch.Tensor], name: str, group: int) -> torch.Tensor:
-    """[b, Hk, g, N]: the values that a `QueryHeadColumn` has."""
+    """[b, Hk, g, N]: the values of a `QueryHeadColumn`."""
     return torch.stack([columns[f"{name}.{head}"] for head in range(group)], dim=2)
 
 
@@ -47,5 +47,5 @@ def unstacked(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def fixed(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns that begin with their `init`, whatever the token."""
+    """The columns whose first value is `init` for every token."""
     return tuple(column for column in columns if not isinstance(column, GivenColumn))

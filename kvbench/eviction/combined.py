@@ -1,4 +1,4 @@
-"""Two methods under one budget: ``snapkv+gkv`` lets the first evict the prompt and the second what is generated."""
+"""Two methods under one budget: in ``snapkv+gkv``, snapkv evicts after the prompt and gkv while decoding."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Combined(Method):
-    """`first` decides right after the prompt, `second` at every later eviction. Both keep their own options."""
+    """`first` decides right after the prompt, `second` at every later eviction. Each keeps its own options."""
 
     names: tuple[str, str]
     first: Method
@@ -41,7 +41,7 @@ class Combined(Method):
         return self.first if phase == "prefill" else self.second
 
     def score(self, view: LayerView) -> torch.Tensor:
-        raise TypeError("ask `during` for the method at work")
+        raise TypeError("call `during` for the method of a phase")
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
         if view.probe is not None:
@@ -82,7 +82,7 @@ class Combined(Method):
         return self.first.states() + self.second.states()
 
     def protect(self, budget: int) -> Protect:
-        """The most that either protects; an eviction asks the one at work."""
+        """The larger protection of the two; an eviction asks the method of its phase."""
         a, b = self.first.protect(budget), self.second.protect(budget)
         return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)
 
@@ -122,5 +122,5 @@ class Combined(Method):
 
 
 def _memories(method: Method) -> list[str]:
-    """Names of what a method stores beside keys and values."""
+    """Names of a method's columns and states."""
     return [c.name for c in method.columns()] + [s.name for s in method.states()]

@@ -16,7 +16,7 @@ Phase = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What the engine must collect. Queries are post-RoPE.
+    """Tensors that the engine must collect. Queries are post-RoPE.
 
     "last" and "window" keep the newest 1 and `window` queries; "since_last" hands every query to `Method.observe`
     exactly once: the prompt's in blocks while it is read, later ones at the next eviction.
@@ -30,7 +30,7 @@ class Needs:
 
     @property
     def width(self) -> int:
-        """How many of the newest queries `score` sees; "since_last" gives them to `observe`, and `window` to both."""
+        """Newest queries that `score` sees. With "since_last", `observe` sees all queries and `score` the window."""
         return {"none": 0, "last": 1}.get(self.queries, self.window)
 
 
@@ -44,9 +44,8 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A named float32 tensor [b, *shape] of a layer that belongs to no entry; it starts at zero.
-
-    `shape` may name dimensions: "query_heads", "kv_heads", "head_dim".
+    """A named float32 tensor [b, *shape] per layer, zero at first. `shape` may name "query_heads", "kv_heads" and
+    "head_dim".
     """
 
     name: str
@@ -57,7 +56,7 @@ class State:
 class Protect:
     """Entries that no score can evict: the first `sinks` tokens, the newest `recent`, the whole prompt.
 
-    by_interval: `recent` is only the most; of the newest no more are protected than come between two evictions.
+    by_interval: cap `recent` at the eviction interval.
     """
 
     sinks: int = 0
@@ -66,14 +65,14 @@ class Protect:
     by_interval: bool = False
 
     def at(self, interval: int) -> Protect:
-        """What that means where evictions are `interval` tokens apart."""
+        """The protection where evictions are `interval` tokens apart."""
         return replace(self, recent=min(self.recent, interval)) if self.by_interval else self
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreOut:
-    """Scores [b, Hk, N] float32; where a method carries state, new values of its columns and states; and `stats`,
-    named tensors [b, ...] of the layer that `Method.quotas` reads.
+    """Scores [b, Hk, N] float32; new values of columns and states; and `stats`, named tensors [b, ...] for
+    `Method.quotas`.
     """
 
     score: torch.Tensor
@@ -83,17 +82,17 @@ class ScoreOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """What `Method.quotas` may know: some layers of the model (all of them when the method is `joint`)."""
+    """The input of `Method.quotas`: some layers of the model, all of them if the method is `joint`."""
 
     budget: int  # entries per layer and KV head, averaged over the model
     layers: tuple[int, ...]  # index of each layer asked for, as `view.layer`
-    ordinals: tuple[int, ...]  # its place among the layers that evict
+    ordinals: tuple[int, ...]  # position of each layer among those that evict
     layer_count: int  # layers that evict, in the whole model
     query_heads: int
     held: torch.Tensor  # [b, L, Hk] int64 entries before the eviction
     seen: torch.Tensor  # [b]
     prompt_len: torch.Tensor  # [b]
-    stats: Mapping[str, torch.Tensor]  # [b, L, ...], what `score` put aside
+    stats: Mapping[str, torch.Tensor]  # [b, L, ...] from `score`
     weights: Mapping[str, torch.Tensor]
 
 
@@ -110,8 +109,8 @@ class Probe:
     against: the cache that the rows read: the prompt's full one (None), or a copy evicted to the budget by this method.
     keep: later probes against the same cache see these rows too.
     span: first and last (exclusive) prompt position the probe is about; a note for `observe`.
-    learned: instead of tokens, the rows of this tensor of the method's weights, [n, hidden], read as embeddings under
-        the weights' low-rank adapter (`kvbench.engine.adapter`).
+    learned: name of a tensor [n, hidden] among the method's weights, read as embeddings instead of tokens, under the
+        weights' low-rank adapter (`kvbench.engine.adapter`).
     """
 
     tokens: tuple[int, ...] = ()
@@ -122,7 +121,7 @@ class Probe:
 
 
 class Prompt(Protocol):
-    """What `Method.probes` may know and ask."""
+    """The prompt as `Method.probes` sees it."""
 
     ids: tuple[int, ...]
     budget: int
@@ -133,19 +132,19 @@ class Prompt(Protocol):
 
     @property
     def reply_header(self) -> tuple[int, ...]:
-        """Tokens with which the chat template ends the user's turn and opens the assistant's; none without one."""
+        """Tokens of the chat template between the user's turn and the assistant's; () without a template."""
 
     def draft(self, model: str, count: int) -> tuple[int, ...]:
-        """Up to `count` tokens with which another model of the same tokenizer greedily continues the prompt."""
+        """Up to `count` tokens of another model's greedy continuation; it shares the tokenizer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Weights or tables that a method needs: safetensors with a JSON card that names the model they were made for.
+    """Weights or tables that a method needs: safetensors with a JSON card that names their model.
 
     Attributes:
         path: a file, or "auto": ``<kind>.safetensors`` beside the model's own weights.
-        recipe: what ``kvbench train`` calls the recipe that makes them; "" where no command makes them.
+        recipe: the recipe of ``kvbench train`` that makes them; "" if no command does.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Weights that were trained for a model, as a method asks for them: what they are called, and which ones fit."""
+"""Trained weights as a method declares them: their names, their shapes, and a check that they fit."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Sizes = Mapping[str, int]  # of a model, named as in its configuration: num_hidd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWeights(Weights):
-    """Weights that nothing but training makes.
+    """Weights that only training makes.
 
     Attributes:
-        what: the word for them in messages: "gate", "scorer".
-        option: of the method, the one that names the file.
-        shapes: the tensors that a model of these sizes needs, for drawing some at random.
-        check: says why tensors do not fit the method's options and these sizes; nothing where they do.
+        what: their name in messages: "gate", "scorer".
+        option: the method's option that names the file.
+        shapes: the tensors for a model of these sizes, so that a test can draw random ones.
+        check: why tensors do not fit the method's options and these sizes; "" if they do.
     """
 
     what: str
@@ -30,10 +30,10 @@ class LearnedWeights(Weights):
 
 
 def misfit(tensors: Mapping[str, torch.Tensor], shapes: Shapes) -> str:
-    """The first tensor that is missing, too much or of another shape, in words; nothing where all fit."""
+    """The first tensor that is missing, unexpected or of another shape, in words; "" if all fit."""
     for name in sorted(tensors.keys() | shapes.keys()):
-        found = list(tensors[name].shape) if name in tensors else "missing"
+        shape = list(tensors[name].shape) if name in tensors else "missing"
         wanted = list(shapes[name]) if name in shapes else "not expected"
-        if found != wanted:
-            return f"{name} is {found}, {wanted} for this model" if name in shapes else f"{name} is {wanted}"
+        if shape != wanted:
+            return f"{name} is {shape}, {wanted} for this model" if name in shapes else f"{name} is {wanted}"
     return ""

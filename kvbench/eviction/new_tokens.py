@@ -1,4 +1,4 @@
-"""Tokens that enter the cache, as a method may see them at that moment and never again."""
+"""Tokens as they enter the cache; a method sees their hidden states at this moment only."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class NewTokens:
     """t tokens of b sequences in one layer."""
 
     layer: int
-    hidden: torch.Tensor  # [b, t, D] what the attention of the layer reads: the hidden state after the input norm
+    hidden: torch.Tensor  # [b, t, D] input of the layer's attention: the hidden state after the input norm
     keys: torch.Tensor  # [b, Hk, t, d] post-RoPE
     values: torch.Tensor  # [b, Hk, t, dv]
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the whole model, see `Method.weights`

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a hash of integers, equal on every device and for every batch make-up.
+"""Counter-based random numbers: a hash of integers, equal on every device and in every batch.
 
 splitmix64's finaliser in wrapping int64 arithmetic. Torch shifts int64 arithmetically, so every right shift is masked
 to make it logical; without the mask the bits are visibly not uniform.

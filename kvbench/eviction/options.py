@@ -32,7 +32,7 @@ LARGEST = 10**18  # options that count something stay below it
 
 
 class OptionError(UserError):
-    """A value that an option does not take. `reason` is the message without the option's name."""
+    """An invalid value of an option. `reason` is the message without the option's name."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"option {show(name)} {reason}")

@@ -1,4 +1,4 @@
-"""Rotary positions as a tensor operation: move vectors that were rotated to one position on to another."""
+"""Rotary positions: move vectors from one position to another."""
 
 from __future__ import annotations
 
@@ -18,10 +18,7 @@ class Rope:
     interleaved: bool = False
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Vectors [b, H, w, d] rotated `by` positions [b, w] or [w]; negative moves back. Float32.
-
-        Rotations compose, so a vector at position p moved by q - p is the one at q.
-        """
+        """Vectors [b, H, w, d] moved `by` positions [b, w] or [w], back if negative. Float32."""
         angles = by.double()[..., None] * self.frequencies.to(by.device, torch.float64)  # [(b,) w, r / 2]
         cos, sin = angles.cos().float(), angles.sin().float()
         if by.dim() == 2:

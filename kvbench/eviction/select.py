@@ -20,15 +20,15 @@ from kvbench.lazy import torch
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What was decided about one layer: the entries that stay, and new values of columns and states."""
+class Decision:
+    """The decision about one layer: the entries that stay, and new values of columns and states."""
 
     keep: torch.Tensor  # [b, Hk, N] bool
     columns: dict[str, torch.Tensor]
 
 
-def decide(method: Method, views: Sequence[LayerView]) -> list[Verdict]:
-    """Decide about several layers of the same sequences: all that evict, or any of them for a `layerwise` method.
+def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
+    """Decide several layers of the same sequences: all that evict, or any of them for a `layerwise` method.
 
     Entries may differ in number between layers; all views share one budget.
     """
@@ -51,13 +51,11 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Verdict]:
     budget = views[0].budget
     each = budget if shares is None and method.scope != "model" else None
     check(keeps, musts, each, budget * views[0].layer_count)
-    return [Verdict(keep, out.columns) for keep, out in zip(keeps, outs)]
+    return [Decision(keep, out.columns) for keep, out in zip(keeps, outs)]
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:
-    """What the method says of one layer. Raises MethodError when that is no score for every entry, and when a method
-    from elsewhere fails.
-    """
+    """The method's scores of one layer. Raises MethodError for a result of another shape, and when a plug-in fails."""
     try:
         out = method.score(view)
     except KVBenchError:
@@ -120,7 +118,7 @@ def _jointly(
 
 
 def kept_always(method: Method, view: LayerView) -> Protect:
-    """What the method protects at the budget and interval of a view."""
+    """The method's protection at the budget and interval of a view."""
     return method.protect(view.budget).at(view.interval)
 
 
@@ -133,7 +131,7 @@ def protected(
 ) -> torch.Tensor | None:
     """[b, Hk, N] bool of entries that must stay, or None when nothing is protected.
 
-    positions: [b, Hk, N]; seen, prompt_len: [b]; valid: [b, Hk, N], without it all entries are taken for valid.
+    positions: [b, Hk, N]; seen, prompt_len: [b]; valid: [b, Hk, N], None if all entries are.
     """
     mask = None
     if protect.sinks:
@@ -185,7 +183,7 @@ def keep_mask(
     """
     selector = selector or TopK()
     if valid is not None:
-        score = torch.where(valid, score, 0.0)  # whatever lies in unused storage must not even be NaN
+        score = torch.where(valid, score, 0.0)  # unused storage may hold NaN
     key = order_key(score, positions)
     if must is not None:
         key = key.masked_fill_(must, torch.iinfo(torch.int64).max)
@@ -211,15 +209,15 @@ def check(
     total: int,
     min_entries: int = 1,
 ) -> None:
-    """Assert what every eviction promises: protected entries stay, the budget holds, no head is empty.
+    """Check every eviction's promises: protected entries stay, the budget holds, no head is empty.
 
     Args:
         keeps, musts: [b, Hk, N] of each layer.
-        each: mean entries per head that a layer may have; None where layers share.
+        each: mean entries per head that a layer may keep; None where layers share.
         total: the same, summed over all layers of the model.
 
     Raises:
-        BudgetViolation: naming the promise that was broken.
+        BudgetViolation: names the broken promise.
     """
     if any(must is not None and bool((must & ~keep).any()) for keep, must in zip(keeps, musts)):
         raise BudgetViolation("a protected entry (sink, recent token or prompt) was evicted.")

@@ -11,8 +11,8 @@ from kvbench.lazy import torch
 class Every:
     """Evict after every `interval` generated tokens of a sequence if it then holds more than its budget.
 
-    `at_budget` also calls the method when exactly the budget is held: nothing can go, but its columns may change.
-    `after` shifts the clock: the first eviction comes that many tokens later.
+    `at_budget` also calls the method when exactly the budget is held: nothing is evicted, but columns may change.
+    `after` delays the first eviction by that many tokens.
     """
 
     interval: int
@@ -25,7 +25,7 @@ class Every:
         return self.interval + self.after
 
     def due(self, clock: int) -> bool:
-        """Whether the tick after `clock` generated tokens is one of this trigger's."""
+        """Whether this trigger ticks after `clock` generated tokens."""
         return clock > self.after and (clock - self.after) % self.interval == 0
 
     def full(self, held: float, budget: int) -> bool:
@@ -43,7 +43,7 @@ class EveryTime(Every):
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Evict once, right after the prompt; what is generated stays."""
+    """Evict once, right after the prompt; generated entries stay."""
 
     @property
     def growth(self) -> int | None:
@@ -82,8 +82,8 @@ class TopK:
         """[..., n] bool with the `count` largest int64 keys of every row set.
 
         Args:
-            count: one number for all rows, or int64 [...] with one for each.
-            distinct: no two keys of a row are equal; otherwise the later of two equal ones is kept first.
+            count: for all rows, or int64 [...] per row.
+            distinct: no two keys of a row are equal; otherwise the later of equal ones is kept first.
         """
         n = keys.shape[-1]
         if isinstance(count, torch.Tensor):
@@ -92,8 +92,8 @@ class TopK:
         keep = torch.ones_like(keys, dtype=torch.bool)
         if (drop := n - min(count, n)) == 0:
             return keep
-        # The dropped are fewer than the kept between two evictions, so selecting them is the cheaper top-k.
-        # Top-k breaks ties as it likes, a stable sort by place.
+        # Fewer entries are dropped than kept, so their top-k is cheaper. Top-k breaks ties arbitrarily; a stable sort
+        # breaks them by index.
         evicted = (
             keys.topk(drop, dim=-1, largest=False, sorted=False).indices
             if distinct

@@ -1,7 +1,7 @@
-"""What a method sees of one layer at an eviction: entries of several sequences, and helpers that respect order.
+"""One layer as a method sees it at an eviction: entries of several sequences, and helpers that respect text order.
 
 Entries lie in storage order, which after the first eviction is not text order. Use `positions`, or the helpers below:
-`pool` smooths along the text, `recent` and `older` tell the last tokens from the rest.
+`pool` smooths along the text, `recent` and `older` split off the newest tokens.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class LayerView:
     values: torch.Tensor | None  # [b, Hk, N, dv]; None unless the method needs them
     positions: torch.Tensor  # [b, Hk, N] int64, absolute
     valid: torch.Tensor  # [b, Hk, N] bool; scores of other entries are ignored
-    whole: bool = False  # known to be all valid, so that helpers may leave the mask out
+    whole: bool = False  # all entries are known to be valid, so helpers skip the mask
     queries: torch.Tensor  # [b, Hq, w, d] post-RoPE, oldest first
     query_positions: torch.Tensor  # [b, w] int64
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, Hk, N] float32
@@ -41,11 +41,11 @@ class LayerView:
     seen: torch.Tensor  # [b] tokens seen so far, T
     prompt_len: torch.Tensor  # [b]
     eviction_index: torch.Tensor  # [b] evictions this sequence had before
-    noise_key: torch.Tensor  # [b] int64, one a sample
+    noise_key: torch.Tensor  # [b] int64, one per sample
     budget: int
     interval: int  # generated tokens between evictions
-    ordinal: int = 0  # place of the layer among those that evict,
-    layer_count: int = 1  # and how many those are
+    ordinal: int = 0  # position of the layer among those that evict
+    layer_count: int = 1  # layers that evict
     scaling: float  # the model's softmax scale, usually 1 / sqrt(d)
     softcap: float | None = None
 
@@ -105,12 +105,12 @@ class LayerView:
         return self.positions >= (self.seen - count)[:, None, None]
 
     def older(self, count: int) -> torch.Tensor:
-        """[b, Hk, N] bool: valid entries that are not among the newest `count` tokens, the ones that compete."""
+        """[b, Hk, N] bool: valid entries that are not among the newest `count` tokens."""
         older = self.positions < (self.seen - count)[:, None, None]
         return older if self.whole else self.valid & older
 
     def noise(self) -> torch.Tensor:
-        """[b, Hk, N] float32 uniform noise: a hash of (sample, eviction, layer, head, position) and of nothing else."""
+        """[b, Hk, N] float32 uniform noise: a hash of (sample, eviction, layer, head, position) alone."""
         heads = torch.arange(self.positions.shape[1], device=self.positions.device)[None, :, None]
         key = noise.mix(
             self.noise_key[:, None, None], self.eviction_index[:, None, None], self.layer, heads, self.positions
@@ -118,7 +118,7 @@ class LayerView:
         return noise.uniform(key).float()
 
     def text_order(self) -> torch.Tensor:
-        """[b, Hk, N] int64 indices that list the valid entries in text order; all others come behind them."""
+        """[b, Hk, N] int64 indices of the entries in text order, invalid ones last."""
         key = self.positions.int()
         if not self.whole:
             key = key.masked_fill(~self.valid, torch.iinfo(torch.int32).max)
@@ -136,9 +136,9 @@ class LayerView:
     ) -> torch.Tensor:
         """Smooth scores [b, Hk, N] along the text over the entries marked in `among` (stride 1, same length).
 
-        Neighbours are the next cached entries in text order, or in `order`: indices as `text_order` gives them, in
-        which the marked entries stand together. Max pooling ignores what is outside; average pooling divides by
-        `kernel` also at the ends (zero padding), as the methods' code does. Entries not in `among` come back as -inf.
+        Neighbours are the next cached entries in text order, or in `order`: indices as from `text_order`, with the
+        marked entries side by side. Max pooling ignores all other entries; average pooling divides by `kernel` at the
+        ends too (zero padding), as the methods' code does. Entries not in `among` become -inf.
         """
         if order is None:
             order = self.text_order()
@@ -165,10 +165,9 @@ def make_view(
     prompt_len: int = 0,
     **more: Any,
 ) -> LayerView:
-    """A view of keys [b, Hk, N, d] and of the newest queries [b, Hq, w, d], with plain values for all else.
+    """A view of keys [b, Hk, N, d] and the newest queries [b, Hq, w, d], for trying out and testing a method.
 
-    For trying a method out, and for tests. Without `positions` the entries lie in text order and nothing was evicted.
-    `more`: other fields of the view.
+    Without `positions` the entries lie in text order and nothing was evicted. `more`: other fields of the view.
     """
     b, _, n, d = keys.shape
     if positions is None:

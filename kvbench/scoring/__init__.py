@@ -1,4 +1,4 @@
-"""From a model's text to a score: graders, the processes that run them (`pool`), the sandbox and the judge. No torch.
+"""From an answer to its score: graders, the processes that run them (`pool`), the sandbox and the judge. No torch.
 
 Imports task records, sources (a judge's prompts are data) and console.
 """

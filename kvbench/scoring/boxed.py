@@ -15,10 +15,10 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 def after_thinking(text: str, thinking: bool | None) -> str:
-    """What follows the last closed thinking block; empty when thinking began and never ended.
+    """The text after the last closed thinking block; empty if the block never ended.
 
     With `thinking` on, an output without a closing tag never left the block: models whose prompt opens it write no
-    opening tag. With None (unknown) the text itself must show the opening tag.
+    opening tag. With None (unknown), only an opening tag in the text counts.
     """
     _, closed, answer = text.rpartition(_CLOSE)
     if closed:

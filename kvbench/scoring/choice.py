@@ -1,10 +1,10 @@
-"""The letter that an output chooses, by rules that differ in what they accept.
+"""The letter that an output chooses, by three rules.
 
-    letter_last(text, thinking)      # GPQA, primary: the last choice behind the thinking block
+    letter_last(text, thinking)      # GPQA, primary: the last choice after the thinking block
     simple_evals(text)               # GPQA as simple-evals reads it: the first "Answer: X" anywhere
     longbench_v2(text)               # LongBench v2: "The correct answer is (X)"
 
-None: no choice was found.
+None: the output chooses nothing.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ _BOX = re.compile(r"\\boxed\{\s*(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{\s
 def letter_last(text: str, thinking: bool | None = None) -> str | None:
     """The last "Answer: X" or ``\\boxed{X}`` of the answer part, as a capital letter.
 
-    A box may hold ``\\text{X}``, ``(X)`` or the option's text behind its letter.
+    A box may hold ``\\text{X}``, ``(X)``, or the letter followed by the option's text.
     """
     answer = after_thinking(text, thinking)
-    found = [(m.start(), m[1].upper()) for pattern in (_LINE, _BOX) for m in pattern.finditer(answer)]
-    return max(found)[1] if found else None
+    choices = [(m.start(), m[1].upper()) for pattern in (_LINE, _BOX) for m in pattern.finditer(answer)]
+    return max(choices)[1] if choices else None
 
 
 def simple_evals(text: str) -> str | None:
-    """The first "Answer: X" of the whole output, its letter as written; a small one is wrong there."""
-    found = _LINE.search(text)
-    return found[1] if found else None
+    """The first "Answer: X" of the whole output, its letter as written; simple-evals counts a small letter as wrong."""
+    match = _LINE.search(text)
+    return match[1] if match else None
 
 
 def longbench_v2(text: str) -> str | None:
@@ -39,5 +39,5 @@ def longbench_v2(text: str) -> str | None:
     Equal to `pred.py: extract_answer` of THUDM/LongBench, so "The correct answer is Berlin" says B.
     """
     plain = text.replace("*", "")
-    found = re.search(r"The correct answer is \(([A-D])\)", plain) or re.search(r"The correct answer is ([A-D])", plain)
-    return found[1] if found else None
+    match = re.search(r"The correct answer is \(([A-D])\)", plain) or re.search(r"The correct answer is ([A-D])", plain)
+    return match[1] if match else None

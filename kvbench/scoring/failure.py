@@ -1,6 +1,6 @@
-"""What a grader's exception leaves in its row: the exception, and a hash of the way to it.
+"""The note of a row whose grader failed: the exception, and a hash of its traceback.
 
-Rows that failed at the same place have the same hash, so that one fault among thousands of rows is seen as one.
+Rows that failed at the same place share the hash, so that one fault in thousands of rows shows as one.
 """
 
 from __future__ import annotations
@@ -15,6 +15,6 @@ LONGEST = 200  # characters of an exception's text
 def failure(error: BaseException) -> str:
     """ "RuntimeError: no such key (traceback 1a2b3c4d)"."""
     frames = traceback.extract_tb(error.__traceback__)
-    way = "\n".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
-    digest = hashlib.sha256(f"{type(error).__name__}\n{way}".encode()).hexdigest()[:8]
+    path = "\n".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
+    digest = hashlib.sha256(f"{type(error).__name__}\n{path}".encode()).hexdigest()[:8]
     return f"{type(error).__name__}: {str(error)[:LONGEST]} (traceback {digest})"

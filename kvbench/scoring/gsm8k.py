@@ -2,7 +2,7 @@
 
     lm_eval_filters("so ... #### 18", "18")     # {"lm_eval_strict": 1.0, "lm_eval_flexible": 1.0}
 
-They compare text, so "18.0" is wrong to both; the task's headline is math-verify.
+They compare text, so both reject "18.0"; the task's headline is math-verify.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ _IGNORED = (r",", r"\$", r"(?s).*#### ", r"\.$")  # in this order, from both sid
 def lm_eval_filters(text: str, answer: str) -> dict[str, float]:
     strict = _STRICT.search(text)
     flexible = list(_FLEXIBLE.finditer(text))
-    found = {"lm_eval_strict": strict[1] if strict else None, "lm_eval_flexible": flexible[-1][0] if flexible else None}
+    answers = {
+        "lm_eval_strict": strict[1] if strict else None,
+        "lm_eval_flexible": flexible[-1][0] if flexible else None,
+    }
     gold = _plain(answer)
-    return {name: float(value is not None and _plain(value) == gold) for name, value in found.items()}
+    return {name: float(value is not None and _plain(value) == gold) for name, value in answers.items()}
 
 
 def _plain(text: str) -> str:

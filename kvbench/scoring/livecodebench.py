@@ -1,15 +1,14 @@
-"""Does a program solve a problem of LiveCodeBench? Two verdicts, side by side.
+"""Grade a program on a LiveCodeBench problem, in two ways side by side.
 
     code = extract_code(answer)
     grades = grade(code, ["1 2\\n"], ["3\\n"], None, sandbox=choose())
-    grades.lcb.passed, grades.lcb.code          # as LiveCodeBench's own checker would have it: published numbers
+    grades.lcb.passed, grades.lcb.code          # as LiveCodeBench's own checker: comparable with published numbers
     grades.native.passed                        # as a real process with a real standard input
 
-Programs run in a box (`kvbench.scoring.sandbox`) that never sees an expected output; what they print is compared here,
-as text and numbers. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with what it misjudges, see
-`kvbench.scoring.livecodebench_harness`; both compare lines after stripping them, and where they differ, their words as
-decimal numbers. Error codes: 0 passed, -2 wrong, -3 time, -4 exception or nothing to run, -5 the program ended the
-process. A verdict of -3 is reached twice: the second time while no other program gets a second try.
+Programs run in a box (`kvbench.scoring.sandbox`) that never sees an expected output; their output is compared here.
+`lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
+`kvbench.scoring.livecodebench_harness`. Error codes: 0 passed, -2 wrong, -3 time, -4 exception or nothing to run, -5
+the program ended the process. A program that runs out of time gets a second try, while no other program has one.
 
 Own code, because every known checker runs programs beside the answers and without isolation.
 """
@@ -17,22 +16,22 @@ Own code, because every known checker runs programs beside the answers and witho
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import math
 import os
 import re
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from kvbench.scoring.livecodebench_compare import read_json, same_lines, same_value
 from kvbench.scoring.sandbox import Box, BoxError, Limits, Outcome, Sandbox, inside
 
-SECONDS = 6.0  # for each test, LiveCodeBench's default
+SECONDS = 6.0  # per test, LiveCodeBench's default
 PACKAGES = ("numpy",)  # LiveCodeBench's own environment has it
 _STAR = re.findall(
     r"\w+",
@@ -45,7 +44,7 @@ PRELUDE = "\n".join(
     + ["sys.setrecursionlimit(50000)\n"]
 )
 _FENCE = "```"
-_TURN_SECONDS = 120.0  # for a second try alone; then it is made beside others
+_TURN_SECONDS = 120.0  # to wait for a second try alone; after that it runs beside others
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +54,9 @@ class Verdict:
     Attributes:
         verdict: pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit.
         code: LiveCodeBench's error code, 0 for a pass.
-        results: one entry a test up to the first that failed: True, False (a value) or an error code.
-        seconds: of the slowest test; peak: bytes of memory, 0 where not known.
-        detail: what went wrong, as the program or the driver says.
+        results: per test up to the first failure: True, False (a wrong value) or an error code.
+        seconds: of the slowest test; peak: bytes of memory, 0 if unknown.
+        detail: the program's or the driver's own error message.
     """
 
     verdict: str
@@ -85,7 +84,7 @@ class Grades:
 def extract_code(text: str) -> str:
     """The lines between the last two lines with three backticks; empty when there are fewer than two.
 
-    LiveCodeBench's ``extract_code``: it also takes drafts, and blocks that hold no program.
+    LiveCodeBench's ``extract_code``: it also accepts drafts, and blocks without a program.
     """
     lines = text.split("\n")
     fences = [number for number, line in enumerate(lines) if _FENCE in line]
@@ -102,11 +101,11 @@ def grade(
     seconds: float = SECONDS,
     limits: Limits | None = None,
 ) -> Grades:
-    """Run a program on the tests of a problem, each way up to the first test that fails.
+    """Run a program on the tests of a problem, in each way up to the first test that fails.
 
     Args:
-        inputs, outputs: text for standard input and output, or, with the name of a `function`, its arguments as JSON,
-            one a line, and its value.
+        inputs, outputs: text for standard input and output; or, with the name of a `function`, its arguments (JSON, one
+            per line) and its value.
 
     Raises:
         ValueError: there are no tests, which LiveCodeBench would count as a pass.
@@ -150,7 +149,7 @@ class _Problem:
         return True
 
     def room(self, test: int) -> int:
-        """How much a program may put out. A power of two, for it is the one thing about the answer that it can see."""
+        """Bytes that a program may print. A power of two, because it is all that a program learns about the answer."""
         return 1 << math.ceil(math.log2(max(1 << 20, 4 * len(self.outputs[test].encode(errors="replace")))))
 
     def right(self, test: int, printed: bytes) -> bool:
@@ -187,7 +186,7 @@ def harness() -> str:
 def _as_lcb(box: Box, problem: _Problem) -> Verdict:
     """All tests in one process, one after the other."""
     outcome = box.open(seconds=problem.seconds, total=problem.total)
-    if (failed := failure(outcome)) is not None:  # before the first test all but the end of the process is an exception
+    if (failed := failure(outcome)) is not None:  # before the first test, -5 or an exception
         code = -5 if failed[1] == -5 else -4
         return _failed(failed[0], code, [-2 if code == -5 else -4], outcome)
     results: list[bool | int] = []
@@ -208,7 +207,7 @@ def _as_lcb(box: Box, problem: _Problem) -> Verdict:
 
 
 def failure(outcome: Outcome) -> tuple[str, int] | None:
-    """Verdict and code of what is no answer; None for an answer of the harness."""
+    """Verdict and code of a failed request; None for an answer of the harness."""
     if outcome.status == "answered":
         failures = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
         # Any other first letter comes from a program that answers in the harness's place.
@@ -233,7 +232,7 @@ def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome
 
 
 def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
-    """A process for each test."""
+    """One process per test."""
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
     for test in range(len(problem.inputs)):
@@ -271,7 +270,7 @@ def _call_once(box: Box, problem: _Problem, test: int) -> tuple[Outcome, bytes]:
 
 
 def _twice(run: Callable[[], Verdict]) -> Verdict:
-    """A program that ran out of time runs again, alone among those that do: the machine may have been busy."""
+    """Run a program again if it ran out of time, while no other second try runs: the machine may have been busy."""
     verdict = run()
     if verdict.code != -3:
         return verdict
@@ -281,11 +280,24 @@ def _twice(run: Callable[[], Verdict]) -> Verdict:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Wait, for a limited time, until no other process of this user is in here."""
-    lock = FileLock(Path(tempfile.gettempdir()) / f"kvbench-second-try-{os.getuid()}", poll_interval=0.05)
-    with contextlib.suppress(Timeout, OSError):
-        lock.acquire(_TURN_SECONDS)
+    """Hold the turn of a second try, one per user at a time; after `_TURN_SECONDS` go on without it.
+
+    No filelock: the audit grades as a user who sees the standard library alone.
+    """
+    path = os.path.join(tempfile.gettempdir(), f"kvbench-second-try-{os.getuid()}")
+    deadline = time.monotonic() + _TURN_SECONDS
     try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError:
+        yield
+        return
+    try:
+        while time.monotonic() < deadline:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.05)
         yield
     finally:
-        lock.release()
+        os.close(lock)

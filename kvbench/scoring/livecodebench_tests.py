@@ -1,10 +1,10 @@
-"""The tests of a LiveCodeBench problem, as its data hold them.
+"""Read the tests of a LiveCodeBench problem from its data.
 
     tests = read_tests(row["public_test_cases"]) + read_tests(row["private_test_cases"])
     tests[0].input, tests[0].output
 
-Public tests are JSON. Private ones are JSON, or base64 of zlib of a pickle of JSON. A pickle is a program: this one is
-read by an unpickler that finds no class and no function, so that nothing but a plain text can come out of it.
+Public tests are JSON. Private ones are JSON, or base64 of zlib of a pickle of JSON. A pickle is a program, so the
+unpickler here finds no class and no function: only plain text can come out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST = 512 << 20  # bytes of a problem's unpacked tests
 
 
 class TestDataError(ValueError):
-    """Test data that are not in their form."""
+    """Malformed test data."""
 
     __test__ = False
 
@@ -57,7 +57,7 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
 
 
 def unpack(data: str, largest: int = LARGEST) -> str:
-    """The text in base64 of zlib of a pickle. Raises TestDataError for anything else, and for more than `largest`."""
+    """The text in base64 of zlib of a pickle. Raises TestDataError for anything else, or more than `largest` bytes."""
     try:
         stream = zlib.decompressobj()
         raw = stream.decompress(base64.b64decode(data, validate=True), largest)
@@ -67,7 +67,7 @@ def unpack(data: str, largest: int = LARGEST) -> str:
         raise TestDataError(f"the tests are cut off, or unpack to more than {largest:,} bytes")
     try:
         text = _TextOnly(io.BytesIO(raw)).load()
-    except Exception as error:  # a broken pickle raises whatever its codes ask for
+    except Exception as error:  # a broken pickle may raise anything
         raise TestDataError(f"the tests are no pickled text: {error}") from None
     if type(text) is not str:
         raise TestDataError(f"the tests are a pickled {type(text).__name__}, not a text")

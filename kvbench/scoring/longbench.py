@@ -26,7 +26,7 @@ from typing import Any
 from kvbench.errors import SetupError
 
 FIRST_LINE = frozenset({"trec", "triviaqa", "samsum", "lsht"})  # few-shot sets: only the first line counts
-CODE_SKIPPED = ("`", "#", "//")  # a line with one of these is taken for a fence or a comment
+CODE_SKIPPED = ("`", "#", "//")  # marks of fences and comments
 PACKAGES = {"rouge": "1.0.1", "jieba": "0.42.1"}
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PUNCTUATION_ZH = str.maketrans(
@@ -40,9 +40,9 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score_row(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
-    """One output against its reference answers; `all_classes` are those of a classification set.
+    """Score an output against its reference answers; `all_classes`: of a classification set.
 
-    Raises SetupError where the set's metric needs a package that is not installed in the right version.
+    Raises SetupError if the set's metric needs a package that is missing or of another version.
     """
     if dataset in FIRST_LINE:
         prediction = prediction.lstrip("\n").split("\n")[0]
@@ -76,18 +76,18 @@ def rouge_l(prediction: str, answer: str) -> float:
 
     It fails on empty texts, and on sentences so long that its recursion (a call for each word of both) reaches the
     interpreter's limit: about a thousand words, which Chinese texts without an ASCII full stop may have. The official
-    scripts count that as 0. It runs in a thread of its own so that this does not depend on the caller's stack.
+    scripts count that as 0. A thread of its own makes this independent of the caller's stack.
     """
-    rouge, found = _package("rouge"), [0.0]
+    rouge, scores = _package("rouge"), [0.0]
 
     def run() -> None:
         with contextlib.suppress(ValueError, RecursionError):
-            found[0] = rouge.Rouge(metrics=["rouge-l"]).get_scores([prediction], [answer], avg=True)["rouge-l"]["f"]
+            scores[0] = rouge.Rouge(metrics=["rouge-l"]).get_scores([prediction], [answer], avg=True)["rouge-l"]["f"]
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join()
-    return float(found[0])
+    return float(scores[0])
 
 
 def rouge_l_zh(prediction: str, answer: str) -> float:
@@ -96,16 +96,16 @@ def rouge_l_zh(prediction: str, answer: str) -> float:
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
-    """1 / number of class names found in the output, if the right one is among them.
+    """1 / number of class names in the output, if the right one is among them.
 
-    Names that are part of the right one do not count. The official loop removes them from the list it walks over, so
-    that the name after a removed one is not looked at; scores depend on it.
+    Names that are part of the right one do not count. The official loop removes them from the list that it iterates,
+    and so skips the name after each; scores depend on it.
     """
-    found = [name for name in all_classes if name in prediction]
-    for name in found:
+    named = [name for name in all_classes if name in prediction]
+    for name in named:
         if name in answer and name != answer:
-            found.remove(name)
-    return 1.0 / len(found) if answer in found else 0.0
+            named.remove(name)
+    return 1.0 / len(named) if answer in named else 0.0
 
 
 def count(prediction: str, answer: str) -> float:
@@ -133,27 +133,17 @@ def code_similarity(prediction: str, answer: str) -> float:
 
 Metric = Callable[[str, str], float]
 CLASSIFICATION = frozenset({"trec", "lsht"})
-METRICS: dict[str, Metric] = {
-    "narrativeqa": qa_f1,
-    "qasper": qa_f1,
-    "multifieldqa_en": qa_f1,
-    "multifieldqa_zh": qa_f1_zh,
-    "hotpotqa": qa_f1,
-    "2wikimqa": qa_f1,
-    "musique": qa_f1,
-    "dureader": rouge_l_zh,
-    "gov_report": rouge_l,
-    "qmsum": rouge_l,
-    "multi_news": rouge_l,
-    "vcsum": rouge_l_zh,
-    "triviaqa": qa_f1,
-    "samsum": rouge_l,
-    "passage_count": count,
-    "passage_retrieval_en": retrieval,
-    "passage_retrieval_zh": retrieval_zh,
-    "lcc": code_similarity,
-    "repobench-p": code_similarity,
+_SETS: dict[Metric, str] = {
+    qa_f1: "narrativeqa qasper multifieldqa_en hotpotqa 2wikimqa musique triviaqa",
+    qa_f1_zh: "multifieldqa_zh",
+    rouge_l: "gov_report qmsum multi_news samsum",
+    rouge_l_zh: "dureader vcsum",
+    count: "passage_count",
+    retrieval: "passage_retrieval_en",
+    retrieval_zh: "passage_retrieval_zh",
+    code_similarity: "lcc repobench-p",
 }
+METRICS = {name: metric for metric, names in _SETS.items() for name in names.split()}
 NEEDS: dict[Callable[..., float], tuple[str, ...]] = {
     qa_f1_zh: ("jieba",),
     rouge_l: ("rouge",),
@@ -187,8 +177,8 @@ def _cut(text: str) -> list[str]:
 
 @cache
 def _segmenter() -> Any:
-    """jieba with its own dictionary, read anew: its cache in the folder for temporary files is taken unchecked, so that
-    another version's, or anybody's, would change scores.
+    """jieba with its own dictionary, read anew: jieba trusts any cache in the folder for temporary files, and one from
+    another version or another user would change scores.
     """
     segmenter = _package("jieba").Tokenizer()
     segmenter.FREQ, segmenter.total = segmenter.gen_pfdict(segmenter.get_dict_file())
@@ -200,11 +190,11 @@ def _segmenter() -> Any:
 def _package(name: str) -> Any:
     wanted, how = PACKAGES[name], "Install it with 'pip install \"kvbench[longbench]\"'."
     try:
-        found = metadata.version(name)
+        version = metadata.version(name)
     except metadata.PackageNotFoundError:
         raise SetupError(f"scores of this LongBench set need the package {name}, which is missing. {how}") from None
-    if found != wanted:
-        raise SetupError(f"scores of this LongBench set are those of {name} {wanted}, and {found} is here. {how}")
+    if version != wanted:
+        raise SetupError(f"scores of this LongBench set are those of {name} {wanted}, and {version} is here. {how}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # jieba is old
         return importlib.import_module(name)

@@ -1,14 +1,14 @@
-"""Is an output's answer mathematically equal to the reference? Three rules, side by side.
+"""Compare an output's answer with the reference mathematically, by three rules side by side.
 
     score_math(output_text, "\\frac{1}{2}", thinking=True)    # Score(value, strict, extracted, aux)
 
-`value`: math-verify on the whole output, called as G-KV does (gold first, whatever extraction it chooses). `strict`:
+`value`: math-verify on the whole output, called as G-KV does (gold first, extraction left to it). `strict`:
 math-verify on the last balanced box after the thinking block; no box is wrong. `int_match` (aux, AIME and AMC): the
 same box as a plain integer.
 
 math-verify stops its own work after `SECONDS` by SIGALRM, which works only in the main thread of a process, and some
 sympy calls outlive even that: run this in a `kvbench.scoring.pool.ScorePool`, never in a thread. A time-out counts as
-wrong, as it does for everyone who uses math-verify, and is reported as aux ``timeout``.
+wrong, as math-verify has it, and shows as aux ``timeout``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.task import Score
 
-SECONDS = 5  # for each parse and each comparison
+SECONDS = 5  # per parse and per comparison
 LONGEST = 500  # characters of an extracted answer that are kept
 
 
@@ -31,13 +31,13 @@ def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool =
     box = last_box(after_thinking(text, thinking))
     with _count_timeouts() as timeouts:
         gold = _parse(boxed(answer))
-        found = _parse(text)
-        value = _verify(gold, found)
+        parsed = _parse(text)
+        value = _verify(gold, parsed)
         strict = box is not None and _verify(gold, _parse(boxed(box)))
     aux = {"no_answer": float(not box), "timeout": float(bool(timeouts))}
     if integer:
         aux["int_match"] = float(int_match(answer, box))
-    extracted = box if box is not None else next((f for f in reversed(found) if isinstance(f, str)), None)
+    extracted = box if box is not None else next((f for f in reversed(parsed) if isinstance(f, str)), None)
     return Score(
         value=float(value),
         strict=float(strict),
@@ -62,7 +62,7 @@ def int_match(answer: str, box: str | None) -> bool:
 
 
 def normalise_answer(answer: str) -> str:
-    """One spelling for answers that differ only in form, for majority votes: "025", "25.0" and " 25" are one answer."""
+    """One spelling for answers that differ in form only, for majority votes: "025", "25.0" and " 25" are equal."""
     text = (
         re.sub(r"\\[,;:!]|\\left|\\right|\\(?:text|mathrm)\b|[\s$]", "", answer)
         .replace("\\dfrac", "\\frac")
@@ -82,14 +82,14 @@ def _parse(text: str) -> list[Any]:
     return list(parse(text, parsing_timeout=SECONDS))
 
 
-def _verify(gold: list[Any], found: list[Any]) -> bool:
+def _verify(gold: list[Any], parsed: list[Any]) -> bool:
     from math_verify import verify
 
-    return bool(verify(gold, found, timeout_seconds=SECONDS))
+    return bool(verify(gold, parsed, timeout_seconds=SECONDS))
 
 
 class _Timeouts(logging.Handler):
-    """Collects math-verify's warnings: it swallows the exception, so its log is the only trace of a time-out."""
+    """Counts math-verify's warnings: it swallows the exception, so its log is the only trace of a time-out."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)

@@ -4,12 +4,14 @@
         future = pool.submit(task, doc, output)      # concurrent.futures.Future[Score]
         future.result()
 
-A score that takes too long, or takes its process with it, gives `Score(value=None, note="timeout: ...")` or
-``"crashed: ..."`` and harms no other score; `pool.timeouts` and `pool.crashes` count them. Tasks with `cheap_score`
-are scored at once in this process.
+A score that takes too long becomes `Score(value=None, note="timeout: ...")`, one that kills its process ``"crashed:
+..."``; neither harms another score, and `pool.timeouts` and `pool.crashes` count them. Tasks with `cheap_score` are
+scored at once in this process.
 
-Own code, because the standard pools cannot kill one hung worker and go on. Worker processes are plain subprocesses
-and not `multiprocessing` children: those import the main module again, and with it perhaps torch.
+Own code, because process pools of libraries lose something. `concurrent.futures` cannot kill one hung worker and go on.
+pebble 5.2 can, but when its idle workers are killed (by the kernel, for memory) the pool takes no more work; a hung
+worker outlives a killed parent; its `multiprocessing` children import the main module again, perhaps with torch; and
+they inherit every key of the environment. `tests/scoring/test_pool.py` checks all four.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from kvbench.scoring.failure import failure
 from kvbench.scoring.worker import HEADER, send
 from kvbench.task import Doc, Output, Score, Task
 
-JUDGES = 4  # questions put to a judge at once
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # variables that scoring has no business with
+JUDGES = 4  # questions to a judge at a time
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # variables that a scoring process does not get
 START_SECONDS = 60.0  # a cold start on a slow disk
-FIRST_SECONDS = 30.0  # on top of the limit of a process's first score, which imports sympy
+FIRST_SECONDS = 30.0  # added to the limit of a process's first score, which imports sympy
 
 _Job = tuple[Future[Score], Task, Doc, Output]
 
@@ -46,7 +48,7 @@ class ScorePool:
     """`workers` scoring processes, started when first needed, and as many threads for tasks that ask a judge.
 
     Args:
-        limit_seconds: wall clock for one score; None: what the task grants (`Task.patience`).
+        limit_seconds: wall clock for one score; None: the task's own limit (`Task.patience`).
     """
 
     def __init__(self, workers: int = 1, limit_seconds: float | None = None) -> None:
@@ -62,8 +64,8 @@ class ScorePool:
         signals.at_end(self._kill)
 
     def submit(self, task: Task, doc: Doc, output: Output) -> Future[Score]:
-        """The score of one output, later. Its result raises only SetupError: no scoring process can be started, or the
-        judge does not let us in.
+        """The score of one output, later. Its result raises only SetupError: no scoring process starts, or the judge
+        refuses the key.
         """
         future: Future[Score] = Future()
         if self._closed:
@@ -74,7 +76,7 @@ class ScorePool:
             except Exception as error:
                 future.set_result(Score(value=None, note=f"error: {failure(error)}"))
             return future
-        if "judge" in task.needs:  # waits for another machine, and alone may see its key
+        if "judge" in task.needs:  # waits for another machine, and needs its key
             return self._judges.submit(_judge, task, doc, output)
         with self._lock:
             self._waiting += 1
@@ -86,7 +88,7 @@ class ScorePool:
         return future
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for the scores under way; with `cancel`, drop those that have not begun."""
+        """Wait for the running scores; with `cancel`, drop those that have not begun."""
         if self._closed:
             return
         self._closed = True
@@ -166,12 +168,8 @@ class _Process:
         self._among = alive
         env = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-        command = [
-            sys.executable,
-            "-P",
-            "-m",
-            "kvbench.scoring.worker",
-        ]  # -P: no module of the working directory gets in
+        # -P: import nothing from the working directory.
+        command = [*(sys.executable, "-P", "-m"), "kvbench.scoring.worker"]
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, env=env)
         alive.add(self)

@@ -1,7 +1,7 @@
-"""RULER's scores: which references occur in an output, as substrings, without regard to case.
+"""RULER's scores: the references that occur in an output, as substrings, ignoring case.
 
 Equal to `scripts/eval/synthetic/constants.py` and `postprocess_pred` of NVIDIA/RULER (commit c3f5e3b). Substrings are
-generous ("no" is found in "noteworthy"); `whole_words` says what is left when a reference has to stand alone.
+generous ("no" occurs in "noteworthy"); `whole_words` counts only references that stand alone.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def postprocess(text: str) -> str:
-    """An output without outer blanks, its control characters as line ends."""
+    """An output stripped, with control characters as line ends."""
     return _CONTROL.sub("\n", text.strip()).strip()
 
 
-def found(prediction: str, references: Sequence[str]) -> list[bool]:
+def hits_in(prediction: str, references: Sequence[str]) -> list[bool]:
     """Whether each reference occurs in a postprocessed output."""
     return [reference.lower() in prediction.lower() for reference in references]
 
@@ -35,9 +35,9 @@ def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
 def score_output(
     text: str, references: Sequence[str], *, any_reference: bool = False, aux: Mapping[str, float] | None = None
 ) -> Score:
-    """The share of references found, or with `any_reference` whether one is; `strict` by `whole_words`."""
+    """The share of references that occur; with `any_reference`, 1 if one does. `strict` counts `whole_words`."""
     prediction = postprocess(text)
-    hits, strict = found(prediction, references), whole_words(prediction, references)
+    hits, strict = hits_in(prediction, references), whole_words(prediction, references)
     return Score(
         value=float(any(hits)) if any_reference else share(hits),
         strict=float(any(strict)) if any_reference else share(strict),
@@ -47,18 +47,20 @@ def score_output(
 
 
 def share(hits: Sequence[bool]) -> float:
-    """Row of `string_match_all`, from 0 to 1."""
+    """One row of `string_match_all`, from 0 to 1."""
     return sum(hits) / len(hits)
 
 
 def string_match_all(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Mean share of references found, in per cent with two decimals."""
-    return _percent([share(found(text, expected)) for text, expected in zip(predictions, references, strict=True)])
+    """Mean share of references that occur, in per cent with two decimals."""
+    return _percent([share(hits_in(text, expected)) for text, expected in zip(predictions, references, strict=True)])
 
 
 def string_match_part(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Share of outputs in which at least one reference is found, in per cent with two decimals."""
-    return _percent([float(any(found(text, expected))) for text, expected in zip(predictions, references, strict=True)])
+    """Share of outputs in which a reference occurs, in per cent with two decimals."""
+    return _percent(
+        [float(any(hits_in(text, expected))) for text, expected in zip(predictions, references, strict=True)]
+    )
 
 
 def _percent(rows: Sequence[float]) -> float:

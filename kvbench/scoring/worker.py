@@ -1,8 +1,8 @@
 """The process that scores, started by `kvbench.scoring.pool` as ``python -m kvbench.scoring.worker``.
 
-It reads length-prefixed pickles from standard input and answers on what was standard output; both ends are this
-package, in one version, on one machine. It imports no torch. It ends when its input closes, and a watchdog in C (no
-Python needed) ends it when a score takes too long after its parent died.
+It reads length-prefixed pickles from standard input and answers on the original standard output; both ends are this
+package, in one version, on one machine. It imports no torch. It ends when its input closes; a watchdog in C, which
+needs no Python, ends it when a score hangs after its parent died.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ HEADER = struct.Struct(">Q")
 
 def main() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        # The parent's business, which still wants the scores under way. A handler, because programs inherit SIG_IGN.
+        # Left to the parent, which waits for the running scores. A handler, because child programs inherit SIG_IGN.
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda number, frame: None)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever a library prints must not mix with answers
+    os.dup2(2, 1)  # keep what libraries print out of the answers
     _limit_memory()
     send(answers, "ready")
     while (job := receive(sys.stdin.buffer)) is not None:
@@ -77,7 +77,7 @@ def _limit_memory() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    except (ImportError, ValueError, OSError):  # not on this system: the time limit still holds
+    except (ImportError, ValueError, OSError):  # not supported here: the time limit still holds
         pass
 
 

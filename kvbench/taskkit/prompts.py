@@ -14,7 +14,6 @@ Not covered: few-shot examples, images.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,8 +31,8 @@ _LIGHTEVAL = (
 )
 _SIMPLE_EVALS = (
     "Solve the following math problem step by step. The last line of your response should be of the form "
-    "Answer: $ANSWER (without quotes) where $ANSWER is the answer to the problem.",
-    'Remember to put your answer on its own line after "Answer:", and you do not need to use a \\boxed command.',
+    "Answer: $ANSWER (without quotes) where $ANSWER is the answer to the problem.\n\n",
+    '\n\nRemember to put your answer on its own line after "Answer:", and you do not need to use a \\boxed command.',
 )
 _FORESIGHTKV = "Please solve the following problem step by step and put the final answer within \\boxed{}."
 _RKV = (
@@ -46,56 +45,30 @@ _RKV = (
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a problem is put to the model. `chat` False: raw text, whatever the task's default."""
+    """The text around a problem. `chat` False: raw text, whatever the task's default."""
 
     name: str
-    turn: Callable[[str], Turn]
-    chat: bool
+    before: str
+    after: str
     note: str
+    system: str | None = None
+    chat: bool = True
+
+    def turn(self, problem: str) -> Turn:
+        return Turn(question=self.before + problem + self.after, system=self.system)
 
 
-STYLES = {
-    style.name: style
-    for style in (
-        Style(
-            "default",
-            lambda p: Turn(question=f"{p}\n\n{INSTRUCTION}"),
-            True,
-            "problem, blank line, instruction; no system message",
-        ),
-        Style(
-            "gkv", lambda p: Turn(question=p, system=INSTRUCTION), True, "the same instruction as system message (G-KV)"
-        ),
-        Style(
-            "foresightkv",
-            lambda p: Turn(question=f"{_FORESIGHTKV}\n{p}"),
-            True,
-            "instruction before the problem (ForesightKV)",
-        ),
-        Style(
-            "rkv", lambda p: Turn(question=f"{_RKV[0]}{p}{_RKV[1]}"), False, "raw text without a chat template (R-KV)"
-        ),
-        Style(
-            "lighteval",
-            lambda p: Turn(question=f"{_LIGHTEVAL}\n\n{p}"),
-            True,
-            "'Therefore, the final answer is: ...' (lighteval)",
-        ),
-        Style(
-            "simple_evals",
-            lambda p: Turn(question=f"{_SIMPLE_EVALS[0]}\n\n{p}\n\n{_SIMPLE_EVALS[1]}"),
-            True,
-            "'Answer: ...' on the last line (simple-evals)",
-        ),
-        Style(
-            "lm_eval",
-            lambda p: Turn(question=f"Question: {p}\nAnswer:"),
-            False,
-            "'Question: ... Answer:' as raw text (lm-eval)",
-        ),
-        Style("plain", lambda p: Turn(question=p), True, "the problem alone"),
-    )
-}
+_STYLES = (
+    Style("default", "", f"\n\n{INSTRUCTION}", "problem, blank line, instruction; no system message"),
+    Style("gkv", "", "", "the same instruction as system message (G-KV)", system=INSTRUCTION),
+    Style("foresightkv", f"{_FORESIGHTKV}\n", "", "instruction before the problem (ForesightKV)"),
+    Style("rkv", *_RKV, "raw text without a chat template (R-KV)", chat=False),
+    Style("lighteval", f"{_LIGHTEVAL}\n\n", "", "'Therefore, the final answer is: ...' (lighteval)"),
+    Style("simple_evals", *_SIMPLE_EVALS, "'Answer: ...' on the last line (simple-evals)"),
+    Style("lm_eval", "Question: ", "\nAnswer:", "'Question: ... Answer:' as raw text (lm-eval)", chat=False),
+    Style("plain", "", "", "the problem alone"),
+)
+STYLES = {style.name: style for style in _STYLES}
 
 
 def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool:

@@ -17,7 +17,7 @@ from kvbench.audit.attacks.program import Attack, targets
 from kvbench.audit.attacks.throughput import measure
 from kvbench.cli.commands import audit_sandbox
 from kvbench.errors import UserError
-from kvbench.scoring.sandbox import Report
+from kvbench.scoring.sandbox import SelfTest
 from kvbench.scoring.sandbox.tiers import Bwrap, Landlock
 
 CORPUS = DATA / "attacks"
@@ -33,7 +33,7 @@ needs_a_tier = pytest.mark.skipif(TIER is None, reason="no sandbox works here")
 
 
 def _row(name: str, tier: str) -> dict[str, Any]:
-    good = Report(tier=tier, problems=(), digest="")
+    good = SelfTest(tier=tier, problems=(), digest="")
     (row,) = sandbox.audit({name: PROGRAMS[name]}, [good])
     return row
 
@@ -125,7 +125,7 @@ def test_table(capsys: pytest.CaptureFixture[str]) -> None:
         "tests_seconds": 1.0,
     }
     document = {"attacks": rows, "succeeded": 1, "unexpected_statuses": 2, "not_checked": [], "throughput": [speed]}
-    audit_sandbox._show(document, [Report(tier="container", problems=("no docker or podman",), digest="")])
+    audit_sandbox._show(document, [SelfTest(tier="container", problems=("no docker or podman",), digest="")])
     shown = capsys.readouterr().out
     for text in ("blocked (time_limit)", "SUCCEEDED: leak", "container does not work here: no docker", "1000 programs"):
         assert text in shown

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -46,6 +47,8 @@ class Odd(Task):
         if what == "print":
             print("noise" * 100_000)
             os.write(1, b"noise")
+        if what == "environment":
+            return Score(value=1.0, extracted=open("/proc/self/environ").read())
         if what == "memory":
             [0] * 10**10
         if what == "modules":
@@ -130,6 +133,54 @@ def test_one_process_serves_many_scores(plugin):
     assert len(pids) == 1
 
 
+def test_idle_workers_that_are_killed_cost_one_score_each(plugin):
+    with ScorePool(2) as pool:
+        pids = {int(pool.submit(plugin.Odd(), DOC, out("fine")).result().extracted) for _ in range(6)}
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        scores = [pool.submit(plugin.Odd(), DOC, out("fine")).result(timeout=60) for _ in range(6)]
+    crashed = [score for score in scores if score.value is None]
+    assert 1 <= len(crashed) <= len(pids)
+    assert all(score.note.startswith("crashed: the scoring process ended with code -9") for score in crashed)
+
+
+def test_a_worker_gets_no_key(plugin, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SOME_API_KEY", "sk-no-business-here")
+    with ScorePool() as pool:
+        environment = pool.submit(plugin.Odd(), DOC, out("environment")).result().extracted
+    assert "sk-no-business-here" not in environment
+    assert "PATH" in environment
+
+
+def test_a_hung_worker_ends_soon_after_its_parent_was_killed(plugin, tmp_path: Path):
+    script = tmp_path / "main.py"
+    marker = tmp_path / "imported"
+    script.write_text(
+        f"import os, sys, time; open({str(marker)!r}, 'a').write('x')\n"
+        f"sys.path.insert(0, {str(Path(plugin.__file__).parent)!r})\n"
+        "import odd_plugin\nfrom kvbench.scoring import pool\nfrom kvbench.task import Doc, Output, Turn\n"
+        "pool.FIRST_SECONDS = 0.0\n"
+        "doc = Doc(doc_id='q', turns=(Turn(question='?'),), reference='1')\n"
+        "def out(t): return Output(text=t, stop_reason='stop', prompt_tokens=1, output_tokens=1, thinking=False)\n"
+        "scores = pool.ScorePool(1, limit_seconds=2.0)\n"
+        "print(scores.submit(odd_plugin.Odd(), doc, out('fine')).result().extracted, flush=True)\n"
+        "scores.submit(odd_plugin.Odd(), doc, out('hang')); time.sleep(0.5); os.kill(os.getpid(), 9)\n",
+        encoding="utf-8",
+    )
+    done = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, text=True, timeout=60)
+    pid = int(done.stdout)
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline and alive(pid):
+        time.sleep(0.1)
+    assert not alive(pid)
+    assert marker.read_text() == "x"  # the worker did not import the main module
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    return status.exists() and "Z" not in status.read_text().split()[2]
+
+
 def test_a_task_that_cannot_travel(plugin):
     class Local(plugin.Odd):
         pass
@@ -174,7 +225,7 @@ def test_a_worker_ends_with_its_parent(tmp_path: Path):
     done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, timeout=30, check=True)
     pid = int(done.stdout)
     for _ in range(100):
-        if not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2]:
+        if not alive(pid):
             return
         time.sleep(0.05)
     pytest.fail("the worker outlives its parent")

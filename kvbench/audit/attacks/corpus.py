@@ -21,7 +21,7 @@ from kvbench.audit.attacks.program import Attack, Targets, targets
 from kvbench.audit.attacks.watch import Peaks, adopt_orphans, survivors, watch
 from kvbench.console import signals
 from kvbench.errors import UserError, show
-from kvbench.scoring.sandbox import Report, findings
+from kvbench.scoring.sandbox import SelfTest, findings
 
 LIMITS = {"wall": 3.0, "mem": 512 << 20, "fsize": 16 << 20, "out": 1 << 20}
 _GRADER_SECONDS = 60.0
@@ -49,7 +49,7 @@ def read_corpus(folder: Path) -> dict[str, str]:
     return programs
 
 
-def audit(corpus: Mapping[str, str], reports: Sequence[Report]) -> Iterator[Row]:
+def audit(corpus: Mapping[str, str], reports: Sequence[SelfTest]) -> Iterator[Row]:
     """Run every program in every working tier; one row each."""
     adopt_orphans()
     attacks = [Attack.read(text, name) for name, text in corpus.items()]

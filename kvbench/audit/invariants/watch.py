@@ -43,7 +43,7 @@ def watching(method: Method) -> Iterator[Seen]:
             seen.logits[key, step] = row.clone()
         return draw(logits, keys, steps, sampling)
 
-    def decided(method: Method, views: Sequence[LayerView]) -> list[select.Verdict]:
+    def decided(method: Method, views: Sequence[LayerView]) -> list[select.Decision]:
         first = views[0]
         # One kind each: first and later evictions, single sequences and batches, and each of two methods.
         if new("decide", type(method), int(first.eviction_index.max()) > 0, len(first.seen) > 1):

@@ -15,7 +15,7 @@ from typing import Any
 from kvbench.cli.counter import Counter
 from kvbench.console import terminal
 from kvbench.errors import SetupError
-from kvbench.scoring.sandbox import Report, findings
+from kvbench.scoring.sandbox import SelfTest, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
@@ -93,7 +93,7 @@ def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             )
 
 
-def _show(document: Mapping[str, Any], reports: list[Report]) -> None:
+def _show(document: Mapping[str, Any], reports: list[SelfTest]) -> None:
     console = terminal.console()
     places = list(dict.fromkeys((row["tier"], row["user"]) for row in document["attacks"]))
     names = [f"{tier}, {'root' if user == 0 else f'uid {user}'}" for tier, user in places]

@@ -374,7 +374,7 @@ class PromptCache:
         """Mean entries over evicting layers and heads."""
         return sum(self.layers[g.index].held() for g in self.evicting) / max(1, len(self.evicting))
 
-    def _decide(self, method: Method, layers: Sequence[PromptLayer]) -> list[select.Verdict]:
+    def _decide(self, method: Method, layers: Sequence[PromptLayer]) -> list[select.Decision]:
         width = method.needs().width
         at = torch.arange(self.seen - width, self.seen, device=self.device)
         views = []

@@ -1,1 +1,1 @@
-"""Arithmetic that several methods share, one term per file, each with its paper and equation."""
+"""Arithmetic that several methods share: one term per file, with paper and equation."""

@@ -1,8 +1,8 @@
-"""The loss that makes retention gates let go: entries that are softly alive, beyond a budget.
+"""Capacity loss of retention gates: softly alive entries beyond a budget.
 
-TRIM-KV (arXiv 2512.03324) counts the entries of every layer and head against a budget of M; global retention (arXiv
-2605.09649) those of all L layers and Hk heads together against M L Hk. Both papers divide by the time, the released
-code by the largest excess that is possible, and averages over what exceeds at all.
+TRIM-KV (arXiv 2512.03324) counts the entries of each layer and head against a budget of M; global retention (arXiv
+2605.09649) those of all L layers and Hk heads together against M L Hk. Both papers divide by the time; the released
+code divides by the largest possible excess, and averages over positive terms only.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ Hinge = Literal["released", "paper"]
 def capacity_loss(
     log_beta: torch.Tensor, budget: int, *, over: Literal["head", "model"], hinge: Hinge = "released"
 ) -> torch.Tensor:
-    """[b] the excess of what is alive over a budget, between 0 and 1. With h heads that share h M entries (1 or L Hk)
-    and A_t entries of theirs alive at time t, the t-th token's,
+    """[b] excess over a budget, between 0 and 1. If h heads (1 or L Hk) share h M entries and A_t are alive at time t,
 
         released   mean over the positive of  max(0, A_t - h M) / max(1, h t - h M)
         paper      mean over all times t of   max(0, A_t - h M) / (h t)
@@ -27,7 +26,7 @@ def capacity_loss(
     Args:
         log_beta: [b, L, Hk, T].
         budget: M, entries of one layer and KV head.
-        over: whether every head has its own budget, or all layers and heads share one.
+        over: one budget per head, or one for all layers and heads.
     """
     alive = occupancy(log_beta)  # [b, L, Hk, T]
     heads = 1

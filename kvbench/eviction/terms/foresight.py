@@ -1,18 +1,18 @@
-"""ForesightKV's scorer (arXiv 2602.03203): what it reads of an entry, and the small network of every KV head.
+"""ForesightKV's scorer (arXiv 2602.03203): its features of an entry, and its small network per KV head.
 
-An entry's input is its key (post-RoPE), its value, and for each of the g query heads of its group the attention A that
-it was paid (softmax over all entries):
+Features are the entry's key (post-RoPE), its value, and per query head of its group (g of them) the attention A that
+queries paid to it (softmax over all entries):
 
     paper6       sums of A over the newest 8, 16 and 32 queries and over the chunk; cumulative; decayed cumulative
     released8    max, min and sum of A over the chunk; the same sum three times more; cumulative; decayed cumulative
 
-"paper6" is the paper's list. "released8" is what the released code computes: its sums over the newest 16, 8 and 32
-queries slice the axis of query heads, so that all equal the sum over the chunk. Each feature is a block of g numbers.
+"paper6" is the paper's list, "released8" the released code's: its sums over the newest 16, 8 and 32 queries slice the
+axis of query heads, so all equal the sum over the chunk. Each feature is a block of g numbers.
 
 A chunk is the queries since the tick before, or the whole prompt. Both cumulative sums begin with an entry's first
 chunk; the decayed one is multiplied by 0.9 at every eviction.
 
-    phi = w2 . gelu(x w1 + b1) + b2        one network for every layer and KV head; large phi: evict
+    phi = w2 . gelu(x w1 + b1) + b2        one network per layer and KV head; large phi: evict
 
 Tensors: w1 [L, Hk, D, h], b1 [L, Hk, h], w2 [L, Hk, h], b2 [L, Hk], D = d + dv + 6 g or 8 g.
 """
@@ -29,7 +29,7 @@ from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
 Features = Literal["paper6", "released8"]
-COUNT: dict[Features, int] = {"paper6": 6, "released8": 8}  # for each query head
+COUNT: dict[Features, int] = {"paper6": 6, "released8": 8}  # per query head
 WINDOWS = (8, 16, 32)
 DECAY = 0.9
 HIDDEN = 16  # units, in the paper and its code
@@ -48,21 +48,24 @@ def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Sha
 
 
 def attention_statistics(view: LayerView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sum, maximum and minimum over the queries of what they pay to each entry, each [b, Hk, g, N].
+    """Sum, maximum and minimum over the queries of their attention to each entry, each [b, Hk, g, N].
 
-    A query pays 0 to entries that are younger than itself.
+    A query pays 0 to younger entries.
     """
     count = view.queries.shape[2]
     # As many queries at a time as `window_attention` takes, whatever the number of sequences.
     rows = max(1, min(count, SCRATCH_FLOATS // max(1, view.queries.shape[1] * view.keys.shape[2])))
-    found: list[torch.Tensor] = []
+    statistics: list[torch.Tensor] = []
     for start in range(0, count, rows):
         part = slice(start, start + rows)
         some = replace(view, queries=view.queries[:, :, part], query_positions=view.query_positions[:, part])
         paid = some.attend(reduce_g=None, reduce_q=None)  # [b, Hk, g, rows, N]
         new = [paid.sum(dim=-2), paid.amax(dim=-2), paid.amin(dim=-2)]
-        found = [found[0] + new[0], torch.maximum(found[1], new[1]), torch.minimum(found[2], new[2])] if found else new
-    total, most, least = found
+        if statistics:
+            total, most, least = statistics
+            new = [total + new[0], torch.maximum(most, new[1]), torch.minimum(least, new[2])]
+        statistics = new
+    total, most, least = statistics
     return total, most, least
 
 
@@ -73,7 +76,7 @@ def scorer_input(
     cumulative: torch.Tensor,
     decayed: torch.Tensor,
 ) -> torch.Tensor:
-    """[b, Hk, N, D]: what the scorer reads.
+    """[b, Hk, N, D]: the scorer's input.
 
     Args:
         view: for "paper6" with the newest 32 queries; with values.
@@ -96,5 +99,5 @@ def drop_scores(weights: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor
     """phi [b, Hk, N] of inputs [b, Hk, N, D]; large: evict."""
     w1, b1, w2, b2 = (weights[name][layer].float() for name in ("w1", "b1", "w2", "b2"))
     h = torch.nn.functional.gelu(x @ w1 + b1[:, None])
-    # Not a product with a vector: of that the last bits depend on how many sequences there are.
+    # No matrix-vector product: its last bits depend on the number of sequences.
     return (h * w2[:, None]).sum(dim=-1) + b2[:, None]

@@ -1,4 +1,4 @@
-"""What methods with retention gates share: log beta of every entry from its birth on, and the score it gives."""
+"""Base of methods with retention gates: every entry's log beta, fixed at its birth, and the score from it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True)
 class Gated(Method):
-    """Scores entries by log G (`retention.log_gain`). Subclasses say over what entries compete."""
+    """Scores entries by log G (`retention.log_gain`). Subclasses choose the scope of the competition."""
 
     kind = "weights"
     trained = True
@@ -53,7 +53,7 @@ class Gated(Method):
         return Protect(recent=self.recent)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """log beta of new tokens; it depends on nothing that comes later."""
+        """log beta of new tokens; later tokens do not change it."""
         return {"log_beta": log_retention(new)}
 
     def score(self, view: LayerView) -> torch.Tensor:
@@ -70,7 +70,7 @@ class Gated(Method):
         form = form_of(tensors)
         if form is None:
             return f"they are none of the gates {', '.join(get_args(Gate))}"
-        for name, wanted, found in (("gate", self.gate, form.gate), ("tie", self.tie, form.tie)):
-            if wanted not in ("auto", found):
-                return f"the method has {name}={wanted}, these have {found}"
+        for name, wanted, actual in (("gate", self.gate, form.gate), ("tie", self.tie, form.tie)):
+            if wanted not in ("auto", actual):
+                return f"the method has {name}={wanted}, these have {actual}"
         return form.misfit(tensors, model)

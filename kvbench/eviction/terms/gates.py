@@ -1,18 +1,18 @@
-"""Retention gates: small networks that say, when an entry is born, how slowly it loses its worth.
+"""Retention gates: small networks that predict, at an entry's birth, how slowly its worth decays.
 
-TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649): log beta = logsigmoid(out(h) + b), one for each KV
-head, with the last hidden layer h of
+TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649): log beta = logsigmoid(out(h) + b) per KV head, with
+the last hidden layer h of
 
-    rg     silu(W1 x + b1)                     x: what the layer's attention reads
+    rg     silu(W1 x + b1)                     x: input of the layer's attention
     rg2    silu(W1 [k; v] + b1)                keys (post-RoPE) and values of all KV heads
     rg3    silu(W1 [k; v]) * (W2 [k; v])
     rg10   silu(W2 silu(W1 x + b1) + b2)
 
-`tie` says who shares the last projection and its bias: "none", every layer has its own; "layers", one for all layers
-with a column for each head (the released code); "layers_and_heads", one vector u for all, log beta = logsigmoid(u
-h_head + b), for which the last hidden layer has a part for each head (the paper's words).
+`tie`: who shares the last projection and its bias. "none": each layer has its own; "layers": one for all layers, with
+a column per head (the released code); "layers_and_heads": one vector u for all, log beta = logsigmoid(u h_head + b),
+where the last hidden layer has one part per head (the paper's text).
 
-Tensors, with a row for every layer of the model unless they are shared (I the width, S = 2 Hk d):
+Tensors, with a row per layer of the model unless shared (I the width, S = 2 Hk d):
 
     rg     in.weight [L, I, D]   in.bias [L, I]
     rg2    kv.weight [L, I, S]   kv.bias [L, I]
@@ -61,12 +61,12 @@ class GateForm:
         return shapes
 
     def misfit(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
-        """Why tensors of this form do not serve a model of these sizes; nothing where they do."""
+        """Why tensors of this form do not fit a model of these sizes; "" if they do."""
         return misfit(tensors, self.shapes(model))
 
 
 def form_of(tensors: Mapping[str, torch.Tensor]) -> GateForm | None:
-    """The form that tensors are named and shaped for, or None when they are no gate."""
+    """The form that names and shapes of tensors imply; None if they are no gate."""
     if "out.weight" not in tensors or tensors["out.weight"].dim() not in TIES:
         return None
     marks = {"kv_gate.weight": "rg3", "kv.weight": "rg2", "mid.weight": "rg10", "in.weight": "rg"}

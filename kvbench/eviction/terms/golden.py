@@ -1,13 +1,12 @@
-"""Golden eviction: what would have been dropped with the attention of the future known (ForesightKV, arXiv 2602.03203).
+"""Golden eviction: the choices of an oracle that knows all later attention (ForesightKV, arXiv 2602.03203).
 
-The oracle reads a finished sequence. Its attention is that of the full cache, softmax over all earlier tokens, never
-renormalised after an eviction. Block t holds the L queries from `first` + t L on, the first token after the cache was
-full once:
+The oracle reads a finished sequence under the full cache: softmax over all earlier tokens, never renormalised after an
+eviction. Block t holds the L queries from `first` + t L on; `first` is the token after the cache was first full:
 
     a[h, t, j] = mean over the g query heads of KV head h, and over the L queries of block t, of A_ij
 
-(a last block with fewer queries is divided by L all the same). At eviction t the cache holds what survived and the
-newest L tokens; of the oldest C entries the L with the smallest
+(a shorter last block is divided by L too). At eviction t the cache holds the survivors and the newest L tokens; of the
+oldest C entries the L with the smallest
 
     alpha_j = max over t' >= t of a[h, t', j]
 
@@ -26,7 +25,7 @@ SCRATCH_FLOATS = 1 << 25  # logits at a time
 
 @dataclass(frozen=True, slots=True)
 class GoldenTrace:
-    """The evictions of one layer of one sequence: s evictions, Hk KV heads, C entries that compete, L dropped."""
+    """All s evictions of one layer of one sequence: Hk KV heads, C competing entries, L dropped ones."""
 
     candidates: torch.Tensor  # [s, Hk, C] int64 positions, ascending
     scores: torch.Tensor  # [s, Hk, C] float32, -alpha: large ones are dropped
@@ -42,18 +41,18 @@ def block_attention(
     scaling: float,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Attention that blocks of coming queries pay to every token: a of the module's text, [Hk, blocks, T] float32.
+    """Attention of blocks of coming queries to every token: the module's a, [Hk, blocks, T] float32.
 
     Args:
         queries: [Hq, T, d] post-RoPE of the whole sequence; keys: [Hk, T, d].
         interval: L; first: query with which block 0 begins.
 
-    Memory is the result's and `SCRATCH_FLOATS`: T x T weights never exist at once.
+    Memory: the result and `SCRATCH_FLOATS`; the T x T weights never exist at once.
     """
     heads, total, _ = keys.shape
     group = queries.shape[0] // heads
     starts = range(first, total, interval)
-    found = torch.zeros(heads, len(starts), total, device=keys.device)
+    paid = torch.zeros(heads, len(starts), total, device=keys.device)
     for head in range(heads):
         own = keys[head].float()
         stacked = queries[head * group : (head + 1) * group].float() * scaling  # [g, T, d]
@@ -67,20 +66,19 @@ def block_attention(
                     logits = softcap * torch.tanh(logits / softcap)
                 at = torch.arange(stop, device=keys.device)
                 weights = logits.masked_fill(at > at[begin:, None], float("-inf")).softmax(dim=-1)
-                found[head, block, :stop] += weights.sum(dim=(0, 1))
-    return found / (group * interval)
+                paid[head, block, :stop] += weights.sum(dim=(0, 1))
+    return paid / (group * interval)
 
 
 def upcoming(attention: torch.Tensor) -> torch.Tensor:
-    """alpha at every eviction, [Hk, blocks, T]: the most that any block from there on pays. Of `block_attention`."""
+    """alpha at every eviction, [Hk, blocks, T]: the maximum of `block_attention` over this and all later blocks."""
     return attention.flip(1).cummax(dim=1).values.flip(1)
 
 
 def golden_evictions(attention: torch.Tensor, budget: int, interval: int) -> GoldenTrace:
-    """What the oracle drops from a cache of `budget` + `interval` entries at every block.
+    """The oracle's evictions from a cache of `budget` + `interval` entries, one per block.
 
-    attention: of `block_attention`. It ends when the sequence has no more tokens than that. Equal alphas: the older
-    entry goes.
+    attention: from `block_attention`. Of equal alphas the older entry goes.
     """
     heads, blocks, total = attention.shape
     alpha = upcoming(attention)

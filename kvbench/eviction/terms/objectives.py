@@ -1,4 +1,4 @@
-"""What ForesightKV's scorer (arXiv 2602.03203) is trained to lessen, as functions of scores and log-probabilities."""
+"""Losses of ForesightKV's scorer (arXiv 2602.03203), from scores and log-probabilities."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from kvbench.lazy import torch
 
 MARGIN = 0.01
 MOST = 10.0  # log ratios beyond this are cut, so that no ratio overflows
-PAIRS = 1 << 24  # looked at together
+PAIRS = 1 << 24  # at a time
 
 
 def ranking_losses(
     scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairwise hinge of every row: how far its scores are from ranking entries as the oracle does (supervised stage).
+    """Pairwise hinge loss per row against the oracle's ranking (supervised stage).
 
     The mean over all ordered pairs with wanted_i > wanted_j of max(0, margin - (score_i - score_j)). scores, wanted:
-    [rows, n]. Returns [rows], 0 where a row has no such pair, and bool [rows] of those that have.
+    [rows, n]. Returns [rows], 0 for a row without such a pair, and bool [rows] of the rows with one.
     """
     losses, slopes, counts = [], [], []
     size = max(1, PAIRS // max(1, scores.shape[1] ** 2))
@@ -25,11 +25,11 @@ def ranking_losses(
             short = (margin - (some[:, :, None] - some[:, None])).clamp_min(0).masked_fill(~ordered, 0.0)
             pairs = ordered.sum(dim=(1, 2))
             losses.append(short.sum(dim=(1, 2)) / pairs.clamp_min(1))
-            # A pair that falls short pulls its first entry up and its second one down, one as much as the other.
+            # A pair within the margin pulls its first entry up and its second one down equally.
             falls = (short > 0).to(some.dtype)
             slopes.append((falls.sum(dim=1) - falls.sum(dim=2)) / pairs.clamp_min(1)[:, None])
             counts.append(pairs > 0)
-    # The gradient is known, so the pairs need not be kept for it.
+    # The gradient is known, so autograd need not keep the pairs.
     pull = ((scores - scores.detach()) * torch.cat(slopes)).sum(dim=-1)
     return torch.cat(losses) + pull, torch.cat(counts)
 
@@ -41,15 +41,15 @@ def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float = MAR
 
 
 def advantages(rewards: torch.Tensor) -> torch.Tensor:
-    """How much better each of a group's rewards is than their mean, in standard deviations of the group; [G]."""
+    """[G] rewards of a group minus their mean, in standard deviations of the group."""
     return (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)
 
 
 def chosen_log_probs(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """Logarithm of softmax(scores) [..., n] at the entries that bool [..., n] marks, one after the other: [marked].
+    """log softmax(scores) [..., n] at the entries that bool [..., n] marks: [marked].
 
-    GRPO's policy over evictions: drop scores of all entries that compete, gathered at those that went. Not the exact
-    probability of a draw without replacement among the worst, as in the released code.
+    GRPO's policy over evictions: drop scores of all competing entries, gathered at the dropped ones. As in the released
+    code, not the exact probability of a draw without replacement among the worst.
     """
     return scores.log_softmax(dim=-1)[chosen]
 

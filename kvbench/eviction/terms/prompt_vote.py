@@ -1,4 +1,4 @@
-"""SnapKV's score, which several methods share: the last queries of the prompt vote for its entries (arXiv 2404.14469).
+"""SnapKV's score, a base of several methods: the last queries of the prompt vote for its entries (arXiv 2404.14469).
 
 Votes are softmax attention over all keys, summed over the window, reduced over the group, then pooled along the text.
 The window itself always stays.
@@ -16,7 +16,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True)
 class PromptVote(Method):
-    """Evicts once, after the prompt. Subclasses say how many entries each head keeps."""
+    """Evicts once, after the prompt. Subclasses may set the budgets of heads."""
 
     window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
     kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)

@@ -1,9 +1,9 @@
-"""The layout of published checkpoints, as tensors for kvbench's gates and scorers.
+"""From the layout of published checkpoints to kvbench's gates and scorers.
 
     ngocbh/trimkv       model.layers.N.self_attn.retention_gate.linear1.weight ...
     RUCAIBox/ForesightKV    model.layers.N.self_attn.judge_model.fc1.weight ...
 
-Only names and shapes are known here. ForesightKV's layer norm over features, which its code never applies, is left out.
+ForesightKV's layer norm over features is left out: its code never applies it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from kvbench.eviction.terms.gates import Gate
 from kvbench.lazy import torch
 
-Layers = list[dict[str, torch.Tensor]]  # tensors of each layer, by their names behind `retention_gate.` and the like
+Layers = list[dict[str, torch.Tensor]]  # per layer, tensors by their names after `retention_gate.` or `judge_model.`
 
 GATE, SCORER = "retention_gate", "judge_model"
 NAMES = re.compile(rf"(?:^|\.)layers\.([0-9]{{1,9}})\.self_attn\.({GATE}|{SCORER})\.(.+)$")
@@ -36,13 +36,13 @@ UNUSED = ("feature_norm.weight", "feature_norm.bias")
 
 
 def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
-    """Those names of a checkpoint that belong to GATE or SCORER, with their layer and what is left of the name."""
-    found = ((name, NAMES.search(name)) for name in names)
-    return {name: (int(m[1]), m[3]) for name, m in found if m is not None and m[2] == module}
+    """The names of a checkpoint that belong to GATE or SCORER, with their layer and the rest of the name."""
+    matches = ((name, NAMES.search(name)) for name in names)
+    return {name: (int(m[1]), m[3]) for name, m in matches if m is not None and m[2] == module}
 
 
 def dimensions(module: str, name: str) -> int | None:
-    """Dimensions of a released tensor, None for a name that is none: a scorer has one set of layers for each head."""
+    """Dimensions of a released tensor, None for an unknown name. A scorer has one set of layers per head."""
     if module == SCORER:
         return {name: 3 if name.endswith("weight") else 2 for name in SCORERS}.get(name)
     names = {released for layers in GATES.values() for released in layers} | {"bias"}
@@ -50,21 +50,21 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """The gates that a layer's tensors can be: rg and rg2 have the same names."""
+    """The gates that a layer's tensors may belong to: rg and rg2 have the same names."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 
 def gates(layers: Layers, gate: Gate) -> dict[str, torch.Tensor]:
-    """Our tensors of a gate. Where the last projection is the same in all layers it is shared."""
-    made = {ours: torch.stack([layer[name] for layer in layers]) for name, ours in GATES[gate].items()}
-    made["out.bias"] = torch.stack([layer["bias"] for layer in layers])
+    """kvbench's tensors of a gate. A last projection that is equal in all layers is stored once."""
+    tensors = {ours: torch.stack([layer[name] for layer in layers]) for name, ours in GATES[gate].items()}
+    tensors["out.bias"] = torch.stack([layer["bias"] for layer in layers])
     shared = ("out.weight", "out.bias")
-    if len(layers) > 1 and all(bool((made[name] == made[name][:1]).all()) for name in shared):
-        made |= {name: made[name][0] for name in shared}
-    return made
+    if len(layers) > 1 and all(bool((tensors[name] == tensors[name][:1]).all()) for name in shared):
+        tensors |= {name: tensors[name][0] for name in shared}
+    return tensors
 
 
 def scorer(layers: Layers) -> dict[str, torch.Tensor]:
-    """Our tensors of a scorer."""
-    made = {ours: torch.stack([layer[name] for layer in layers]) for name, ours in SCORERS.items()}
-    return made | {name: made[name][..., 0] for name in ("w2", "b2")}  # one output
+    """kvbench's tensors of a scorer."""
+    tensors = {ours: torch.stack([layer[name] for layer in layers]) for name, ours in SCORERS.items()}
+    return tensors | {name: tensors[name][..., 0] for name in ("w2", "b2")}  # one output

@@ -2,7 +2,7 @@
 
 Cosine similarities of all keys of a head, diagonal 0; in each key's row the most recent similar key (cosine above the
 threshold) is spared, so that of several copies the newest survives; the mean over rows and a softmax give one number
-an entry.
+per entry.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Literal
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 
-# Similarities at a time: 256 MiB, on a processor what its cache holds.
+# Similarities at a time: 256 MiB; on a CPU, as many as its cache holds.
 SCRATCH_FLOATS = 1 << 26
 CPU_SCRATCH_FLOATS = 1 << 17
 
@@ -29,7 +29,7 @@ def redundancy(
 
     Args:
         threshold: cosine above which two keys count as similar, 0 or more.
-        order: [b, Hk, N] indices that list the entries, as `LayerView.text_order` does; it says what "last" means.
+        order: [b, Hk, N] indices that list the entries, as `LayerView.text_order` does; "last" follows it.
         spare: which of the similar keys a row spares: the last or the first.
         column_zero: reproduce the released R-KV code, which spares the first entry of all where a row has no similar
             key, and in every row where `spare` is "first".
@@ -42,7 +42,7 @@ def redundancy(
     unit = unit.masked_fill_(~view.valid[..., None], 0.0).view(heads, n, d)
     order = order.reshape(heads, n)
     own = torch.arange(n, device=order.device).expand(heads, n)
-    # Places 1..n: the highest place among a row's similar keys names the one to spare, 0 says there is none.
+    # Places 1..n: the highest place among a row's similar keys marks the spared one; 0: no key is similar.
     places = torch.arange(1, n + 1, dtype=unit.dtype, device=unit.device)
     if spare == "first":
         places = torch.zeros_like(places) if column_zero else places.flip(0)
@@ -64,9 +64,9 @@ def _column_sums(
     """
     h, n, _ = unit.shape
     scratch = CPU_SCRATCH_FLOATS if unit.device.type == "cpu" else SCRATCH_FLOATS
-    rows = max(1, min(n, scratch // n))  # independent of h: a sequence is summed alike alone and among others
+    rows = max(1, min(n, scratch // n))  # independent of h, so that sums do not depend on the batch
     heads = max(1, min(h, scratch // (n * rows)))
-    # Two buffers for all blocks: on a processor, fresh pages would cost more than the arithmetic.
+    # Two buffers for all blocks: on a CPU, fresh pages would cost more than the arithmetic.
     similarity, similar = unit.new_empty(heads, rows, n), unit.new_empty(heads, rows, n)
     total = unit.new_zeros(h, n)
     for first in range(0, h, heads):
@@ -79,7 +79,7 @@ def _column_sums(
             s.diagonal(offset=start, dim1=-2, dim2=-1).zero_()
             last = torch.gt(s, threshold, out=m).mul_(place[block, None]).amax(dim=-1).long()  # [heads, rows]
             spared = torch.where(last > 0, by_place[block].gather(-1, last), default[block, start : start + rows])
-            # One place a row, so the sums are exact in any order, unlike with an addition of the spared values.
+            # One place per row: no addition, so sums are exact in any order.
             s.scatter_(-1, spared[..., None], 0.0)
             total[block] += s.sum(dim=-2)
     return total

@@ -1,8 +1,8 @@
-"""What geometric decay makes of a retention beta: the worth of an entry at an eviction, and attention and occupancy
-under soft eviction, which gates are trained with.
+"""Geometric decay by a retention beta: the worth of an entry at an eviction; attention and occupancy under soft
+eviction, for training gates.
 
-TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649). Everything is computed from log beta: with betas
-near 1 and ages of thousands, powers of beta itself would be lost.
+TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649). All formulas use log beta: with betas near 1 and
+ages of thousands, powers of beta would lose their digits.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> tor
 
 
 def _log1mexp(x: torch.Tensor) -> torch.Tensor:
-    """log(1 - e^x) for x < 0, by whichever of two forms does not cancel."""
+    """log(1 - e^x) for x < 0, by the form that does not cancel."""
     return torch.where(x < math.log(0.5), torch.log1p(-x.exp()), (-torch.expm1(x)).log())
 
 
@@ -46,10 +46,10 @@ def decay(log_beta: torch.Tensor) -> torch.Tensor:
 
 
 def occupancy(log_beta: torch.Tensor, block: int = 256) -> torch.Tensor:
-    """[..., n]: entries that are softly alive at each time t, the sum over i <= t of beta_i^(t - i).
+    """[..., n]: softly alive entries at each time t, the sum over i <= t of beta_i^(t - i).
 
-    The hinge of this above a budget is the capacity loss. `block` times are computed together, which bounds memory: a
-    gradient computes all but a single block once more.
+    The capacity loss is its hinge above a budget. Computing `block` times together bounds memory; a backward pass
+    computes every block again, unless there is only one.
     """
     n = log_beta.shape[-1]
     times = torch.arange(n, device=log_beta.device)

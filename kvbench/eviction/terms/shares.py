@@ -1,4 +1,4 @@
-"""Whole numbers from shares: split a total over layers and heads so that it comes out exactly."""
+"""Split a total over layers and heads into whole numbers that sum to it exactly."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def split_exactly(
     """Integers near `ideal`, each within [low, high], that sum to `total` in every row (largest remainder).
 
     Args:
-        ideal: [b, n] float, what each would get; a sum other than `total` is spread evenly over those with room.
+        ideal: [b, n] float shares; a difference of their sum to `total` is spread evenly over those with room.
         total: [b] or one number; clipped to what the bounds allow.
         low, high: [b, n] or numbers.
 

@@ -1,4 +1,4 @@
-"""The attention that a few queries pay to cached entries: one primitive behind every attention-based score.
+"""Attention of a few queries to cached entries: the primitive behind every attention-based score.
 
 Float32 throughout, causal by absolute position (the cache is not in text order and may be compressed), padding-aware,
 blockwise over queries so that scratch memory is bounded. Methods differ in domain, order and reductions.
@@ -14,8 +14,8 @@ Domain = Literal["all", "outside_window"]
 Order = Literal["softmax_then_group", "group_then_softmax"]
 Reduce = Literal["mean", "sum", "max"]
 
-# Logits at a time: at most 128 MiB, on a processor less by taking fewer sequences: small buffers are reused at once,
-# while fresh pages of large ones would cost more than the arithmetic.
+# Logits at a time: at most 128 MiB; on a CPU fewer, by taking fewer sequences: small buffers are reused at once, while
+# fresh pages of large ones would cost more than the arithmetic.
 SCRATCH_FLOATS = 1 << 25
 CPU_BLOCK_FLOATS = 1 << 17
 
@@ -43,7 +43,7 @@ def window_attention(
         keys: [b, Hk, N, d] post-RoPE.
         query_positions: [b, w]; key_positions: [b, Hk, N]; absolute; a query sees keys at its position or before.
         valid: [b, Hk, N] bool; other entries get weight 0. None: all are valid.
-        scaling, softcap: the model's own softmax scale and logit cap.
+        scaling, softcap: the model's softmax scale and logit cap.
         domain: keys that the softmax runs over: "all", or "outside_window" (those older than the first query).
         order: "softmax_then_group" reduces probabilities over the group, "group_then_softmax" reduces logits.
         reduce_g, reduce_q: over the g query heads and the w queries; None keeps that axis.
@@ -66,7 +66,7 @@ def window_attention(
         older = key_positions < query_positions.amin(dim=1)[:, None, None]
         visible = older if valid is None else valid & older
     blind = _blind(visible, key_positions, query_positions)
-    # Rows per block must not depend on b, or a sequence would be summed in other pieces alone than among others.
+    # Rows per block must not depend on b, or sums would depend on the batch.
     rows = max(1, min(w, SCRATCH_FLOATS // max(1, hq * n)))
     block = CPU_BLOCK_FLOATS if keys.device.type == "cpu" else SCRATCH_FLOATS
     sequences = max(1, block // max(1, hq * n * rows))
@@ -74,10 +74,10 @@ def window_attention(
     for first in range(0, b, sequences):
         s = slice(first, first + sequences)
         sums: list[torch.Tensor] = []
-        for start in range(0, max(w, 1), rows):  # no query at all sums to zeros
+        for start in range(0, max(w, 1), rows):  # without queries the sums are zeros
             r = slice(start, start + rows)
             hidden = None if visible is None else ~visible[s, :, None]  # [b, Hk, 1, N]
-            if domain == "all":  # what is older than the window is no query's future
+            if domain == "all":  # keys older than the window are never in a query's future
                 future = key_positions[s, :, None] > query_positions[s, None, r, None]
                 hidden = future if hidden is None else future.logical_or_(hidden)
             assert hidden is not None
@@ -95,10 +95,7 @@ def window_attention(
 def _blind(
     visible: torch.Tensor | None, key_positions: torch.Tensor, query_positions: torch.Tensor
 ) -> torch.Tensor | None:
-    """[b, Hk, w] bool: queries that see no key at all, or None when there is none (the rule).
-
-    Such a query pays nothing: zeros instead of the NaN of its softmax.
-    """
+    """[b, Hk, w] bool: queries that see no key, whose NaN softmax becomes 0; usually None: every query sees one."""
     if visible is not None:
         key_positions = key_positions.masked_fill(~visible, torch.iinfo(key_positions.dtype).max)
     blind = key_positions.amin(dim=-1)[:, :, None] > query_positions[:, None]
@@ -106,7 +103,7 @@ def _blind(
 
 
 def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
-    """[b, Hq, r, d] and [b, Hk, N, d] to [b, Hk, g, r, N]: one product a KV head, its group's queries stacked."""
+    """[b, Hq, r, d] and [b, Hk, N, d] to [b, Hk, g, r, N]: one product per KV head, its group's queries stacked."""
     b, hq, r, d = queries.shape
     hk, n = keys.shape[1:3]
     stacked = queries.reshape(b, hk, hq // hk * r, d).float() * scaling
@@ -115,7 +112,7 @@ def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: 
 
 
 def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
-    """Blocks [..., r, N] of queries to one tensor; a mean is left as the sum, to be divided once by all queries."""
+    """Blocks [..., r, N] of queries to one tensor; a mean stays a sum, which the caller divides once."""
     if how is None:
         return torch.cat(blocks, dim=-2)
     reduced = [_reduce(block, "max" if how == "max" else "sum", dim=-2) for block in blocks]

@@ -33,7 +33,7 @@ def rkv_votes(view: LayerView) -> torch.Tensor:
 
 
 class WindowVote(Method):
-    """Subclasses declare the options; no dataclass, so that these annotations are none."""
+    """Subclasses declare the options. Not a dataclass, so that these annotations are no options themselves."""
 
     window: int | None
     compat: str

@@ -1,8 +1,8 @@
-"""Answers judged by another model: MT-Bench's prompts put to an OpenAI-compatible endpoint or a model in a folder.
+"""Let another model judge answers: MT-Bench's prompts, to an OpenAI-compatible endpoint or a model in a folder.
 
-    check(services)                              # before any work: UserError for settings that cannot work
-    rate(services, doc, answers)                 # Score: a rating from 1 to 10 for each turn
-    compare(services, doc, answers, baseline)    # Score: win, tie or loss for each turn, asked in both orders
+    check(services)                              # before any work: UserError for invalid settings
+    rate(services, doc, answers)                 # Score: a rating from 1 to 10 per turn
+    compare(services, doc, answers, baseline)    # Score: win, tie or loss per turn, asked in both orders
 
 `KeyRefused` ends a run; every other failure of a judge is a score without a value and with a note.
 """

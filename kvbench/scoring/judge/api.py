@@ -1,4 +1,4 @@
-"""What a judge is, and how it fails."""
+"""The interface of a judge, and its errors."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class JudgeError(Exception):
 
 
 class KeyRefused(SetupError):
-    """The judge does not let us in (401, 403). No other answer would fare better, so the run ends."""
+    """The judge refuses the key (401, 403). It would refuse every other answer too, so the run ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What a judge said. `model`: who said it, for the row."""
+    """A judge's text; `model`: its name, for the row."""
 
     text: str
     model: str
 
 
 class Judge(Protocol):
-    """A model that is asked one question at a time, at temperature 0. Several threads may ask at once."""
+    """A model that answers one request at a time, at temperature 0. Several threads may ask at once."""
 
     def ask(self, system: str, user: str) -> Reply:
-        """Raises JudgeError, KeyRefused, or SetupError when there is no such judge at all."""
+        """Raises JudgeError, KeyRefused, or SetupError if the judge cannot be loaded."""

@@ -1,8 +1,8 @@
-"""From answers to scores: a rating for each turn, or a comparison with other answers in both orders.
+"""From answers to scores: a rating per turn, or a comparison with other answers in both orders.
 
-Ratings and outcomes are means over the turns that have one. A reply without a verdict is asked for once more; a turn
-that still has none is missing, and aux `invalid` counts such replies. Ratings outside 1 to 10 are none: FastChat takes
-them as they come, but the scale that the judge is given ends there.
+Ratings and outcomes are means over the turns that have one. The judge is asked again after a reply without a verdict;
+after a second one the turn is missing, and aux `invalid` counts such replies. A rating outside 1 to 10 is no verdict;
+FastChat accepts it, although it tells the judge that the scale ends there.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from kvbench.scoring.judge.prompts import Answers
 from kvbench.scoring.judge.settings import connect
 from kvbench.task import Doc, Score, Services
 
-ASKED = 2  # times, for a reply with a verdict
+TRIES = 2  # for a reply with a verdict
 LOWEST, HIGHEST = 1.0, 10.0
-NOBODY = Score(value=None, status="unscored", note="no judge was asked; 'kvbench score RUN --judge URL' asks one")
+NO_JUDGE = Score(value=None, status="unscored", note="no judge was asked; 'kvbench score RUN --judge URL' asks one")
 OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 
 
 def rate(services: Services, doc: Doc, answers: Answers) -> Score:
     """The judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, `rating_2`, `invalid`.
 
-    Raises KeyRefused; SetupError when a judge of one's own cannot be loaded.
+    Raises KeyRefused; SetupError if a local judge cannot be loaded.
     """
     judge = connect(services)
     if judge is None:
-        return NOBODY
+        return NO_JUDGE
     try:
         asked = [_ask(judge, prompts.single(doc, answers, turn), _rating) for turn in range(len(doc.turns))]
     except JudgeError as error:
@@ -41,14 +41,14 @@ def rate(services: Services, doc: Doc, answers: Answers) -> Score:
 
 
 def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -> Score:
-    """How answers fare against others to the same questions: a win is 1, a tie 0.5, a loss 0; aux `outcome_1`, ...
+    """Compare answers with a baseline's: a win is 1, a tie 0.5, a loss 0; aux `outcome_1`, ...
 
-    Every pair is shown in both orders, and only the same verdict in both is a win or a loss (FastChat's
-    pairwise-baseline). Equal texts are a tie without asking. Raises what `rate` raises.
+    The judge sees every pair in both orders, and only the same verdict in both is a win or a loss (FastChat's
+    pairwise-baseline). Equal texts are a tie without asking. Raises as `rate` does.
     """
     judge = connect(services)
     if judge is None:
-        return NOBODY
+        return NO_JUDGE
     try:
         asked = [_both_orders(judge, doc, answers, baseline, turn) for turn in range(len(doc.turns))]
     except JudgeError as error:
@@ -58,7 +58,7 @@ def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What came of one question. `value` None: the judge's replies hold no verdict. `judge` empty: nobody was asked."""
+    """The verdict on one turn. `value` None: no reply holds one. `judge` "": no judge was asked."""
 
     value: float | None
     invalid: int
@@ -66,9 +66,9 @@ class _Asked:
 
 
 def _ask(judge: Judge, prompt: tuple[str, str], read: Callable[[str], float | None]) -> _Asked:
-    """`read` sees the reply behind the judge's own thinking block."""
+    """Ask until a reply holds a verdict; `read` gets the reply without the judge's thinking block."""
     invalid, value, model = 0, None, ""
-    while value is None and invalid < ASKED:
+    while value is None and invalid < TRIES:
         reply = judge.ask(*prompt)
         value, model = read(after_thinking(reply.text, None)), reply.model
         invalid += value is None
@@ -76,8 +76,8 @@ def _ask(judge: Judge, prompt: tuple[str, str], read: Callable[[str], float | No
 
 
 def _rating(text: str) -> float | None:
-    found = parse.rating(text)
-    return found if LOWEST <= found <= HIGHEST else None
+    rating = parse.rating(text)
+    return rating if LOWEST <= rating <= HIGHEST else None
 
 
 def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, turn: int) -> _Asked:

@@ -1,7 +1,7 @@
-"""A judge of one's own: a chat model in a folder, loaded by transformers when the first question is put.
+"""A local judge: a chat model in a folder, loaded by transformers at its first request.
 
-It takes memory beside the model under test. Where that is short, generate with ``--judge none`` and judge afterwards
-with ``kvbench score RUN --judge local:FOLDER``. Only safetensors weights are read, and no code from the folder.
+It needs memory beside the model under test. Where that is short, generate with ``--judge none`` and judge later with
+``kvbench score RUN --judge local:FOLDER``. It reads safetensors weights only, and runs no code from the folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, Reply
 
 
 class LocalJudge:
-    """A `Judge` (see `kvbench.scoring.judge.api`): greedy, one question at a time, without thinking."""
+    """A `kvbench.scoring.judge.api.Judge`: greedy, one request at a time, without thinking."""
 
     def __init__(self, folder: Path, max_tokens: int = MAX_TOKENS) -> None:
         self.folder, self.max_tokens = folder, max_tokens

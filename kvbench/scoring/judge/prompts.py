@@ -1,10 +1,10 @@
-"""MT-Bench's questions to a judge, as FastChat asks them (bundled/mt_bench/judge_prompts.jsonl, Apache-2.0).
+"""MT-Bench's prompts for a judge, as in FastChat (bundled/mt_bench/judge_prompts.jsonl, Apache-2.0).
 
     system, user = single(doc, answers, turn=0)             # single-v1, single-math-v1 and their -multi-turn forms
     system, user = pair(doc, answers_a, answers_b, turn=1)  # pair-v2, pair-math-v1 and their -multi-turn forms
 
 `turn` 0 shows the first question and answer; `turn` 1 the whole conversation. A document with reference answers gets
-the -math- forms, which show them. Answers are data: they are put in once and never read as a template.
+the -math- forms, which show them. Answers are inserted once and never read as a template.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbench.task import Doc
 FILE = BUNDLED / "mt_bench" / "judge_prompts.jsonl"
 _MARK = re.compile(r"\[\[(\d+\.?\d*|[ABC])\]\]")
 
-Answers = Sequence[str]  # one for each turn
+Answers = Sequence[str]  # one per turn
 
 
 def single(doc: Doc, answers: Answers, turn: int) -> tuple[str, str]:
@@ -47,7 +47,7 @@ def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[s
 
 
 def disarm(answer: str) -> str:
-    """The answer with blanks in every ``[[10]]`` and ``[[A]]`` in it, so that a quotation is no verdict."""
+    """The answer with blanks in every ``[[10]]`` and ``[[A]]``, so that a quotation of it is no verdict."""
     return _MARK.sub(r"[[ \1 ]]", answer)
 
 

@@ -1,10 +1,10 @@
-"""Which judge the settings of a run mean, and whether they can work.
+"""From a run's settings to its judge.
 
-    check(services, task="mt_bench")      # before any work; asks nobody
+    check(services, task="mt_bench")      # before any work; sends no request
     judge = connect(services)             # None for --judge none
 
-A key is read from the environment variable named by `Services.judge_key_env`, when a question is sent, and kept
-nowhere. An address must be https, except on this machine. Messages show an address without what may be a secret in it.
+Every request reads the key from the environment variable `Services.judge_key_env`; nothing stores it. An address must
+be https, except on this machine. Messages redact possible secrets in an address.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _lock = threading.Lock()
 
 
 def check(services: Services, *, task: str = "mt_bench") -> None:
-    """Raises UserError for settings that cannot work, as far as that shows without asking anybody; SetupError when
-    httpx is not installed.
+    """Raises UserError for invalid settings, as far as that shows without a request; SetupError without httpx or
+    tenacity.
     """
     if services.judge is None:
         raise UserError(
             f"task {show(task)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
             "(--judge-key-env), or --judge none to store answers only."
         )
-    if _nobody(services.judge):
+    if _is_none(services.judge):
         return
     if services.judge.startswith(LOCAL):
         _check_folder(services.judge.removeprefix(LOCAL))
@@ -57,8 +57,8 @@ def check(services: Services, *, task: str = "mt_bench") -> None:
 
 
 def connect(services: Services) -> Judge | None:
-    """The judge, the same one for the same settings; None for "none" and where nothing was said. Raises UserError."""
-    if services.judge is None or _nobody(services.judge):
+    """The judge, the same object for the same settings; None for "none" or no setting. Raises UserError."""
+    if services.judge is None or _is_none(services.judge):
         return None
     with _lock:
         settings = services.judge, services.judge_model, services.judge_key_env
@@ -73,7 +73,7 @@ def _make(judge: str, services: Services) -> Judge:
         from kvbench.scoring.judge.local import LocalJudge
 
         return LocalJudge(_folder(judge.removeprefix(LOCAL)))
-    from kvbench.scoring.judge.endpoint import Endpoint  # brings asyncio: only for those who ask a judge
+    from kvbench.scoring.judge.endpoint import Endpoint  # imports asyncio: only for runs that ask a judge
 
     return Endpoint(
         url=judge,
@@ -83,12 +83,12 @@ def _make(judge: str, services: Services) -> Judge:
     )
 
 
-def _nobody(judge: str) -> bool:
+def _is_none(judge: str) -> bool:
     return judge.strip().lower() == "none"
 
 
 def _address(judge: str) -> SplitResult:
-    """The parts of a judge's URL. Raises UserError for what cannot be asked, or not safely."""
+    """The parts of a judge's URL. Raises UserError for an invalid or unsafe one."""
     from kvbench.console.redact import redact_text
 
     shown = show(redact_text(judge))
@@ -122,7 +122,9 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _check_key(name: str, loopback: bool) -> None:
-    """A server on this machine may do without a key, unless a variable was named for it."""
+    """Raises UserError for a missing or malformed key; a server on this machine needs one only if --judge-key-env names
+    a variable.
+    """
     key = os.environ.get(name, "").strip()
     if key:
         if not _WORD.fullmatch(key):
@@ -131,7 +133,7 @@ def _check_key(name: str, loopback: bool) -> None:
     from kvbench.console.redact import redact_text
 
     if not _VARIABLE.fullmatch(name) or redact_text(name) != name:
-        raise UserError(NO_ARGV)  # a key in the place of a variable's name
+        raise UserError(NO_ARGV)  # a key instead of a variable's name
     if not loopback or name != Services().judge_key_env:
         raise UserError(f"the environment variable {show(name)} is empty; it must hold the judge's key.")
 

@@ -1,14 +1,11 @@
-"""Runs programs that a model wrote.
+"""Run model-written programs: `tiers` isolate them, `selection` picks the strongest tier that works, `box` runs one.
 
-`tiers` locks them in, `selection` picks the strongest tier that works on this machine, `box` runs one program.
-
-What never happens here: expected outputs do not enter the box, nothing is unpickled, and nothing a program printed is
-taken for more than bytes.
+Expected outputs never enter a box, nothing is unpickled, and a program's output stays bytes.
 """
 
 from kvbench.scoring.sandbox.box import Box, BoxError, Outcome
 from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.selection import Sandbox, choose, findings, require
-from kvbench.scoring.sandbox.selftest import Report
+from kvbench.scoring.sandbox.selftest import SelfTest
 
-__all__ = ["Box", "BoxError", "Limits", "Outcome", "Report", "Sandbox", "choose", "findings", "require"]
+__all__ = ["Box", "BoxError", "Limits", "Outcome", "Sandbox", "SelfTest", "choose", "findings", "require"]

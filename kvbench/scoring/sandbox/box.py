@@ -1,18 +1,18 @@
-"""A box and the programs in it, seen from the trusted side.
+"""A box and the programs in it, from the trusted side.
 
     with Box(tier, Limits()) as box:
         box.load(script, program)                        # a harness, see kvbench.scoring.sandbox.inside
         outcome = box.run(b"1 2\\n", seconds=6)           # once, in a process of its own
 
         box.load(other_harness, program, {"kind": "call"})
-        box.open(seconds=6, total=60)                    # or: one process that answers questions
+        box.open(seconds=6, total=60)                    # or: one process that takes requests
         box.ask(b"[1, 2]", seconds=6)
         box.close_program()
 
-Frames to the driver: kind, wall ms, CPU seconds, output limit, length, and so many bytes; the kinds stand in
+Frames to the driver: kind, wall ms, CPU seconds, output limit, length, then that many bytes; for the kinds see
 `kvbench.scoring.sandbox.inside.driver`. Replies: a state, numbers, and three byte strings whose lengths are checked
-here before a byte of them is read. What a program prints is bytes until the caller decides otherwise; no expected
-output and no object ever travels.
+before they are read. The program's output stays bytes until the caller decodes it; expected outputs and objects never
+enter a box.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _stack_lock = threading.Lock()
 
 
 class BoxError(Exception):
-    """The box, not the program, failed: it did not start, its lockdown failed, or its driver is gone."""
+    """The box failed, not the program: it did not start, its lockdown failed, or its driver died."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one run of a program, or one answer, came to.
+    """The outcome of one run of a program, or of one request.
 
-    `code` is an exit code, or the number of a signal; `peak` bytes of memory, known when the process has ended.
+    `code` is an exit code or a signal number; `peak` bytes of memory, known once the process has ended.
     """
 
     status: Status
@@ -105,34 +105,34 @@ class Box:
     def load(self, harness: str, program: str, options: Mapping[str, Any] | None = None) -> None:
         """Set the harness and the program for the runs to come."""
         code = inside.sent(harness, "harness.py", self.tier.same_python)
-        told = {"harness": code, "program": program, "options": dict(options or {})}
-        self._talk(b"L", json.dumps(told).encode(), START_SECONDS)
+        message = {"harness": code, "program": program, "options": dict(options or {})}
+        self._talk(b"L", json.dumps(message).encode(), START_SECONDS)
 
     def run(self, stdin: bytes = b"", *, seconds: float, output: int | None = None) -> Outcome:
         """Run the program once, to its end."""
         return self._talk(b"N", stdin, seconds, cpu=math.ceil(seconds) + 1, output=output)
 
     def open(self, *, seconds: float, total: float, output: int | None = None) -> Outcome:
-        """Start a process that answers questions; `total` seconds of processor time are all it gets."""
+        """Start a process that takes requests, with at most `total` seconds of processor time."""
         return self._talk(b"O", b"", seconds, cpu=math.ceil(total) + 1, output=output)
 
     def ask(self, question: bytes, *, seconds: float, output: int | None = None) -> Outcome:
-        """Put a question to the open process. It has ended when the status is not "answered"."""
+        """Send a request to the open process; any status but "answered" means that it has ended."""
         return self._talk(b"A", question, seconds, output=output)
 
     def close_program(self) -> Outcome:
-        """End the open process, if there still is one; tells its peak memory."""
+        """End the open process if it still runs; the outcome has its peak memory."""
         return self._talk(b"C", b"", 0.0)
 
     def close(self) -> None:
-        """End the box and all in it."""
+        """End the box and every process in it."""
         process = self._process
         for stream in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 assert stream is not None
                 stream.close()
         try:
-            process.wait(1.0)  # the driver ends when nobody can ask any more
+            process.wait(1.0)  # the driver ends when its input closes
         except subprocess.TimeoutExpired:
             self.tier.stop(process)
             process.wait()
@@ -154,7 +154,7 @@ class Box:
         self._write(head + data, deadline)
         state, code, spent, peak, *sizes = inside.REPLY.unpack(self._read(inside.REPLY.size, deadline))
         if max(sizes) > limit + (1 << 17):
-            raise BoxError("the driver announces more than was allowed")
+            raise BoxError("the driver announces more output than its limit")
         answer, out, err = (self._read(size, deadline) for size in sizes)
         if state == b"F":
             raise BoxError(err.decode(errors="replace") or "the driver does not know the request")
@@ -192,7 +192,7 @@ class Box:
         return b"".join(parts)
 
     def _why(self) -> str:
-        """The last line that the box's command left on standard error."""
+        """The last line of the box's standard error."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._errors.seek(0)
@@ -202,7 +202,7 @@ class Box:
 
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Start a process with another stack limit: where a stack may grow to is settled when a program starts."""
+    """Set the stack limit while a process starts: the kernel lays out a stack at the start of a program."""
     with _stack_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
         wanted = size if hard == resource.RLIM_INFINITY else min(size, hard)

@@ -1,7 +1,7 @@
-"""Deletes a folder in which a hostile program could write.
+"""Delete a folder in which a hostile program could write.
 
-`shutil.rmtree` recurses before Python 3.13, and a tree of a few thousand levels ends it; so does a path that got too
-long. Here both stay short: what lies two levels deep is moved up one, until nothing does.
+Before Python 3.13 `shutil.rmtree` recurses: a tree of a few thousand levels ends it, and so does a path that is too
+long. Here both stay short: every folder two levels deep is moved up one, until none is left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def remove_tree(root: str | Path) -> None:
-    """Delete a folder and all in it. What cannot be deleted stays; nothing is raised."""
+    """Delete a folder and all in it. Never raises; entries that cannot be deleted stay."""
     numbers = itertools.count()
     progress = True
     while progress:
@@ -38,8 +38,8 @@ def _strip(folder: str | Path) -> list[str]:
         return folders
     with contextlib.suppress(OSError):
         os.chmod(folder, stat.S_IRWXU)
-        with os.scandir(folder) as found:
-            entries = list(found)
+        with os.scandir(folder) as scan:
+            entries = list(scan)
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.path)

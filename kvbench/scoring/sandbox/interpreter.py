@@ -1,7 +1,7 @@
-"""Where the running Python keeps itself, and what of it a box has to show.
+"""The files of the running Python that a box must show.
 
-A box shows the interpreter without anything that was installed beside it: `import kvbench` fails there. Packages that a
-task allows by name are shown one by one.
+A box shows the interpreter without installed packages, so `import kvbench` fails there. Packages that a task allows by
+name are shown one by one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
-STORES = ("/nix/store", "/gnu/store")  # where every package has a folder of its own
+STORES = ("/nix/store", "/gnu/store")  # one folder per package
 _SYSTEM = ("/lib", "/lib32", "/lib64", "/usr/lib", "/usr/lib32", "/usr/lib64", *STORES)
 INSTALLED = ("site-packages", "dist-packages")
 
@@ -45,7 +45,7 @@ def system_libraries() -> list[str]:
 
 
 def installed(folder: str) -> list[str]:
-    """Folders below a library folder that hold what was installed there, for Python versions of any kind."""
+    """Folders below a library folder that hold installed packages, of any Python 3 version."""
     return [
         path
         for name in INSTALLED
@@ -56,7 +56,7 @@ def installed(folder: str) -> list[str]:
 
 @functools.cache
 def package(name: str) -> tuple[str, ...]:
-    """The folder of an installed package, then that of the libraries beside it if there is one; () if not installed."""
+    """The folder of an installed package, then the folder of its bundled libraries if any; () if not installed."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         return ()
@@ -65,7 +65,7 @@ def package(name: str) -> tuple[str, ...]:
 
 
 def readable_by_others(paths: Sequence[str]) -> bool:
-    """Whether any user could read these paths, as the modes of files and of the folders above them say."""
+    """Whether every user may read these paths, by the modes of the files and of the folders above them."""
     for path in map(Path, paths):
         if not path.stat().st_mode & 0o004:
             return False

@@ -1,4 +1,4 @@
-"""What one program may use. The numbers are part of a benchmark's conditions and go into a run's record."""
+"""Resource limits of one program. They are conditions of the benchmark, so a run records them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ class Limits:
     """Limits of one program.
 
     Attributes:
-        memory: bytes of address space; since no process can be made, the limit of all it uses.
+        memory: bytes of address space; the program cannot fork, so this bounds all that it uses.
         stack: bytes of the first thread's stack; 40,000 nested calls through C code fit.
-        threads: how many it may have at once.
-        files: open descriptors. file_bytes: size of a file (only without a sandbox is there a place to write one).
-        output: bytes of standard output and of standard error, each.
+        threads: at a time.
+        files: open descriptors. file_bytes: size of a file; only tier "none" has a place to write one.
+        output: bytes of standard output, and of standard error.
     """
 
     memory: int = 1 << 30

@@ -1,8 +1,8 @@
-"""Everything that stands between a program and the machine, as data: so that a test can leave out one part at a time.
+"""The parts of a lockdown as data, so that a test can leave out one at a time.
 
 plan = tier.plan(Limits())
 plan.parts()                      # ["--unshare-net", ..., "limit AS", "user", ..., "seccomp", "seccomp sockets"]
-plan.without("seccomp sockets")   # the self-test must refuse this one
+plan.without("seccomp sockets")   # the self-test must refuse this plan
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kvbench.scoring.sandbox import interpreter, seccomp
 from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.syscalls import FAMILIES
 
-NEEDED = "needed"  # arguments without which there would be no box
-FIRST_USER, USERS = 60000, 5000  # programs of root run as one of these
+NEEDED = "needed"  # arguments that a box cannot start without
+FIRST_USER, USERS = 60000, 5000  # root runs programs as one of these uids
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 
 Step = tuple[str, Any]  # name and argument of a step of `kvbench.scoring.sandbox.inside.lockdown`
@@ -29,12 +29,12 @@ Step = tuple[str, Any]  # name and argument of a step of `kvbench.scoring.sandbo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """How a program is locked in.
+    """The lockdown of a program.
 
     Attributes:
         outer: named groups of arguments of the command that makes the box.
         inner: the steps that the child takes before it runs the program.
-        opened: families of system calls that are let through; none, but in tests.
+        opened: families of system calls that are let through; empty outside tests.
     """
 
     outer: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -42,7 +42,7 @@ class Plan:
     opened: frozenset[str] = frozenset()
 
     def parts(self) -> list[str]:
-        """A name for everything that can be left out."""
+        """The names of all parts that can be left out."""
         names = [name for name, _ in self.outer if name != NEEDED] + [_label(step) for step in self.inner]
         if "seccomp" in names:
             foreign = [seccomp.FOREIGN] if machine() == "x86_64" else []
@@ -50,7 +50,7 @@ class Plan:
         return names
 
     def without(self, part: str) -> Plan:
-        """The same plan lacking one part."""
+        """The plan without one part."""
         if part.startswith("seccomp "):
             return dataclasses.replace(self, opened=self.opened | {part.removeprefix("seccomp ")})
         outer = tuple(group for group in self.outer if group[0] != part)
@@ -67,28 +67,28 @@ class Plan:
 
 
 def machine() -> str:
-    """The kind of processor, by the kernel's name for it."""
+    """The kernel's name for this kind of processor."""
     name = platform.machine()
     return _MACHINES.get(name.lower(), name)
 
 
-def limits(given: Limits, threads: int | None) -> list[Step]:
-    """Resource limits; `threads`: of the user as a whole. The time limit comes with each run."""
+def limits(of: Limits, threads: int | None) -> list[Step]:
+    """Resource limits; `threads` counts all of the user's. The time limit comes with each run."""
     sizes = {
-        "AS": given.memory,
-        "STACK": given.stack,
+        "AS": of.memory,
+        "STACK": of.stack,
         "CPU": 0,
-        "FSIZE": given.file_bytes,
-        "NOFILE": given.files,
+        "FSIZE": of.file_bytes,
+        "NOFILE": of.files,
         "CORE": 0,
     }
     return [("limit", [name, size]) for name, size in (sizes | ({} if threads is None else {"NPROC": threads})).items()]
 
 
 def drop_root(shown: list[str]) -> list[Step]:
-    """Root becomes a user that nobody is, for that user alone is bound by the number of threads.
+    """Drop root to an unused uid: RLIMIT_NPROC does not bind root.
 
-    `shown` is what the program must be able to read at its place; where it is private, one capability stays.
+    shown: paths that the program must read; where they are private, the capability to read all files stays.
     """
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return []
@@ -102,7 +102,7 @@ def lock(*rules: Step) -> list[Step]:
 
 
 def own_tasks() -> int:
-    """Processes and threads of this user, which a limit on their number counts too."""
+    """Running processes and threads of this user; RLIMIT_NPROC counts them too."""
     if not sys.platform.startswith("linux"):
         return 0
     count = 0
@@ -110,14 +110,14 @@ def own_tasks() -> int:
         try:
             if os.stat(f"/proc/{name}").st_uid == os.geteuid():
                 count += len(os.listdir(f"/proc/{name}/task"))
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
     return count
 
 
 def _filter(opened: frozenset[str]) -> list[Any]:
-    made = seccomp.build(machine(), opened)
-    return [base64.b64encode(made.program).decode(), list(made.pid_offsets)]
+    built = seccomp.build(machine(), opened)
+    return [base64.b64encode(built.program).decode(), list(built.pid_offsets)]
 
 
 def _label(step: Step) -> str:

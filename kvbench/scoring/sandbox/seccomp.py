@@ -1,15 +1,14 @@
 """The system-call filter of a locked program, as bytes for ``prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)``.
 
-    made = build("x86_64")                    # Filter(program, pid_offsets)
-    build("x86_64", opened={"sockets"})       # with one family of calls let through, for tests of the self-test
+    filter = build("x86_64")                  # Filter(program, pid_offsets)
+    build("x86_64", opened={"sockets"})       # lets one family of calls through, to test the self-test
 
-A list of what is allowed: everything else gives EPERM, calls newer than the table ENOSYS, and another machine's calls
-(i386, x32) end the process. `RULES` allow a call for some arguments only: a thread but no process, signals to oneself
-alone, no socket but a pair. The process id of the program is not known here; whoever installs the filter writes it to
-`pid_offsets`.
+An allow-list: any other call gives EPERM, a call newer than the table ENOSYS, and another machine's calls (i386, x32)
+end the process. `RULES` allow a call with some arguments only: threads but no processes, signals to the program itself,
+socket pairs but no sockets. The program's process id is not known here; the driver writes it at `pid_offsets`.
 
-Classic BPF, assembled by hand (``linux/filter.h``, ``linux/seccomp.h``): the libraries for it are C extensions, and
-this has to run with the standard library alone.
+Classic BPF, assembled by hand (``linux/filter.h``, ``linux/seccomp.h``): libraries for it are C extensions, and
+scoring needs the standard library alone.
 """
 
 from __future__ import annotations
@@ -23,15 +22,7 @@ from kvbench.scoring.sandbox.syscalls import ALLOWED, FAMILIES, NEWEST, NUMBERS
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 X32_BIT = 0x40000000
 _EPERM, _ENOSYS = 1, 38
-_LOAD, _JEQ, _JGT, _JGE, _JSET, _AND, _RETURN = (
-    0x20,
-    0x15,
-    0x25,
-    0x35,
-    0x45,
-    0x54,
-    0x06,
-)  # BPF_LD | BPF_W | BPF_ABS, ...
+_LOAD, _JEQ, _JGT, _JGE, _JSET, _AND, _RETURN = b"\x20\x15\x25\x35\x45\x54\x06"  # BPF_LD | BPF_W | BPF_ABS, ...
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _NUMBER, _ARCH = 0, 4  # offsets into struct seccomp_data
 
@@ -39,7 +30,7 @@ FOREIGN = "other machines"  # opens the door for calls in the convention of i386
 PID = -1  # in a rule: the program's own process id
 
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
-_O_TRUNC_ONLY, _O_TRUNC_MASK = 0o1000, 0o1003  # truncates what is opened for reading: older Landlock misses it
+_O_TRUNC_ONLY, _O_TRUNC_MASK = 0o1000, 0o1003  # truncates a file opened for reading: older Landlock misses it
 
 _FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032, 1034)  # dup, flags, locks, pipe size and seals read; no owner, no lease
 _IOCTL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, window size, FIONREAD, FIONBIO, FIO(N)CLEX
@@ -51,7 +42,7 @@ _Instruction = tuple[int, int, int, int]  # code, jump if true, jump if false, c
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """A filter of ``len(program) // 8`` instructions. At each of `pid_offsets` stands a 32-bit process id."""
+    """A filter of ``len(program) // 8`` instructions, with room for a 32-bit process id at each of `pid_offsets`."""
 
     program: bytes
     pid_offsets: tuple[int, ...]
@@ -73,7 +64,7 @@ _REFUSE, _PASS = _end(_ERRNO | _EPERM), _end(_ALLOW)
 
 
 def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
-    """Allow where the low half of an argument is one of the values (the kernel reads it as 32 bits)."""
+    """Allow if the low half of an argument is one of the values (the kernel reads 32 bits)."""
     tests = [step for value in values for step in ((_JEQ, 0, 1, value), _PASS)]
     return [_low(argument), *tests, _REFUSE]
 
@@ -119,7 +110,7 @@ def build(machine: str, opened: Collection[str] = ()) -> Filter:
     if machine == "x86_64" and FOREIGN not in opened:
         code += [(_JGE, 0, 1, X32_BIT), _end(_KILL)]
     code += [(_JGT, 0, 1, NEWEST), _end(_ERRNO | _ENOSYS)]
-    for name in ("clone3", "openat2"):  # their arguments lie in memory that can change: let the older call be used
+    for name in ("clone3", "openat2"):  # their arguments lie in memory that can change: force the older call
         if not (name == "clone3" and "fork" in opened):
             code += [(_JEQ, 0, 1, numbers[name]), _end(_ERRNO | _ENOSYS)]
         else:

@@ -1,9 +1,9 @@
-"""Which tier is used: the first that passes its self-test on this machine, in this process.
+"""Choose the first tier that passes its self-test on this machine, in this process.
 
 sandbox = choose()                   # SetupError where none works
 with sandbox.box() as box: ...
-require(unsafe=False)                # before a run that will need one
-findings()                           # every tier and why it is refused, for `kvbench doctor`
+require(unsafe=False)                # before a run that will need a sandbox
+findings()                           # of every tier, for `kvbench doctor`
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from kvbench.console import terminal
 from kvbench.errors import SetupError
 from kvbench.scoring.sandbox.box import Box, BoxError
 from kvbench.scoring.sandbox.limits import Limits
-from kvbench.scoring.sandbox.selftest import Report, selftest
+from kvbench.scoring.sandbox.selftest import SelfTest, selftest
 from kvbench.scoring.sandbox.tiers import TIERS, Tier, Unsafe
 
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A tier that passed (or that was asked for in spite of everything), and the digest of its self-test."""
+    """A tier that passed its self-test, or tier "none", and the digest of the self-test."""
 
     tier: Tier
     digest: str
@@ -48,7 +48,7 @@ class Sandbox:
 
 
 class _Kept(threading.local):
-    """Boxes that serve many programs, one after the other. They end with the process: their drivers read no more."""
+    """Boxes that serve many programs in turn. They end with this process, which closes their drivers' input."""
 
     def __init__(self) -> None:
         self.boxes: dict[tuple[Tier, Limits, tuple[str, ...]], Box] = {}
@@ -60,16 +60,16 @@ _kept = _Kept()
 @functools.cache
 def choose(unsafe: bool = False) -> Sandbox:
     """The first tier that works; with `unsafe`, resource limits alone where none does. Raises SetupError."""
-    found = []
-    for tier in TIERS:
-        made = tier()
-        report = selftest(made)
+    refused = []
+    for kind in TIERS:
+        tier = kind()
+        report = selftest(tier)
         if not report.problems:
-            return Sandbox(made, report.digest)
-        found.append(report)
+            return Sandbox(tier, report.digest)
+        refused.append(report)
     if unsafe and not Unsafe().missing():
         return Sandbox(Unsafe(), "")
-    reasons = "; ".join(f"{report.tier}: {report.problems[0]}" for report in found)
+    reasons = "; ".join(f"{report.tier}: {report.problems[0]}" for report in refused)
     raise SetupError(
         f"no sandbox works here ({reasons}). Model-written programs are not run. Install bubblewrap, or pass "
         "--unsafe-run-code on a machine you can lose."
@@ -87,6 +87,6 @@ def require(unsafe: bool = False) -> str:
     return sandbox.tier.name
 
 
-def findings() -> list[Report]:
-    """The self-test of every tier, in the order of preference."""
+def findings() -> list[SelfTest]:
+    """The self-tests of all tiers, preferred ones first."""
     return [selftest(tier()) for tier in TIERS]

@@ -1,10 +1,10 @@
-"""Does a tier hold? Probes are run in it, and one that gets through is enough to refuse it.
+"""Self-test of a tier: try the escapes in it, and refuse the tier if one succeeds.
 
     report = selftest(Landlock(), Limits())
     report.problems          # [] when the tier may be used
     report.digest            # the row column `sandbox_selftest`
 
-Run before programs are, by every process that runs some: a tier is chosen by what it does here and now, never by name.
+Every process that runs programs does this first: a tier is chosen by what it holds here and now, never by name.
 """
 
 from __future__ import annotations
@@ -24,56 +24,56 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.scoring.sandbox import inside, probes
+from kvbench.scoring.sandbox import escapes, inside
 from kvbench.scoring.sandbox.box import Box, BoxError, Outcome
 from kvbench.scoring.sandbox.cleanup import remove_tree
 from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.plan import FIRST_USER, USERS, Plan, machine
 from kvbench.scoring.sandbox.tiers import Tier
 
-PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that reaching it takes no time
+PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that it is reached at once
 _SEALS = 15  # seal, shrink, grow, write
 _READ_ALL = 4  # CAP_DAC_READ_SEARCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """What the probes found: `problems`, one line each; `digest` of tier, machine and findings."""
+class SelfTest:
+    """The result of a self-test: `problems`, one line each; `digest` of tier, machine and problems."""
 
     tier: str
     problems: tuple[str, ...]
     digest: str
 
 
-def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> Report:
-    """Probe a tier. With a `plan` that is not the tier's own, the same is demanded of it."""
+def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> SelfTest:
+    """Try the escapes in a tier; another `plan` than its own must withstand the same ones."""
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
-    facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(probe_names()), problems]
-    return Report(
+    facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(escape_names()), problems]
+    return SelfTest(
         tier=tier.name,
         problems=tuple(problems),
         digest=hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12],
     )
 
 
-def probe_names() -> list[str]:
-    return [probe.name for probe in (*probes.INNER, probes.NAMESPACES)] + ["state"]
+def escape_names() -> list[str]:
+    return [escape.name for escape in (*escapes.INNER, escapes.NAMESPACES)] + ["state"]
 
 
 def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
     problems: list[str] = []
     try:
         with _scene(limits) as values, Box(tier, limits, plan=plan) as box:
-            for probe in probes.INNER:
-                if machine() in probe.machines:
-                    problems += _run(box, probe, values)
-            box.load(inside.text("script"), probes.STATE)
+            for escape in escapes.INNER:
+                if machine() in escape.machines:
+                    problems += _run(box, escape, values)
+            box.load(inside.text("script"), escapes.STATE)
             problems += _state(box.run(b"input", seconds=10), tier, limits)
-        if tier.namespaces:  # they must hold without what is done inside
+        if tier.namespaces:  # they must hold without the lockdown inside
             alone = dataclasses.replace(plan, inner=())
             with _scene(limits) as values, Box(tier, limits, plan=alone) as box:
-                problems += _run(box, probes.NAMESPACES, values)
+                problems += _run(box, escapes.NAMESPACES, values)
                 if _left_segment(values["key"]):
                     problems.append("the box alone: shares System V memory")
     except BoxError as error:
@@ -83,15 +83,15 @@ def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
     return problems
 
 
-def _run(box: Box, probe: probes.Probe, values: dict[str, Any]) -> list[str]:
-    box.load(inside.text("script"), probes.fill(probe.program, values))
-    problem = probe.check(box.run(b"input", seconds=probe.seconds))
-    return [f"{probe.name}: {problem}"] if problem else []
+def _run(box: Box, escape: escapes.Escape, values: dict[str, Any]) -> list[str]:
+    box.load(inside.text("script"), escapes.fill(escape.program, values))
+    problem = escape.check(box.run(b"input", seconds=escape.seconds))
+    return [f"{escape.name}: {problem}"] if problem else []
 
 
 @contextlib.contextmanager
 def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
-    """What a program could reach if it got out: files that everyone may change, and listening sockets."""
+    """Targets for a program that gets out: files that every user may change, and listening sockets."""
     folder = Path(tempfile.mkdtemp(prefix="kvbench-probe-"))
     abstract = f"kvbench-probe-{secrets.token_hex(8)}"
     with socket.socket() as listener, socket.socket(socket.AF_UNIX) as local:
@@ -110,7 +110,7 @@ def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
                 "pid": os.getpid(),
                 "port": listener.getsockname()[1],
                 "abstract": abstract,
-                "calls": probes.raw_calls(),
+                "calls": escapes.raw_calls(),
                 "key": secrets.randbelow(1 << 30) + (1 << 24),
                 "megabytes": limits.memory >> 20,
                 "threads": limits.threads,
@@ -120,10 +120,10 @@ def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
 
 
 def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
-    """Compare what a program finds itself to be with what the tier promises."""
+    """Compare the state that a program sees with what the tier promises."""
     if outcome.status != "ok":
         return [f"state: ended with {outcome.status}"]
-    found = json.loads(outcome.stdout)
+    state = json.loads(outcome.stdout)
     bounds = {
         "AS": limits.memory,
         "STACK": limits.stack,
@@ -145,30 +145,30 @@ def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
         "modules": [],
         "flags": [1, True, 1],
     }
-    problems = [f"state: {name} is {found[name]}" for name, value in wanted.items() if found[name] != value]
+    problems = [f"state: {name} is {state[name]}" for name, value in wanted.items() if state[name] != value]
     problems += [
-        f"state: limit {name} is {found['limits'][name][1]}"
+        f"state: limit {name} is {state['limits'][name][1]}"
         for name, bound in bounds.items()
-        if not 0 <= found["limits"][name][1] <= bound
+        if not 0 <= state["limits"][name][1] <= bound
     ]
-    return problems + _rights(found, tier)
+    return problems + _rights(state, tier)
 
 
-def _rights(found: dict[str, Any], tier: Tier) -> list[str]:
-    """Nobody's user where this process is root, its own otherwise; no capability but perhaps to read."""
-    users, problems = set(found["users"]), []
+def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
+    """Check the uid (an unused one under root, otherwise our own) and capabilities (none, or to read all files)."""
+    users, problems = set(state["users"]), []
     if os.geteuid() == 0 and tier.name != "container":
         if len(users) != 1 or not FIRST_USER <= min(users) < FIRST_USER + USERS:
             problems.append(f"state: runs as {sorted(users)}")
     elif 0 in users:
         problems.append("state: runs as root")
-    if any(found["capabilities"][2:]) or any(mask & ~_READ_ALL for mask in found["capabilities"]):
-        problems.append(f"state: capabilities are {found['capabilities']}")
+    if any(state["capabilities"][2:]) or any(mask & ~_READ_ALL for mask in state["capabilities"]):
+        problems.append(f"state: capabilities are {state['capabilities']}")
     return problems
 
 
 def _left_segment(key: int) -> bool:
-    """Whether a System V segment of this key exists here; it is removed."""
+    """Whether a System V segment of this key exists here; removes it."""
     libc = ctypes.CDLL(None)
     segment = libc.shmget(key, 0, 0)
     if segment >= 0:

@@ -1,15 +1,15 @@
-"""Numbers of system calls, which of them a locked program may use, and which families are refused by name.
+"""Numbers of system calls, those that a locked program may use, and families that are refused by name.
 
-What is not allowed is refused, whether it is named here or not. The families exist so that each of them can be probed,
-and opened one at a time to see that the probe notices. Those in `RULES` of `kvbench.scoring.sandbox.seccomp` (clone,
-kill, ioctl, ...) are allowed with some arguments only.
+Every call that is not allowed is refused, named here or not. The self-test tries each family, and tests open one at a
+time to see that it notices. Calls in `RULES` of `kvbench.scoring.sandbox.seccomp` (clone, kill, ioctl, ...) are allowed
+with some arguments only.
 
 Numbers: Linux's ``asm/unistd_64.h`` for x86-64 and ``asm-generic/unistd.h`` for aarch64.
 """
 
 from __future__ import annotations
 
-NEWEST = 450  # calls that came later do not exist here: ENOSYS, so that a C library falls back
+NEWEST = 450  # later calls give ENOSYS, so that a C library falls back
 
 _ALLOWED = {
     "files": (

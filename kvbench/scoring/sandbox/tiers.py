@@ -1,12 +1,11 @@
-"""The ways to lock a program in, the strongest first. `kvbench.scoring.sandbox.selftest` says which of them work here.
+"""The tiers of the sandbox, strongest first. `kvbench.scoring.sandbox.selftest` decides which of them work here.
 
-- bwrap: namespaces made by bubblewrap (the interpreter's files only, no network, no other processes), then the
-  lockdown.
+- bwrap: bubblewrap's namespaces (the interpreter's files only, no network, no other processes), then the lockdown.
 - landlock: the lockdown alone, with Landlock for files. Needs no package, no root, and works inside most containers.
 - container: docker or podman with the landlock lockdown inside. One container serves many programs.
 - none: resource limits. No sandbox.
 
-In no box is there a place to write.
+A box offers no place to write.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.plan import NEEDED, Plan, drop_root, limits, lock, machine, own_tasks
 from kvbench.scoring.sandbox.seccomp import AUDIT_ARCH
 
-# Of the driver; a program finds almost none of it. A memory arena for each thread would fill its address space.
+# For the driver; a program sees almost none of it. One memory arena per thread would fill its address space.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
-_PROBE_SECONDS = 10.0  # for a container service to say that it is there
+_PROBE_SECONDS = 10.0  # for a container service to answer
 
 
 class Tier(ABC):
@@ -39,9 +38,9 @@ class Tier(ABC):
 
     Attributes:
         name: the row column `sandbox_tier`.
-        shared: a box is slow to make and is used for many programs.
-        same_python: the box holds the Python that runs this.
-        namespaces: the box keeps things out by itself, before the lockdown.
+        shared: one box, slow to make, serves many programs.
+        same_python: the box holds the Python that runs kvbench.
+        namespaces: the box isolates by itself, before the lockdown.
     """
 
     name: ClassVar[str]
@@ -50,29 +49,29 @@ class Tier(ABC):
     namespaces: ClassVar[bool] = False
 
     def missing(self) -> str:
-        """Why this tier cannot be tried here, or nothing."""
+        """Why this tier cannot be tried here; "" if it can."""
         if not sys.platform.startswith("linux"):
             return "needs Linux"
         return "" if machine() in AUDIT_ARCH else f"no system-call table for {machine()}"
 
     @abstractmethod
-    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
-        """All that locks a program in."""
+    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
+        """The parts of the lockdown."""
 
     @abstractmethod
     def command(self, plan: Plan) -> list[str]:
-        """What starts a driver in a box."""
+        """The command that starts a driver in a box."""
 
     def environment(self) -> dict[str, str]:
         search = [os.path.join(interpreter.prefix(), folder) for folder in interpreter.shared_library_path()]
         return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
 
     def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Names and folders, as the box sees them, of those allowed packages that are installed."""
-        return [(name, found[0]) for name in names if (found := interpreter.package(name))]
+        """Names of the allowed packages that are installed, and their folders as the box sees them."""
+        return [(name, folders[0]) for name in names if (folders := interpreter.package(name))]
 
     def folder(self) -> str:
-        """A fresh working directory, deleted after use; "" where there is none to write in."""
+        """A fresh working directory, deleted after use; "" where programs cannot write."""
         return ""
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
@@ -90,7 +89,7 @@ class Bwrap(Tier):
     def missing(self) -> str:
         return super().missing() or ("" if self.program else "not installed")
 
-    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
+    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
         root = os.geteuid() == 0
         capabilities = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL") if root else ()
         outer = [
@@ -104,13 +103,15 @@ class Bwrap(Tier):
             (NEEDED, tuple(word for pair in self._variables().items() for word in ("--setenv", *pair))),
             (NEEDED, ("--chdir", "/")),
         ]
-        threads = given.threads
-        if not root:  # the driver and bubblewrap count too; before Linux 5.14, so does all else of this user
+        threads = bounds.threads
+        if not root:  # RLIMIT_NPROC counts driver and bubblewrap too; before Linux 5.14, all processes of this user
             old = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (5, 14)
             threads += 2 + (own_tasks() if old else 0)
         files = [os.path.dirname(os.__file__), os.__file__]
-        shown = [] if all(os.stat(path).st_mode & 0o004 for path in files) else files  # the way there is ours
-        return Plan(outer=tuple(outer), inner=(*limits(given, threads), *drop_root(shown), *lock()))
+        shown = (
+            [] if all(os.stat(path).st_mode & 0o004 for path in files) else files
+        )  # their folders are made by bubblewrap
+        return Plan(outer=tuple(outer), inner=(*limits(bounds, threads), *drop_root(shown), *lock()))
 
     def command(self, plan: Plan) -> list[str]:
         program = f"/py/bin/{os.path.basename(interpreter.program())}"
@@ -127,9 +128,9 @@ class Bwrap(Tier):
         return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
 
     def _tree(self, packages: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """The box's files: system libraries, the interpreter under /py, three devices; all of it read-only.
+        """The box's files, all read-only: system libraries, the interpreter under /py, three devices.
 
-        Folders on the way to them are made first, for those that come about by themselves are open to root alone.
+        Parent folders are made first, because those that bubblewrap makes unasked are open to root alone.
         """
         hidden: list[str] = []
         shown = [word for path in ("/usr", "/py", "/py/bin", "/dev", "/packages") for word in ("--dir", path)]
@@ -161,21 +162,21 @@ class Landlock(Tier):
     def missing(self) -> str:
         return super().missing() or ("" if _landlock_version() > 0 else "kernel has none")
 
-    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
+    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
         folders = [path for name in packages for path in interpreter.package(name)]
         user = drop_root([interpreter.program(), os.path.dirname(os.__file__), os.__file__, *folders])
-        threads = given.threads + (0 if user else own_tasks())
-        found = {os.path.realpath(folder) for folder in interpreter.system_libraries()}
-        stores = found & set(interpreter.STORES)
-        readable = {"libraries": sorted(found - stores), "whole": [*stores, *folders]}
-        return Plan(inner=(*limits(given, threads), *user, *lock(("privileges", None), ("landlock", readable))))
+        threads = bounds.threads + (0 if user else own_tasks())
+        libraries = {os.path.realpath(folder) for folder in interpreter.system_libraries()}
+        stores = libraries & set(interpreter.STORES)
+        readable = {"libraries": sorted(libraries - stores), "whole": [*stores, *folders]}
+        return Plan(inner=(*limits(bounds, threads), *user, *lock(("privileges", None), ("landlock", readable))))
 
     def command(self, plan: Plan) -> list[str]:
         return [*inside.command(interpreter.program())]
 
 
 class Container(Tier):
-    """Python's own image of this version, which must be there already: nothing is downloaded to score an answer."""
+    """The official Python image of this version. It must be there already: scoring downloads nothing."""
 
     name, shared, same_python, namespaces = "container", True, False, True
     image: ClassVar[str] = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
@@ -183,11 +184,11 @@ class Container(Tier):
     def missing(self) -> str:
         if machine() not in AUDIT_ARCH:
             return f"no system-call table for {machine()}"
-        return self._found[1]
+        return self._engine[1]
 
     @functools.cached_property
-    def _found(self) -> tuple[str, str]:
-        """The first command that has the image, or why there is none."""
+    def _engine(self) -> tuple[str, str]:
+        """The first container command that has the image, and "" or why none has it."""
         reasons = []
         for name in ("docker", "podman"):
             if engine := shutil.which(name):
@@ -199,21 +200,21 @@ class Container(Tier):
                     return engine, ""
         return "docker", ", ".join(reasons) or "no docker or podman"
 
-    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
-        room = str(given.memory + (256 << 20))
+    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
+        room = str(bounds.memory + (256 << 20))
         outer = (
             ("--network", ("--network", "none")),
             ("--hostname", ("--hostname", "box")),
             (NEEDED, ("--read-only", "--user", "65534:65534", "--cap-drop", "ALL")),
-            (NEEDED, ("--pids-limit", str(given.threads + 2), "--memory", room, "--memory-swap", room)),
+            (NEEDED, ("--pids-limit", str(bounds.threads + 2), "--memory", room, "--memory-swap", room)),
             (NEEDED, tuple(word for name, value in _ENVIRONMENT.items() for word in ("--env", f"{name}={value}"))),
         )
         readable = {"libraries": ["/lib", "/lib64", "/usr/lib", "/usr/lib64"], "whole": []}  # of the image
-        return Plan(outer=outer, inner=(*limits(given, None), *lock(("privileges", None), ("landlock", readable))))
+        return Plan(outer=outer, inner=(*limits(bounds, None), *lock(("privileges", None), ("landlock", readable))))
 
     def command(self, plan: Plan) -> list[str]:
         name = f"kvbench-{os.getpid()}-{secrets.token_hex(4)}"
-        head = [self._found[0], "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--workdir", "/"]
+        head = [self._engine[0], "run", "--rm", "--interactive", "--pull", "never", "--name", name, "--workdir", "/"]
         return [*head, *plan.arguments(), self.image, *inside.command("python3", compiled=False)]
 
     def environment(self) -> dict[str, str]:
@@ -225,22 +226,22 @@ class Container(Tier):
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
         assert isinstance(process.args, list)
-        _does(self._found[0], "kill", str(process.args[process.args.index("--name") + 1]))
+        _does(self._engine[0], "kill", str(process.args[process.args.index("--name") + 1]))
         process.kill()
 
 
 class Unsafe(Tier):
-    """Resource limits and nothing else; only for those who asked for it."""
+    """Resource limits and nothing else; only with --unsafe-run-code."""
 
     name = "none"
 
     def missing(self) -> str:
         return "" if os.name == "posix" else "needs Linux or macOS"
 
-    def plan(self, given: Limits, packages: Sequence[str] = ()) -> Plan:
-        threads = given.threads + own_tasks()
+    def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
+        threads = bounds.threads + own_tasks()
         steps = ("session", "environment", "descriptors")
-        return Plan(inner=(*limits(given, threads), *((name, None) for name in steps)))
+        return Plan(inner=(*limits(bounds, threads), *((name, None) for name in steps)))
 
     def command(self, plan: Plan) -> list[str]:
         return [*inside.command(interpreter.program())]
@@ -250,7 +251,7 @@ class Unsafe(Tier):
 
 
 def _does(*words: str) -> bool:
-    """Whether a command ends well."""
+    """Whether a command exits with 0 in time."""
     try:
         return subprocess.run(words, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

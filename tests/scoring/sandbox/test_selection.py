@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvbench.errors import SetupError
-from kvbench.scoring.sandbox import Report, choose, findings, require, selection
+from kvbench.scoring.sandbox import SelfTest, choose, findings, require, selection
 from kvbench.scoring.sandbox.tiers import Bwrap, Container, Landlock, Tier
 
 
@@ -39,7 +39,7 @@ def _fresh() -> Iterator[None]:
 
 
 def _passes(name: str) -> object:
-    return lambda tier, **_: Report(
+    return lambda tier, **_: SelfTest(
         tier=tier.name, problems=() if tier.name == name else ("does not hold",), digest=f"{tier.name}-ok"
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.sandboxes import LOCKED
 
-from kvbench.scoring.sandbox import probes, selftest
+from kvbench.scoring.sandbox import escapes, selftest
 from kvbench.scoring.sandbox.inside import text
 from kvbench.scoring.sandbox.selftest import PROBE_LIMITS
 from kvbench.scoring.sandbox.syscalls import FAMILIES
@@ -29,8 +29,8 @@ def test_what_works_here_passes(tier: Tier) -> None:
 
 @pytest.mark.parametrize(("tier", "part"), PARTS)
 def test_without_any_one_part_the_tier_is_refused(tier: Tier, part: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    slow = (probes.CONTROL, probes.TIME)  # they say nothing of a missing part
-    monkeypatch.setattr(probes, "INNER", tuple(probe for probe in probes.INNER if probe not in slow))
+    slow = (escapes.CONTROL, escapes.TIME)  # they say nothing of a missing part
+    monkeypatch.setattr(escapes, "INNER", tuple(probe for probe in escapes.INNER if probe not in slow))
     assert selftest.selftest(tier, plan=tier.plan(PROBE_LIMITS).without(part)).problems
 
 
@@ -69,4 +69,4 @@ def test_a_tier_that_is_not_here_says_why(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_raw_calls_cover_every_family() -> None:
-    assert {call[0] for call in probes.raw_calls()} == {*FAMILIES, "newer"}
+    assert {call[0] for call in escapes.raw_calls()} == {*FAMILIES, "newer"}

@@ -1,7 +1,7 @@
-"""Texts that run inside the box. They are handed over as they are, import the standard library only, and find each
-other under their bare names; nothing of the product can be imported there.
+"""Source texts that run inside a box. They import the standard library only, and each other by their bare names;
+kvbench cannot be imported there.
 
-To the same Python they go compiled, which saves a tenth of a program's cost. Nothing comes back that way.
+A box with the same Python gets them compiled, which saves a tenth of a program's cost. Nothing comes back compiled.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ def text(name: str) -> str:
 
 @functools.cache
 def sent(source: str, name: str, compiled: bool) -> str:
-    """A text as the driver takes it."""
+    """A text as the driver expects it."""
     return marshal.dumps(compile(source, name, "exec")).hex() if compiled else source
 
 
 @functools.cache
 def command(python: str, *, compiled: bool = True) -> tuple[str, ...]:
-    """What starts a driver: no site, no user folders, no writing of bytecode, UTF-8. `compiled`: it is this Python."""
+    """The command that starts a driver: no site or user folders, no bytecode, UTF-8. `compiled`: for this Python."""
     parts = (sent(text(name), f"{name}.py", compiled) for name in PARTS)
     return (python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _READ[compiled] + _START, *parts)

@@ -1,8 +1,7 @@
-"""Small programs that try to get out. Each prints a line for everything that it could do and should not have been able
-to; a box is good when all of them end in silence, and as they should.
+"""Escapes: small programs that try to get out. Each prints a line for every forbidden act that succeeds.
 
-They are ours, so that their word can be taken. What happens to real hostile programs is the business of
-``kvbench audit --sandbox``.
+A box holds when each of them ends as expected and prints nothing. kvbench wrote them, so their output can be trusted;
+``kvbench audit --sandbox`` runs hostile programs.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from kvbench.scoring.sandbox.syscalls import FAMILIES, NUMBERS
 
 THREADS_SLACK = 40  # others of the same user may come and go while a box is used
 _EPERM, _ENOSYS = 1, 38
-_NOBODY = 0x3FFFFFFF  # a process id above every possible one
+_NO_PID = 0x3FFFFFFF  # above every possible process id
 
 Check = Callable[[Outcome], str]
 
 
 @dataclass(frozen=True, slots=True)
-class Probe:
-    """A program, and what its outcome says of the box: a problem, or nothing. ``@name@`` stands for a value."""
+class Escape:
+    """A program, and a check of its outcome: a problem, or "". ``@name@`` in the program stands for a value."""
 
     name: str
     program: str
@@ -35,7 +34,7 @@ class Probe:
 
 
 def silent(outcome: Outcome) -> str:
-    """The program ended well and could do nothing."""
+    """The problem unless the program ended well and printed nothing."""
     if outcome.status != "ok":
         return f"ended with {outcome.status}: {_last(outcome.stderr)}"
     return "; ".join(outcome.stdout.decode(errors="replace").splitlines()[:5])
@@ -70,7 +69,7 @@ def attempt(name, *actions):
         print(name, repr(result)[:60])
 """
 
-CONTROL = Probe(
+CONTROL = Escape(
     "programs run",
     """
 import asyncio, bisect, ctypes, decimal, hashlib, heapq, json, math, random, re, sqlite3, sys, threading, zlib
@@ -86,7 +85,7 @@ if not good or sys.stdin.read() != "input": print("a plain program goes wrong")
     silent,
 )
 
-FILES = Probe(
+FILES = Escape(
     "reads files",
     _TRY
     + """
@@ -104,7 +103,7 @@ attempt("import kvbench", lambda: __import__("kvbench"))
     silent,
 )
 
-WRITES = Probe(
+WRITES = Escape(
     "writes",
     _TRY
     + """
@@ -121,7 +120,7 @@ attempt("changed its input", lambda: os.write(0, b"x"), lambda: os.ftruncate(0, 
     silent,
 )
 
-NETWORK = Probe(
+NETWORK = Escape(
     "network",
     _TRY
     + """
@@ -138,7 +137,7 @@ attempt("sent a message", lambda: pair[0].sendmsg([b"x"]))
     silent,
 )
 
-PROCESSES = Probe(
+PROCESSES = Escape(
     "processes and signals",
     _TRY
     + """
@@ -156,7 +155,7 @@ os.kill(os.getpid(), 0)
     silent,
 )
 
-CALLS = Probe(
+CALLS = Escape(
     "system calls",
     """
 import ctypes
@@ -170,7 +169,7 @@ print("\\n".join(bad)) if bad else None
     silent,
 )
 
-MEMORY = Probe(
+MEMORY = Escape(
     "memory",
     """
 import mmap
@@ -184,7 +183,7 @@ if len(held) * 16 > @megabytes@ or len(held) < 4: print(f"got {len(held) * 16} M
     silent,
 )
 
-THREADS = Probe(
+THREADS = Escape(
     "threads",
     f"""
 import threading
@@ -202,7 +201,7 @@ if not 8 <= started <= @threads@ + {THREADS_SLACK}: print(f"started {{started}} 
     silent,
 )
 
-TIME = Probe(
+TIME = Escape(
     "time",
     """
 import signal
@@ -216,16 +215,16 @@ while True:
     seconds=0.2,
 )
 
-OUTPUT = Probe("output", "while True: print('x' * 65536)", ends("output_limit", 10.0))
+OUTPUT = Escape("output", "while True: print('x' * 65536)", ends("output_limit", 10.0))
 
-X32 = Probe(
+X32 = Escape(
     "x32 calls",
     "import ctypes\nprint(ctypes.CDLL(None).syscall(0x40000000 | 39), flush=True)",
     killed,
     machines=("x86_64",),
 )
 
-I386 = Probe(
+I386 = Escape(
     "i386 calls",
     r"""
 import ctypes, mmap
@@ -261,7 +260,7 @@ print(json.dumps({
 }))
 """
 
-NAMESPACES = Probe(
+NAMESPACES = Escape(
     "the box alone",
     _TRY
     + """
@@ -284,11 +283,11 @@ INNER = (CONTROL, FILES, WRITES, NETWORK, PROCESSES, CALLS, MEMORY, THREADS, TIM
 
 
 def raw_calls() -> list[list[Any]]:
-    """[family, number, expected error, *arguments] of calls that do no harm where they are let through.
+    """[family, number, expected error, *arguments] of calls that do no harm even if they are let through.
 
-    Of each family at least one gives another error than EPERM by itself, so that an open family is noticed.
+    In each family, at least one call that is let through fails with another error than EPERM.
     """
-    nobody, bad = _NOBODY, 1  # `bad`: an address that is nobody's
+    nobody, bad = _NO_PID, 1  # a process and an address that do not exist
     here = -100  # AT_FDCWD
     tries: dict[str, list[tuple[Any, ...]]] = {
         "fork": [("clone", 0x800, 0, 0, 0, 0)],
@@ -334,7 +333,7 @@ def raw_calls() -> list[list[Any]]:
 
 
 def fill(program: str, values: dict[str, Any]) -> str:
-    """A probe's program with its values."""
+    """An escape's program with values in place of ``@name@``."""
     for name, value in values.items():
         program = program.replace(f"@{name}@", value if isinstance(value, str) else json.dumps(value))
     return program
