@@ -1,0 +1,62 @@
+"""The error for a model that cannot be had or read: what the hub answered, or what transformers raised."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from kvbench.console import faults
+from kvbench.errors import SetupError, show
+from kvbench.sources import hub
+
+
+def unreadable(name: str, where: str, error: Exception) -> SetupError:
+    """The line for a model whose tokenizer or configuration transformers cannot load."""
+    reason = hub.why(error)
+    if reason == "code":
+        return own_code(name)
+    if not Path(where).is_dir() and (answer := refusal(name, reason)):
+        return answer
+    lines = [line.strip() for line in faults.words(error).splitlines() if line.strip()] or [type(error).__name__]
+    told = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return SetupError(f"model {show(name)} cannot be read: {told}")
+
+
+def own_code(name: str) -> SetupError:
+    return SetupError(
+        f"{show(name)} needs code from its repository, which kvbench never runs. "
+        "Use a model whose architecture transformers has itself."
+    )
+
+
+def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
+    """The line for what the hub answers, or None when it does not say why."""
+    model = show(name)
+    match reason:
+        case "missing":
+            return SetupError(f"the hub has no model {model} (or it is private and HF_TOKEN is not set).")
+        case "revision":
+            named = show(revision) if revision else "that revision"
+            return SetupError(f"model {model} has no revision {named} on the hub.")
+        case "gated":
+            return SetupError(
+                f"{model} is gated. Accept its terms on its page, then set HF_TOKEN or run 'hf auth login'."
+            )
+        case "token":
+            return SetupError(f"the hub refuses the token of this machine for {model}. Set HF_TOKEN anew.")
+        case "unnamed":
+            return SetupError(
+                f"model {model} is not in the local cache, and only the run's folder names it: kvbench downloads "
+                f"nothing that a folder asks for. Give --model {shlex.quote(name)} again, or download it first."
+            )
+        case "unreachable" if hub.is_offline():
+            return SetupError(
+                f"cannot reach the hub and {model} is not in the local cache: HF_HUB_OFFLINE is set, so the hub is "
+                "not asked. Unset it, or give a local folder (--model PATH)."
+            )
+        case "unreachable":
+            return SetupError(
+                f"cannot reach the hub and {model} is not in the local cache. Try again, or give a local folder "
+                "(--model PATH), or HF_HUB_OFFLINE=1 with a cached model."
+            )
+    return None
