@@ -1,4 +1,4 @@
-"""What a report consists of: blocks, each with lines and one description of its columns for every format.
+"""Blocks of a report: each has lines, and one description of its columns for every format.
 
     Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # name in CSV and JSON, attribute, header, format
     Block(title="walk", lines=cells, columns=columns, grids=[chosen(columns, ("method", "budget", "KV peak"))])
@@ -35,7 +35,7 @@ class Column:
     printed: Callable[[Any], str] = str
 
     def of(self, line: Any) -> Any:
-        """The value of a line; None where there is no number."""
+        """The value of a line; None for NaN and infinity."""
         value = _attribute(line, self.value) if isinstance(self.value, str) else self.value(line)
         return None if isinstance(value, float) and not math.isfinite(value) else value
 

@@ -1,4 +1,4 @@
-"""Scores by category: of subjects, levels, difficulties, depths, lengths, as each task sorts its questions.
+"""Scores by category: by subject, level, difficulty, depth or length, as each task sorts its questions.
 
     report = CategoryReport.make(load([Path("results/demo")]))
     FORMATS["markdown"](report)

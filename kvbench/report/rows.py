@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 RUN = "run"  # column with the run's name, added here
-KEY = "row_key"  # a million of them: only which are equal is kept, not what they are
+KEY = "row_key"  # a million distinct texts: only their codes are kept
 KINDS = {column.name: column.kind for column in COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A column of texts: each row's place in `names`, -1 where it has none. Names are distinct."""
+    """A column of texts: each row's index in `names`, -1 for a missing text. Names are distinct."""
 
     codes: Ints
     names: list[str]
 
     @classmethod
     def of(cls, names: Sequence[str | None], codes: Ints) -> Text:
-        """Names that may repeat, and None where there is none."""
+        """From names that may repeat or be None."""
         import numpy as np
 
         distinct = list(dict.fromkeys(name for name in names if name is not None))
@@ -54,7 +54,7 @@ class Text:
         return Text.of([rename(name) for name in self.names], self.codes)
 
     def filled(self, name: str) -> Text:
-        """With `name` where there is none."""
+        """With `name` in place of missing texts."""
         import numpy as np
 
         codes = np.where(self.codes < 0, len(self.names), self.codes)
@@ -116,7 +116,7 @@ class Rows:
         return column.at(self.places)
 
     def where(self, chosen: Any) -> Rows:
-        """The rows that are chosen: by a mask, or by their positions."""
+        """Rows chosen by a mask or by positions."""
         return Rows(self.columns, self.places[chosen])
 
     def having(self, **columns: Any) -> Rows:
@@ -212,7 +212,7 @@ def ranks(names: Iterable[str]) -> Ints:
 
 
 def _column(name: str, column: pa.ChunkedArray) -> Any:
-    """An Arrow column as a text column or as floats. What is not finite is missing, as the schema says."""
+    """An Arrow column as a text column or as floats; infinite values are missing, as in the schema."""
     import numpy as np
     import pyarrow as pa
 
@@ -246,7 +246,7 @@ def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
 
 
 def _compact(values: Any) -> Any:
-    """The same array; where all its values are equal they take the place of one."""
+    """The same array; equal values share the memory of one."""
     import numpy as np
 
     if len(values) and ((values == values[0]).all() or (values != values).all()):

@@ -1,8 +1,8 @@
-"""What a table's comparisons could have found, and with which test: the lines below the table.
+"""Notes below a table: which drops its comparisons could have found, and with which test.
 
     notes([cell.against for cell in cells if cell.against])
 
-A table without spread gets lines too: that everything was equal is told apart from that nothing could have been seen.
+A table without spread gets notes too: they distinguish equal methods from too few data to see a difference.
 """
 
 from __future__ import annotations

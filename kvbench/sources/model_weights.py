@@ -1,4 +1,4 @@
-"""Whether a folder has a model's weights: as safetensors, all that its index names, and none of them cut short."""
+"""Checks a model folder's weights: safetensors, every file that the index names, each of full length."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _weights(folder: Path) -> list[Path]:
 
 
 def check(name: str, folder: Path) -> None:
-    """Weights must be there, as safetensors, and whole. Raises SetupError."""
+    """Raises SetupError for missing, pickled or truncated weights."""
     files = _weights(folder)
     if not files:
         raise none_there(name, sorted(folder.iterdir()))
@@ -45,7 +45,7 @@ def none_there(name: str, files: Sequence[Path]) -> SetupError:
 
 
 def lacking(folder: Path) -> list[str]:
-    """Weight files that should be in a folder and are not."""
+    """Weight files that the folder lacks."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return [] if _weights(folder) else ["model.safetensors"]
@@ -55,7 +55,7 @@ def lacking(folder: Path) -> list[str]:
 
 
 def _safetensors_size(path: Path) -> int | None:
-    """Bytes the file must have by its own header; None when the header is broken."""
+    """Length of the file by its own header, in bytes; None for a broken header."""
     with path.open("rb") as file:
         found = model_files.tensors(file)
     return None if found is None else max((end for _, end in found[1]), default=found[0])

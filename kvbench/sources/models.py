@@ -4,8 +4,8 @@
     fetched("org/name")                                           ->  the same, after the hub was asked
     state(info)                                                   ->  State: commit, or hashes of the files
 
-A value that looks like a path is never sent to the hub. For a hub name `describe` looks only at the local cache: what
-is not there is unknown (None) until `fetched` asks. Damaged and pickled weights are found before any loading.
+A value that looks like a path is never sent to the hub. For a hub name `describe` reads only the local cache; facts
+that the cache lacks are None until `fetched` asks the hub. Damaged and pickled weights are refused before loading.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SIZES = ("max_position_embeddings", "vocab_size")  # of config.json, that are r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelInfo:
-    """A model as far as its folder tells. `folder` is None for a hub model that is not in the local cache."""
+    """Facts from a model's folder. `folder` is None for a hub model that is not in the local cache."""
 
     name: str
     folder: Path | None
@@ -39,7 +39,7 @@ class ModelInfo:
 
     @property
     def where(self) -> str:
-        """What transformers loads: the folder, or the hub's name where the cache does not hold all of the model."""
+        """The argument for transformers: the folder, or the hub's name when the cache holds only a part of it."""
         if self.folder is None:
             return self.name
         cached = self.name != TINY and not is_path(self.name)
@@ -48,7 +48,7 @@ class ModelInfo:
 
     @property
     def commit(self) -> str | None:
-        """The hub's commit that lies in `folder`; None for a local folder, wherever that is, and when it is unknown."""
+        """The hub's commit in `folder`; None for a local folder, and when it is unknown."""
         if self.folder is None or self.name == TINY or is_path(self.name):
             return None
         return self.folder.name if self.folder.parent.name == "snapshots" else None
@@ -59,7 +59,7 @@ class ModelInfo:
 
     @property
     def context(self) -> int | None:
-        """Longest sequence the model was made for, in tokens."""
+        """Longest sequence of the model, in tokens."""
         text = self.config.get("text_config")
         return self.config.get("max_position_embeddings") or (text or {}).get("max_position_embeddings") or None
 
@@ -72,7 +72,7 @@ class ModelInfo:
 
     @property
     def has_chat_template(self) -> bool | None:
-        """Whether the tokenizer brings a chat template; None when it is unknown."""
+        """Whether the tokenizer has a chat template; None when it is unknown."""
         if self.folder is None or not (self.folder / "tokenizer_config.json").is_file():
             return None
         if (self.folder / "chat_template.jinja").is_file() or (self.folder / "chat_template.json").is_file():
@@ -86,7 +86,7 @@ def is_path(name: str) -> bool:
 
 
 def describe(name: str, revision: str | None = None) -> ModelInfo:
-    """Raises SetupError when a local model cannot be used, UserError when the name is no name."""
+    """Describe a model from local files. Raises SetupError for an unusable folder, UserError for an invalid name."""
     if name == TINY:
         from kvbench import tiny
 
@@ -112,7 +112,7 @@ def _local(name: str, folder: Path) -> ModelInfo:
 
 
 def check_tokenizer(name: str, folder: Path) -> None:
-    """A tokenizer must be there: transformers makes an empty one for some models where it is not. Raises SetupError."""
+    """Raises SetupError without tokenizer files: transformers then makes an empty tokenizer for some models."""
     if not any((folder / file).is_file() for file in TOKENIZERS):
         raise SetupError(
             f"model {show(name)}: it has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights."
@@ -120,9 +120,9 @@ def check_tokenizer(name: str, folder: Path) -> None:
 
 
 def located(name: str, revision: str | None = None) -> ModelInfo:
-    """`describe`, after the hub was asked for a model that is not whole in the local cache; its configuration is then.
+    """`describe`, after downloading the configuration of a model that the local cache does not hold completely.
 
-    Raises SetupError when it cannot be had or has no weights that are loaded.
+    Raises SetupError when the hub refuses it, and for a model without safetensors weights.
     """
     info = describe(name, revision)
     if info.folder is None or info.where != str(info.folder):
@@ -143,10 +143,7 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
 
 @contextlib.contextmanager
 def reading(name: str, where: str) -> Iterator[None]:
-    """Tell in one line what transformers' code raises within the block, which reads a model; it raises what it likes.
-
-    Raises SetupError.
-    """
+    """Turn any exception of transformers within the block, which reads a model, into a SetupError of one line."""
     try:
         yield
     except KVBenchError:
@@ -158,7 +155,7 @@ def reading(name: str, where: str) -> Iterator[None]:
 
 
 def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
-    """The model after the hub has told its files and its configuration is here."""
+    """The model with its configuration from the hub, after a check of the list of its files."""
     name = info.name
     import huggingface_hub
 
@@ -177,7 +174,7 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
 
 
 def _check_files(name: str, files: tuple[str, ...]) -> None:
-    """The list of a hub model's files, as `_local` checks a folder's."""
+    """Check the list of a hub model's files, as `_local` checks a folder."""
     if "config.json" not in files:
         raise SetupError(f"{show(name)} has no config.json on the hub; it is not a model of transformers.")
     top = [Path(file) for file in files if "/" not in file]
@@ -187,17 +184,17 @@ def _check_files(name: str, files: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """One state of a model. `files` has a hash for each file of a local folder; a hub model is named by its commit."""
+    """Identity of a model's contents: a hub commit, or a hash for each file of a local folder."""
 
     revision: str | None
     files: Mapping[str, str] = field(default_factory=dict)
 
 
 def state(info: ModelInfo) -> State:
-    """What tells one state of a model from another: the hub's commit, or hashes of all files that decide its tokens.
+    """The hub's commit, or hashes of all files that change a model's tokens.
 
-    `kvbench.sources.model_files` says which files these are, and what is read of large ones. A hub model in the local
-    cache is taken to be what its commit says.
+    `kvbench.sources.model_files` chooses these files and samples large ones. A hub model in the local cache is trusted
+    to be its commit.
     """
     if info.folder is None or info.commit is not None:
         return State(info.commit)
@@ -219,7 +216,7 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """A config.json, with what is read of it in its type. Raises SetupError."""
+    """A config.json. Raises SetupError when a field that kvbench reads has a wrong type."""
     config = read_json(path)
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):

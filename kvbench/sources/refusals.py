@@ -1,4 +1,4 @@
-"""The error for a model that cannot be had or read: what the hub answered, or what transformers raised."""
+"""Errors for models that the hub refuses or transformers cannot read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvbench.sources import hub
 
 
 def unreadable(name: str, where: str, error: Exception) -> SetupError:
-    """The line for a model whose tokenizer or configuration transformers cannot load."""
+    """Error for a model whose tokenizer or configuration transformers cannot load."""
     reason = hub.why(error)
     if reason == "code":
         return own_code(name)
@@ -30,7 +30,7 @@ def own_code(name: str) -> SetupError:
 
 
 def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
-    """The line for what the hub answers, or None when it does not say why."""
+    """Error for the hub's answer, or None when it gives no reason."""
     model = show(name)
     match reason:
         case "missing":

@@ -15,7 +15,7 @@ from kvbench.store.strict_json import lenient
 
 
 def check(tokens: int | None, embeddings: int | None) -> None:
-    """Raises SetupError when there are more tokens than embeddings; what is not known (None) passes."""
+    """Raises SetupError for more tokens than embeddings; an unknown number (None) passes."""
     if tokens is not None and embeddings is not None and tokens > embeddings:
         raise SetupError(
             f"the tokenizer has {tokens} tokens and the model {embeddings} embeddings; they do not belong together."
@@ -23,7 +23,7 @@ def check(tokens: int | None, embeddings: int | None) -> None:
 
 
 def end_ids(owners: Iterable[Any]) -> frozenset[int]:
-    """The tokens that end an answer by a tokenizer or configurations of transformers. Raises SetupError."""
+    """End tokens named by a tokenizer or by configurations of transformers. Raises SetupError."""
     found: set[int] = set()
     for owner in owners:
         given = getattr(owner, "eos_token_id", None)
@@ -35,13 +35,13 @@ def end_ids(owners: Iterable[Any]) -> frozenset[int]:
 
 
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
-    """Compare a folder's tokenizer.json with its config.json, as far as they tell. Raises SetupError."""
+    """Compare a folder's tokenizer.json with its config.json where both state sizes. Raises SetupError."""
     size = (config.get("text_config") or config).get("vocab_size")
     check(tokens(folder), size if type(size) is int else None)
 
 
 def tokens(folder: Path) -> int | None:
-    """How many tokens a folder's tokenizer.json has; None where it does not say."""
+    """Number of tokens in a folder's tokenizer.json; None when it cannot be read."""
     try:
         content = lenient((folder / "tokenizer.json").read_bytes())
         known, added = content["model"]["vocab"], content.get("added_tokens") or []

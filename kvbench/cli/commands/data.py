@@ -1,4 +1,4 @@
-"""``kvbench data fetch|check|path``: task data on this machine, and for a machine without a network."""
+"""``kvbench data fetch|check|path``: task data on this machine, or for a machine without a network."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def fetch(
 ) -> None:
     """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
 
-    What is there and right is left alone, so that the same command goes on where it was cut off.
+    Correct files stay, so that a repeated command continues an interrupted one.
     """
     load_plugins(plugin or [])
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
@@ -144,7 +144,7 @@ def check(
 ) -> None:
     """Check which tasks' data are here, from which source, and whether rows and ids are the expected ones.
 
-    Nothing is downloaded. Exit code 3 when a task that was named has no data here, or wrong ones.
+    Downloads nothing. Exit code 3 when a named task's data are missing or wrong.
     """
     load_plugins(plugin or [])
     problems = Problems()
@@ -179,7 +179,7 @@ def path(
     plugin: options.Plugins = None,
     json: Json = False,
 ) -> None:
-    """Print the files that a run would read. Nothing is downloaded; exit code 3 when they are not here."""
+    """Print the files that a run would read. Downloads nothing; exit code 3 when they are missing."""
     load_plugins(plugin or [])
     problems = Problems()
     wanted = _manifests(tasks, problems)
@@ -209,7 +209,7 @@ def _source(data: str | None, revision: str | None) -> Data:
 
 
 def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | None]:
-    """The tasks that were named, each once, with what they need; None where that is nothing that lies in a folder."""
+    """The named tasks, each once, with their manifests; None for tasks without data of their own."""
     found: dict[str, Manifest | None] = {}
     for name in names:
         with problems.collect():
@@ -225,7 +225,7 @@ def _all() -> list[str]:
 
 
 def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
-    """What a manifest says."""
+    """Facts from a manifest."""
     if manifest is None:
         return {"task": name, "state": state}
     where = manifest.hub or manifest.url or "bundled"
@@ -234,7 +234,7 @@ def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
 
 
 def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
-    """What is here: ok, sample, wrong or missing, and what it is."""
+    """State of a task's local data: ok, sample, wrong or missing, with facts about them."""
     try:
         if source.find(name, manifest) is None:
             return {"state": "missing", "note": "on the hub, not on this machine"}

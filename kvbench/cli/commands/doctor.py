@@ -87,7 +87,7 @@ def _accelerators() -> str:
 
 
 def _sandbox() -> str:
-    """Which ways to lock programs in work, and why others do not. Only tasks that run programs need one."""
+    """Sandboxes that work, and why others do not. Only tasks that run programs need one."""
     from kvbench.scoring.sandbox import findings
 
     return "; ".join(f"{r.tier} {f'does not work: {r.problems[0]}' if r.problems else 'works'}" for r in findings())

@@ -1,4 +1,4 @@
-"""``kvbench list methods|tasks|models [NAME]``: what there is, and the options of one. Imports no torch."""
+"""``kvbench list methods|tasks|models [NAME]``: all of them, or one with its options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _nature(name: str, method: Any) -> dict[str, Any]:
-    """What a method is with its default options."""
+    """Properties of a method with its default options."""
     decodes = method.trigger(1).growth is not None
     return {
         "name": name,
@@ -88,7 +88,7 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
 
 
 def _scope(method: Any) -> str:
-    """Over what entries compete, and whether heads get uneven shares."""
+    """The scope in which entries compete, and whether heads get uneven shares."""
     return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 
@@ -151,7 +151,7 @@ def _tasks() -> list[dict[str, Any]]:
 
 
 def _questions(tasks: list[Task]) -> int | None:
-    """How many there are in all; None where that is not known without data."""
+    """Number of questions in all tasks; None when it is unknown without data."""
     sizes = [task.size() for task in tasks]
     return None if None in sizes or not sizes else sum(size or 0 for size in sizes)
 
@@ -161,7 +161,7 @@ def _kinds(tasks: list[Task]) -> str:
 
 
 def _kind(task: Task) -> str:
-    """Where a task's data come from, in a word."""
+    """Kind of a task's data source."""
     manifest = task.manifest
     if manifest is None:
         return "lm-eval" if task.name.startswith(LM_EVAL) else "generated"
@@ -206,7 +206,7 @@ def _task(name: str) -> dict[str, Any]:
 
 
 def _source(task: Task) -> str:
-    """Where a task's data come from, by name."""
+    """Name of a task's data source."""
     manifest = task.manifest
     place = manifest and (manifest.hub or manifest.url)
     return f"{place}{' (gated)' if manifest and manifest.gated else ''}" if place else _kind(task)

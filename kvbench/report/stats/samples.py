@@ -1,4 +1,4 @@
-"""What one method's samples say without error bars: question means, pass@k, majority votes."""
+"""Figures of one method's samples without error bars: question means, pass@k, majority votes."""
 
 from __future__ import annotations
 
@@ -61,10 +61,10 @@ def maj_at_n(
     `same` maps an answer to its spelling for the vote (`kvbench.scoring.math.normalise_answer` for mathematics).
     """
     total = 0.0
-    for said, right in zip(answers, scores, strict=True):
+    for own_answers, own_scores in zip(answers, scores, strict=True):
         first: dict[str, float] = {}
         votes: Counter[str] = Counter()
-        for answer, score in zip(said, right, strict=True):
+        for answer, score in zip(own_answers, own_scores, strict=True):
             if answer is not None and answer.strip():
                 votes[same(answer)] += 1
                 first.setdefault(same(answer), score)

@@ -1,4 +1,4 @@
-"""What a table says of its comparisons: one family, its p-values adjusted by Holm, each with a verdict."""
+"""Verdicts on the comparisons of a table: one family, with p-values adjusted by Holm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbench.report.stats.compare import ALPHA, Paired
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A comparison as it is printed.
+    """The printed verdict of a comparison.
 
     verdict: better, worse, tied (its interval holds zero), unclear (it does not, but the adjusted test is not sure
     either) or unknown (so few clusters that an exact test could not reach 5%: up to five).
@@ -37,7 +37,7 @@ def _verdict(found: Paired, p: float, alpha: float) -> str:
         return "unknown"
     if p <= alpha and found.diff != 0:
         return "better" if found.diff > 0 else "worse"
-    # A difference whose own interval leaves zero out is not called none.
+    # A difference whose own interval excludes zero is not called tied.
     return "tied" if found.low <= 0 <= found.high else "unclear"
 
 

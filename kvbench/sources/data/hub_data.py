@@ -28,7 +28,7 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
-    """What was downloaded before."""
+    """The data in the cache, if all are there."""
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
@@ -43,7 +43,7 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
-    """Download what is not here yet. Raises SetupError."""
+    """Download the data that are not in the cache. Raises SetupError."""
     if (found := cached(manifest, revision)) is not None:
         return found
     if not hub.may_ask(task):
@@ -57,14 +57,14 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
     if not manifest.hub:
         raise SetupError(f"data of task {show(task)} come with kvbench and are missing: {show(manifest.path)}.")
     commit = _commit(task, manifest, revision)
-    with _told(task, manifest, revision):
+    with _as_hub_error(task, manifest, revision):
         if manifest.files:
             return _from_files(manifest, _download(manifest, revision))
         return _table(manifest, commit, revision)
 
 
 @contextmanager
-def _told(task: str, manifest: Manifest, revision: str | None) -> Iterator[None]:
+def _as_hub_error(task: str, manifest: Manifest, revision: str | None) -> Iterator[None]:
     try:
         yield
     except SetupError:
@@ -74,7 +74,7 @@ def _told(task: str, manifest: Manifest, revision: str | None) -> Iterator[None]
 
 
 def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | None = None) -> SetupError:
-    """The line for a failed download."""
+    """Error for a failed download."""
     name = f"data set {show(manifest.hub)}"
     match error.why if isinstance(error, hub.HubError) else hub.why(error):
         case "script" | "code":
@@ -95,7 +95,7 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
 
 
 def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
-    """The line for data that are not here, and for which nobody answers."""
+    """Error for data that are not cached while the hub is unreachable."""
     name = show(task)[1:-1]
     if name.startswith("lm_eval:"):  # lm-eval downloads its own data
         how = f"run it once where there is a network, or give a folder with {manifest.path}"
@@ -108,7 +108,7 @@ def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable"
 
 
 def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
-    """The commit that will be read, or None in the libraries' offline mode, where they look into their caches."""
+    """The commit to read; in offline mode the given revision, which the hub's libraries look up in their caches."""
     if hub.is_offline():
         if not manifest.files and not _in_datasets_cache(manifest.hub):
             raise elsewhere(task, manifest)
@@ -125,7 +125,7 @@ def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
 
 
 def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
-    """What the `datasets` library would refuse, told before it is imported. Raises SetupError, HubError."""
+    """Refuse, before importing the `datasets` library, what it would refuse. Raises SetupError, HubError."""
     script = f"{PurePosixPath(manifest.hub).name}.py"
     if script in answer.files:
         raise _script(manifest, script)
@@ -151,7 +151,7 @@ def _in_datasets_cache(name: str) -> bool:
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:
-    """The pinned commit is not there any more."""
+    """Error for a pinned commit that the hub no longer has."""
     try:
         now = hub.ask("dataset", manifest.hub, None).commit
     except hub.HubError as error:
