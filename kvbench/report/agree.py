@@ -117,8 +117,8 @@ def check(task: str, rows: Rows) -> None:
     """Raise UserError naming two runs and what differs between them."""
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
-            found = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
-            raise _refusal(found, f"--group-by {column} makes one table each.")
+            conflicts = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
+            raise _refusal(conflicts, f"--group-by {column} makes one table each.")
     for difference in differences(rows):
         raise _error(rows, difference)
     if (question := _torn(rows, rows.text("prompt_sha256").codes)) is not None:
@@ -149,14 +149,14 @@ def mixtures(rows: Rows) -> Iterator[Mixture]:
     for column, what, within in NOTED:
         if column not in NAMES:
             continue
-        found: dict[str | None, dict[str, int]] = {}
+        by_method: dict[str | None, dict[str, int]] = {}
         for part in _within(rows, within):
             counts = _counts(part, column)
             method = part.text("method").list()[0] if within else None
             if len(counts) > 1:
-                total = found.setdefault(method, {})
+                total = by_method.setdefault(method, {})
                 total |= {value: total.get(value, 0) + count for value, count in counts.items()}
-        for method, counts in found.items():
+        for method, counts in by_method.items():
             yield Mixture(column, method, what.format(method=method), dict(sorted(counts.items())))
 
 
@@ -192,16 +192,16 @@ def _error(rows: Rows, difference: Difference) -> UserError:
     codes = values.present()[:2]
     runs = [_run(rows, int((values.codes == code).argmax())) for code in codes]
     if not difference.word.startswith(ARTEFACTS):
-        found = [(run, f"{difference.word} {values.names[code]}") for run, code in zip(runs, codes)]
-        return _refusal(found, difference.remedy)
+        conflicts = [(run, f"{difference.word} {values.names[code]}") for run, code in zip(runs, codes)]
+        return _refusal(conflicts, difference.remedy)
     listed = [f"{_named(difference, values.names[code])} in {run}" for run, code in zip(runs, codes)]
     return UserError(
         f"the {difference.word} differ: {' and '.join(listed)}; scores are not comparable. {difference.remedy}"
     )
 
 
-def _refusal(found: Sequence[tuple[str, str]], remedy: str) -> UserError:
-    (a, first), (b, second) = found
+def _refusal(conflicts: Sequence[tuple[str, str]], remedy: str) -> UserError:
+    (a, first), (b, second) = conflicts
     return UserError(f"{a} is of {first} and {b} of {second}; scores are not comparable. {remedy}")
 
 
@@ -218,10 +218,10 @@ def _named(difference: Difference, value: str) -> str:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {text: ""}
+        value = None
+    return value if isinstance(value, dict) else {text: ""}
 
 
 def _agrees(rows: Rows, column: str, value: Any) -> Any:
@@ -270,10 +270,10 @@ def _torn(rows: Rows, values: Any) -> str | None:
 
     questions = rows.text("doc_id")
     there = (values == values) & (values != -1) if values.dtype.kind == "f" else values >= 0
-    codes, found = questions.codes[there], values[there]
-    first = np.zeros(len(questions.names), dtype=found.dtype)
-    first[codes[::-1]] = found[::-1]
-    torn = np.unique(codes[found != first[codes]])
+    codes, known = questions.codes[there], values[there]
+    first = np.zeros(len(questions.names), dtype=known.dtype)
+    first[codes[::-1]] = known[::-1]
+    torn = np.unique(codes[known != first[codes]])
     return min((questions.names[code] for code in torn), default=None)
 
 

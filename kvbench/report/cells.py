@@ -95,14 +95,14 @@ def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = N
 def options_of(text: str) -> dict[str, Any]:
     """A method's options. Raises SetupError for any other text."""
     try:
-        found = json.loads(text)
+        options = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        options = None
+    if not isinstance(options, dict):
         raise SetupError(
             f"column options of rows.parquet holds {show(text)}, which are no options: the table is damaged."
         )
-    return found
+    return options
 
 
 def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Budget | None, Rows]]:
@@ -171,8 +171,8 @@ def clusters_of(rows: Rows) -> dict[str, str]:
     last = np.full(len(questions.names), -1)
     last[questions.codes] = np.arange(len(rows))
     places = np.flatnonzero(last >= 0)
-    found = zip(places.tolist(), sources.codes[last[places]].tolist())
-    return {questions.names[q]: questions.names[q] if source < 0 else sources.names[source] for q, source in found}
+    pairs = zip(places.tolist(), sources.codes[last[places]].tolist())
+    return {questions.names[q]: questions.names[q] if source < 0 else sources.names[source] for q, source in pairs}
 
 
 def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:

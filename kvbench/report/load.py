@@ -63,7 +63,7 @@ class Loaded:
 
 def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
     """Run folders and tables from arguments: a run's folder or name, a folder of runs, a rows.parquet."""
-    found: list[Path] = []
+    runs_and_tables: list[Path] = []
     for name in names or [str(results)]:
         if not name.strip():
             raise UserError("the name of a run is empty; 'kvbench report' without one takes all.")
@@ -73,17 +73,17 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
         ):  # `Path.exists` raises for names with a null byte
             path = results / name
         if os.path.isfile(path) or os.path.lexists(path / manifest.NAME):
-            found.append(_with_name(path))
+            runs_and_tables.append(_with_name(path))
         elif os.path.isdir(path):
             inside = [path / run for run in list_runs(path)]
             if not inside:
                 raise UserError(f"{show(name)} has no kvbench run (no {manifest.NAME}).")
-            found += inside
+            runs_and_tables += inside
         else:
             runs = list_runs(results)
             known = f" Runs in {show(results)[1:-1]}: {', '.join(runs)}." if runs else ""
             raise UserError(f"no run {show(name)}.{did_you_mean(name, runs)}{known}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(runs_and_tables))
 
 
 def _with_name(path: Path) -> Path:
@@ -145,15 +145,15 @@ def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str])
 
 def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
     """The mixtures of all groups; equal ones of several tasks are merged."""
-    found: dict[Any, tuple[Mixture, list[str]]] = {}
+    merged: dict[Any, tuple[Mixture, list[str]]] = {}
     for group in groups:
         for mixture in agree.mixtures(group.rows):
-            former, tasks = found.get(key := (mixture.column, mixture.method, *mixture.counts), (None, []))
+            former, tasks = merged.get(key := (mixture.column, mixture.method, *mixture.counts), (None, []))
             if former is not None:
                 counts = {value: count + former.counts[value] for value, count in mixture.counts.items()}
                 mixture = replace(mixture, counts=counts)
-            found[key] = mixture, list(dict.fromkeys([*tasks, group.task]))
-    return list(found.values())
+            merged[key] = mixture, list(dict.fromkeys([*tasks, group.task]))
+    return list(merged.values())
 
 
 def _each_once(rows: Rows) -> tuple[Rows, list[str]]:

@@ -163,10 +163,10 @@ def read_layers(path: Path) -> list[Layer] | None:
         return None
     environment = manifest.read(folder)["environment"]
     try:
-        found = environment.get("kv_cache")
-        if found is None:
+        cache = environment.get("kv_cache")
+        if cache is None:
             return None
-        return [_layer(layer, found["element_bytes"]) for layer in found["layers"]]
+        return [_layer(layer, cache["element_bytes"]) for layer in cache["layers"]]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise SetupError(f"{show(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers.") from None
 

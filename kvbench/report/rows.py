@@ -65,8 +65,8 @@ class Text:
 
     def present(self) -> list[int]:
         """Codes of the names that some row has, in order of first appearance."""
-        found, first = distinct(self.codes[self.codes >= 0])
-        return [int(found[i]) for i in first.argsort()]
+        codes, first = distinct(self.codes[self.codes >= 0])
+        return [int(codes[i]) for i in first.argsort()]
 
     def is_one_of(self, *names: str) -> Any:
         wanted = [code for code, name in enumerate(self.names) if name in names]
@@ -148,11 +148,11 @@ class Rows:
         """(position, value) of each distinct value's first row, in order of the rows."""
         if isinstance(self.columns[name], Text):
             column, values = self.text(name), self.text(name).codes
-            found, first = distinct(values)
-            pairs = [(int(p), column.names[code]) for code, p in zip(found.tolist(), first) if code >= 0]
+            unique, first = distinct(values)
+            pairs = [(int(p), column.names[code]) for code, p in zip(unique.tolist(), first) if code >= 0]
         else:
-            found, first = distinct(self.number(name))
-            pairs = [(int(p), typed(name, x)) for x, p in zip(found, first) if x == x]
+            unique, first = distinct(self.number(name))
+            pairs = [(int(p), typed(name, x)) for x, p in zip(unique, first) if x == x]
         return sorted(pairs, key=lambda pair: pair[0])
 
     def parts(self, *keys: Any) -> Iterator[tuple[tuple[int, ...], Rows]]:
@@ -163,11 +163,11 @@ class Rows:
         together = np.ravel_multi_index([np.maximum(key, 0) for key in keys], sizes)
         together = np.where(np.logical_and.reduce([key >= 0 for key in keys]), together, -1)
         order = np.argsort(together, kind="stable")
-        found = together[order]
-        starts = np.flatnonzero(np.diff(found, prepend=-2))
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(found)]):
-            if found[start] >= 0:
-                key = tuple(int(k) for k in np.unravel_index(int(found[start]), sizes))
+        keys_in_order = together[order]
+        starts = np.flatnonzero(np.diff(keys_in_order, prepend=-2))
+        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(keys_in_order)]):
+            if keys_in_order[start] >= 0:
+                key = tuple(int(k) for k in np.unravel_index(int(keys_in_order[start]), sizes))
                 yield key, self.where(order[start:end])
 
     def scores(self, name: str) -> dict[str, list[float]]:
@@ -182,8 +182,8 @@ class Rows:
         numbers = values[order].tolist()
         ends = [*starts[1:].tolist(), len(numbers)]
         first = order[starts]  # where each question appears
-        found = [(questions.names[codes[f]], numbers[s:e]) for f, s, e in zip(first, starts.tolist(), ends)]
-        return {found[i][0]: found[i][1] for i in np.argsort(first).tolist()}
+        scores = [(questions.names[codes[f]], numbers[s:e]) for f, s, e in zip(first, starts.tolist(), ends)]
+        return {scores[i][0]: scores[i][1] for i in np.argsort(first).tolist()}
 
 
 def distinct(values: Any) -> tuple[Any, Any]:
@@ -192,8 +192,8 @@ def distinct(values: Any) -> tuple[Any, Any]:
 
     if len(values) and (values == values[0]).all():
         return values[:1], np.zeros(1, dtype=np.int64)
-    found: tuple[Any, Any] = np.unique(values, return_index=True)
-    return found
+    unique: tuple[Any, Any] = np.unique(values, return_index=True)
+    return unique
 
 
 def typed(name: str, value: Any) -> Any:

@@ -57,8 +57,8 @@ def lacking(folder: Path) -> list[str]:
 def _safetensors_size(path: Path) -> int | None:
     """Length of the file by its own header, in bytes; None for a broken header."""
     with path.open("rb") as file:
-        found = model_files.tensors(file)
-    return None if found is None else max((end for _, end in found[1]), default=found[0])
+        layout = model_files.tensors(file)
+    return None if layout is None else max((end for _, end in layout[1]), default=layout[0])
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -211,8 +211,8 @@ def _cached(name: str, revision: str | None) -> Path | None:
     """The folder of a hub model in the local cache."""
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, "config.json", revision=revision)
-    return Path(found).parent if isinstance(found, str) else None
+    cached = try_to_load_from_cache(name, "config.json", revision=revision)
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _config(path: Path) -> dict[str, Any]:

@@ -24,14 +24,14 @@ def check(tokens: int | None, embeddings: int | None) -> None:
 
 def end_ids(owners: Iterable[Any]) -> frozenset[int]:
     """End tokens named by a tokenizer or by configurations of transformers. Raises SetupError."""
-    found: set[int] = set()
+    end_tokens: set[int] = set()
     for owner in owners:
         given = getattr(owner, "eos_token_id", None)
         ids = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
         if any(type(i) is not int for i in ids):
             raise SetupError(f"eos_token_id of the model is {show(str(given))}; it must be whole numbers.")
-        found.update(ids)
-    return frozenset(found)
+        end_tokens.update(ids)
+    return frozenset(end_tokens)
 
 
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:

@@ -184,18 +184,18 @@ def path(
     problems = Problems()
     wanted = _manifests(tasks, problems)
     problems.stop()
-    source, found = _source(data, None), {}
+    source, files_of = _source(data, None), {}
     for name, manifest in wanted.items():
         if manifest is None:
             continue
         with problems.collect():
             if (place := source.find(name, manifest)) is None:
                 raise SetupError(f"data of task {show(name)} are not here; 'kvbench data fetch {name}' gets them.")
-            found[name] = [str(file) for file in place.files]
+            files_of[name] = [str(file) for file in place.files]
     if json:
-        terminal.data(found)
+        terminal.data(files_of)
     else:
-        for file in dict.fromkeys(file for files in found.values() for file in files):
+        for file in dict.fromkeys(file for files in files_of.values() for file in files):
             print(file)
     problems.stop()
 
@@ -210,14 +210,14 @@ def _source(data: str | None, revision: str | None) -> Data:
 
 def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | None]:
     """The named tasks, each once, with their manifests; None for tasks without data of their own."""
-    found: dict[str, Manifest | None] = {}
+    manifests: dict[str, Manifest | None] = {}
     for name in names:
         with problems.collect():
             for part in split("TASK", name, "'kvbench list tasks' shows them."):
                 if part.strip().lower() == "file":
                     raise UserError("task 'file' is the file given with --task-file; it has no other data.")
-                found |= {member: get_task(member).manifest for member in expand(part)}
-    return found
+                manifests |= {member: get_task(member).manifest for member in expand(part)}
+    return manifests
 
 
 def _all() -> list[str]:

@@ -130,14 +130,14 @@ def _options(name: str, prefix: str = "") -> list[dict[str, Any]]:
 
 
 def _tasks() -> list[dict[str, Any]]:
-    found = []
+    entries = []
     for name in task_names():
         base, slash, _ = name.partition("/")
         cls: Any = registry.tasks.get(base)
         if slash and cls.group:  # 'kvbench list tasks GROUP' shows its members
             continue
         members = [] if name == "file" else [get_task(member) for member in expand(name)]  # "file" needs its file
-        found.append(
+        entries.append(
             {
                 "name": name,
                 "suite": cls.suite,
@@ -147,7 +147,7 @@ def _tasks() -> list[dict[str, Any]]:
                 "summary": f"variant of {base}" if slash else cls.summary,
             }
         )
-    return [*found, OF_LM_EVAL]
+    return [*entries, OF_LM_EVAL]
 
 
 def _questions(tasks: list[Task]) -> int | None:

@@ -35,8 +35,8 @@ def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
     places: dict[int, list[int]] = {}
     for place, question in enumerate(scores):
         places.setdefault(len(question), []).append(place)
-    for found in places.values():
-        yield found, np.array([scores[place] for place in found], dtype=float)
+    for group in places.values():
+        yield group, np.array([scores[place] for place in group], dtype=float)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:

@@ -25,20 +25,20 @@ class Judged:
 
 def judge(family: Sequence[Paired], alpha: float = ALPHA) -> list[Judged]:
     """Verdicts of the comparisons of one table, in the given order."""
-    adjusted = holm([found.p for found in family])
+    adjusted = holm([paired.p for paired in family])
     return [
-        Judged(p=p, verdict=_verdict(found, p, alpha), smallest_drop=found.drop(alpha / len(family)))
-        for found, p in zip(family, adjusted)
+        Judged(p=p, verdict=_verdict(paired, p, alpha), smallest_drop=paired.drop(alpha / len(family)))
+        for paired, p in zip(family, adjusted)
     ]
 
 
-def _verdict(found: Paired, p: float, alpha: float) -> str:
-    if found.test == "none":
+def _verdict(paired: Paired, p: float, alpha: float) -> str:
+    if paired.test == "none":
         return "unknown"
-    if p <= alpha and found.diff != 0:
-        return "better" if found.diff > 0 else "worse"
+    if p <= alpha and paired.diff != 0:
+        return "better" if paired.diff > 0 else "worse"
     # A difference whose own interval excludes zero is not called tied.
-    return "tied" if found.low <= 0 <= found.high else "unclear"
+    return "tied" if paired.low <= 0 <= paired.high else "unclear"
 
 
 def holm(ps: Sequence[float]) -> list[float]:

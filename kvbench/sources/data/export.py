@@ -34,8 +34,8 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
     there = Data(out, allow_mismatch=True, env={})
     if revision is None and in_folder(out, manifest, "--data") is not None:
         with contextlib.suppress(KVBenchError):  # damaged data are fetched again
-            if (found := there.check(task, manifest)) and not found.mismatch:
-                return found
+            if (used := there.check(task, manifest)) and not used.mismatch:
+                return used
     place = Data(revision=revision, env={}).find(task, manifest)
     place = place or hub_data.fetch(task, manifest, revision or manifest.revision, bar)
     for target, source in _copies(out, manifest, place).items():

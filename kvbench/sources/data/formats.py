@@ -194,16 +194,16 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
             if place < len(held) or ended:
                 break
             more()
-        found = held[place : place + 1]
-        if not found or found not in allowed:
-            got = show(found) if found else "the end of the file"
+        character = held[place : place + 1]
+        if not character or character not in allowed:
+            got = show(character) if character else "the end of the file"
             raise UserError(f"{name}: not JSON (row {number + 1}: expected {' or '.join(allowed)}, got {got}).")
-        return found
+        return character
 
     mark("[")
     place += 1
-    while (found := mark(",]" if number else "{]")) != "]":
-        if found == ",":
+    while (character := mark(",]" if number else "{]")) != "]":
+        if character == ",":
             place += 1
             mark("{")
         while True:

@@ -34,8 +34,8 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
         return _from_url(manifest, file) if file.is_file() else None
     if manifest.files:
         files = tuple(_kept(manifest.hub, name, revision) for name in manifest.files)
-        found = tuple(file for file in files if file is not None)
-        return _from_files(manifest, found) if len(found) == len(files) else None
+        cached_files = tuple(file for file in files if file is not None)
+        return _from_files(manifest, cached_files) if len(cached_files) == len(files) else None
     if revision is not None and hub.is_commit(revision):
         file = _table_file(manifest, revision)
         return _from_table(manifest, file, revision) if file.is_file() else None
@@ -44,8 +44,8 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
     """Download the data that are not in the cache. Raises SetupError."""
-    if (found := cached(manifest, revision)) is not None:
-        return found
+    if (place := cached(manifest, revision)) is not None:
+        return place
     if not hub.may_ask(task):
         why = f"only the run's folder asks for it (--task {show(task)[1:-1]} again lets kvbench download it)"
         raise elsewhere(task, manifest, why)
@@ -78,8 +78,8 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
     name = f"data set {show(manifest.hub)}"
     match error.why if isinstance(error, hub.HubError) else hub.why(error):
         case "script" | "code":
-            found = re.search(r"found ([\w.-]+\.py)", str(error))
-            return _script(manifest, found[1] if found else "")
+            script = re.search(r"found ([\w.-]+\.py)", str(error))
+            return _script(manifest, script[1] if script else "")
         case "gated":
             return SetupError(f"{name} is gated: accept the terms on its page and set HF_TOKEN.")
         case "unreachable":
@@ -172,8 +172,8 @@ def _differs(manifest: Manifest, now: str) -> SetupError:
 def _kept(name: str, file: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, file, repo_type="dataset", revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    cached_file = try_to_load_from_cache(name, file, repo_type="dataset", revision=revision)
+    return Path(cached_file) if isinstance(cached_file, str) else None
 
 
 def _download(manifest: Manifest, revision: str | None) -> tuple[Path, ...]:

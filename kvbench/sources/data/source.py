@@ -114,14 +114,14 @@ class Data:
 
     def missing(self, wanted: Mapping[str, Manifest]) -> list[DataMissing]:
         """Errors for the tasks whose data are not on this machine, without any download."""
-        found = []
+        errors = []
         for task, manifest in wanted.items():
             try:
                 if self.find(task, manifest) is None:
-                    found.append(hub_data.elsewhere(task, manifest))
+                    errors.append(hub_data.elsewhere(task, manifest))
             except DataMissing as error:
-                found.append(error)
-        return found
+                errors.append(error)
+        return errors
 
     def check(self, task: str, manifest: Manifest) -> DataUsed | None:
         """Read and compare the local data of a task without keeping them; None without any. Raises SetupError."""
@@ -131,15 +131,15 @@ class Data:
 
     def notes(self) -> list[str]:
         """Notes to the user on samples and mismatches, one line each."""
-        found = [part for used in self.used.values() for part in (used, *used.also) if part.mismatch]
-        samples = [f"{show(used.task)}: {used.mismatch}" for used in found if used.sample]
-        others = [f"data of task {show(used.task)} differ: {used.mismatch}." for used in found if not used.sample]
+        mismatches = [part for used in self.used.values() for part in (used, *used.also) if part.mismatch]
+        samples = [f"{show(used.task)}: {used.mismatch}" for used in mismatches if used.sample]
+        others = [f"data of task {show(used.task)} differ: {used.mismatch}." for used in mismatches if not used.sample]
         more = f"; and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
         return [f"not the real data of {'; '.join(samples[:SHOWN])}{more}.", *others] if samples else others
 
     def _place(self, task: str, manifest: Manifest) -> Place:
-        found = self.find(task, manifest)
-        return found or hub_data.fetch(task, manifest, self.revision or manifest.revision)
+        place = self.find(task, manifest)
+        return place or hub_data.fetch(task, manifest, self.revision or manifest.revision)
 
     def _record(self, used: DataUsed) -> None:
         first = self.used.get(used.task)
