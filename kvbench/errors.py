@@ -1,6 +1,6 @@
 """Errors that reach the user, each with the exit code it ends the process with.
 
-One line says what is wrong, with the offending value quoted by `show`, and how to mend it. The command line prints
+One line names the problem, with the offending value quoted by `show`, and the cure. The command line prints
 ``error: <message>`` and never a traceback, unless the error is not one of these (a bug, exit code 1).
 """
 

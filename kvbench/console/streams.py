@@ -34,7 +34,7 @@ def repair() -> None:
 
 
 def discard_output() -> None:
-    """Send what is still buffered for standard output to the null device, so that the interpreter can end."""
+    """Redirect buffered output to the null device, so that the interpreter can end."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -22,7 +22,7 @@ from kvbench.errors import Interrupted, KVBenchError, show
 if TYPE_CHECKING:
     from rich.console import Console
 
-NARROW = 60  # tables are not folded further: in fewer columns nobody can read them
+NARROW = 60  # tables are not folded further, because narrower ones are unreadable
 WIDE = 400  # columns where stdout is no terminal and COLUMNS is not set: tables are not folded
 
 

@@ -34,12 +34,12 @@ from kvbench.store import manifest
 PAGE = 16  # entries, as in kvbench.engine.cache.paged, which imports torch
 SLACK = 1.05
 UNBOUNDED = (
-    "* does not bound what is generated (evicts the prompt only, or in some heads only): nominal is the budget and all "
-    "that was generated."
+    "* does not bound generated entries (evicts the prompt only, or in some heads only): nominal is the budget and all "
+    "generated entries."
 )
 LATER = (
-    "The full cache was not run on these conversations, so how long their later questions are is not known: nominal is "
-    "without them, and no cell of theirs is marked."
+    "The full cache was not run on these conversations, so the length of their later questions is unknown: nominal "
+    "excludes them, and none of their cells is marked."
 )
 OVER = f"! above {SLACK} times nominal and a page of {PAGE} entries for each head, or {SLACK} times its entries."
 

@@ -197,7 +197,7 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
     floors = {_budget(c): c.floor for c in cells if c.floor == c.floor}
     if floors:
         listed = ", ".join(f"{floor:.3f} at {budget}" for budget, floor in floors.items())
-        notes.append(f"Floor, what is scored before anything is evicted: {listed}.")
+        notes.append(f"Floor, the score before the first eviction: {listed}.")
     if len({(c.score.questions, c.samples) for c in cells}) == 1:
         notes.append(f"{cells[0].score.questions} questions, {cells[0].samples} samples in every cell.")
     notes += sureness.notes([c.against for c in cells if c.against])

@@ -167,7 +167,7 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
     except Exception as error:  # of many kinds, see `kvbench.sources.hub.why`
         reason = error.why if isinstance(error, hub.HubError) else hub.why(error)
         if reason == "unreachable" and info.folder is not None:
-            return info  # transformers tells whether what is here is enough
+            return info  # transformers reports missing files itself
         raise refusal(name, reason, revision) or unreadable(name, name, error) from None
     _check_files(name, files)
     return describe(name, revision)

@@ -18,8 +18,8 @@ def unreadable(name: str, where: str, error: Exception) -> SetupError:
     if not Path(where).is_dir() and (answer := refusal(name, reason)):
         return answer
     lines = [line.strip() for line in faults.words(error).splitlines() if line.strip()] or [type(error).__name__]
-    told = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return SetupError(f"model {show(name)} cannot be read: {told}")
+    reasons = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return SetupError(f"model {show(name)} cannot be read: {reasons}")
 
 
 def own_code(name: str) -> SetupError:

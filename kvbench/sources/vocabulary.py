@@ -26,10 +26,10 @@ def end_ids(owners: Iterable[Any]) -> frozenset[int]:
     """End tokens named by a tokenizer or by configurations of transformers. Raises SetupError."""
     end_tokens: set[int] = set()
     for owner in owners:
-        given = getattr(owner, "eos_token_id", None)
-        ids = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        named = getattr(owner, "eos_token_id", None)
+        ids = named if isinstance(named, (list, tuple)) else [] if named is None else [named]
         if any(type(i) is not int for i in ids):
-            raise SetupError(f"eos_token_id of the model is {show(str(given))}; it must be whole numbers.")
+            raise SetupError(f"eos_token_id of the model is {show(str(named))}; it must be whole numbers.")
         end_tokens.update(ids)
     return frozenset(end_tokens)
 
@@ -47,5 +47,5 @@ def tokens(folder: Path) -> int | None:
         known, added = content["model"]["vocab"], content.get("added_tokens") or []
         names = set(known) if isinstance(known, dict) else {piece for piece, _ in known}
         return len(names | {token["content"] for token in added})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers tells what is wrong with it
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers reports a broken file itself
         return None
