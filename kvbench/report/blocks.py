@@ -18,6 +18,7 @@ from kvbench.eviction.budget import label
 from kvbench.report.load import Loaded
 
 NOTHING = "-"
+number, percent = "{:.3f}".format, "{:.0%}".format
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +118,6 @@ class Report(ABC):
 def own(*names: str) -> list[Column]:
     """Columns of CSV and JSON only, called as the attributes that they show."""
     return [Column(name, name) for name in names]
-
-
-def number(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def percent(value: float) -> str:
-    return f"{value:.0%}"
 
 
 def entries(value: float) -> str:

@@ -29,21 +29,27 @@ def own_code(name: str) -> SetupError:
     )
 
 
+def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
+    """The sentence for a refusal that models and data sets share; empty for other reasons."""
+    named = show(revision) if revision else "that revision"
+    sentences: dict[str, str] = {
+        "missing": f"the hub has no {what} (or it is private and HF_TOKEN is not set).",
+        "revision": f"{what} has no revision {named} on the hub.",
+        "token": f"the hub refuses the token of this machine for {what}. Set HF_TOKEN anew.",
+    }
+    return sentences.get(reason, "")
+
+
 def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
     """Error for the hub's answer, or None when it gives no reason."""
     model = show(name)
+    if sentence := refused(f"model {model}", reason, revision):
+        return SetupError(sentence)
     match reason:
-        case "missing":
-            return SetupError(f"the hub has no model {model} (or it is private and HF_TOKEN is not set).")
-        case "revision":
-            named = show(revision) if revision else "that revision"
-            return SetupError(f"model {model} has no revision {named} on the hub.")
         case "gated":
             return SetupError(
                 f"{model} is gated. Accept its terms on its page, then set HF_TOKEN or run 'hf auth login'."
             )
-        case "token":
-            return SetupError(f"the hub refuses the token of this machine for {model}. Set HF_TOKEN anew.")
         case "unnamed":
             return SetupError(
                 f"model {model} is not in the local cache, and only the run's folder names it: kvbench downloads "

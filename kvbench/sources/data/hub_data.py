@@ -22,6 +22,7 @@ from kvbench.sources import hub
 from kvbench.sources.data import cache
 from kvbench.sources.data.location import Place
 from kvbench.sources.data.missing import DataMissing
+from kvbench.sources.refusals import refused
 from kvbench.task import Manifest
 
 TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
@@ -84,12 +85,8 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
             return SetupError(f"{name} is gated: accept the terms on its page and set HF_TOKEN.")
         case "unreachable":
             return elsewhere(task, manifest)
-        case "missing":
-            return SetupError(f"the hub has no {name} (or it is private and HF_TOKEN is not set).")
-        case "revision":
-            return SetupError(f"{name} has no revision {show(revision)} on the hub. Use --data-revision to choose.")
-        case "token":
-            return SetupError(f"the hub refuses the token of this machine for {name}. Set HF_TOKEN anew.")
+        case reason if sentence := refused(name, reason, revision):
+            return SetupError(sentence + " Use --data-revision to choose." * (reason == "revision"))
     kind = "" if isinstance(error, hub.HubError) else f"{type(error).__name__}: "
     return SetupError(f"{name} cannot be loaded: {kind}{show((words(error).splitlines() or [''])[0])}.")
 
