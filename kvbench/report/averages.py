@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvbench.errors import KVBenchError
@@ -97,7 +98,7 @@ class AverageTable:
 
     def _shown(self) -> list[Column]:
         """Columns of the table; the difference is that of the first average."""
-        first, *others = [Column("", lambda row, name=name: _value(row, name), name) for name in self.names]
+        first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
         return [*chosen(NAMED, ("method", "budget")), first, *([difference] if baseline else []), *others]
@@ -258,7 +259,7 @@ def _cell_name(row: AverageRow) -> str:
     return row.method if row.budget is None else f"{row.method} at {label(row.budget)}"
 
 
-def _value(row: AverageRow, name: str) -> str | None:
+def _value(name: str, row: AverageRow) -> str | None:
     mean = row.means[name]
     if math.isnan(mean.value):
         return None

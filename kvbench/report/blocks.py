@@ -26,8 +26,8 @@ class Column:
     """One figure of every line.
 
     `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or the dotted
-    path of an attribute, None where a part of the path is None. `header`: above it in tables; empty for CSV and JSON
-    only. `printed`: how tables show a value.
+    path of an attribute or key, None where a part of the path is missing. `header`: its title in tables; empty for CSV
+    and JSON only. `printed`: how tables show a value.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Column:
 def _attribute(line: Any, path: str) -> Any:
     value = line
     for name in path.split("."):
-        value = None if value is None else getattr(value, name)
+        value = value.get(name) if isinstance(value, Mapping) else None if value is None else getattr(value, name)
     return value
 
 
