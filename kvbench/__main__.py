@@ -17,7 +17,7 @@ def main() -> int:
         code = run()
         signals.settle()
     except signals.Signalled as signalled:
-        error = signalled.told()
+        error = signalled.interruption()
         signals.say(error, lambda told: print(told, file=sys.stderr, flush=True))
         return error.exit_code
     return code

@@ -1,6 +1,6 @@
 """Errors that reach the user, each with the exit code it ends the process with.
 
-One line says what is wrong, with the offending value quoted by `show`, and how to mend it. The command line prints
+One line names the problem, with the offending value quoted by `show`, and the cure. The command line prints
 ``error: <message>`` and never a traceback, unless the error is not one of these (a bug, exit code 1).
 """
 
@@ -24,7 +24,7 @@ class UserError(KVBenchError):
 
 
 class SetupError(KVBenchError):
-    """The surroundings fail: model, hub, disk, device, sandbox."""
+    """The model, hub, disk, device or sandbox fails."""
 
     exit_code = 3
 
@@ -42,9 +42,7 @@ class RunInUseError(KVBenchError):
 
 
 class Interrupted(KVBenchError):
-    """Stopped by Ctrl-C (exit code 130), SIGTERM (143) or SIGHUP (129); the message says what is saved and how to
-    continue.
-    """
+    """Stopped by Ctrl-C (exit code 130), SIGTERM (143) or SIGHUP (129); the message says how to continue."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -52,11 +50,11 @@ class Interrupted(KVBenchError):
 
 
 class MethodError(KVBenchError):
-    """A method's own code failed, or answered something that is no score."""
+    """A method's own code failed, or returned invalid scores."""
 
 
 class BudgetViolation(KVBenchError):
-    """A method kept more than it may, or dropped what it declared protected. Its numbers would not compare."""
+    """A method kept more entries than its budget, or dropped protected ones. Its results would not be comparable."""
 
 
 def show(value: object) -> str:

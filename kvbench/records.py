@@ -29,12 +29,12 @@ class Conversation(Protocol):
     """The turns of a request after its first."""
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
-        """What comes after these answers, or None when the conversation is over."""
+        """The next input after these answers, or None at the end of the conversation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and the samples wanted of it. The prompt is prefilled once for all of them.
+    """One prompt and the samples to generate from it. The engine prefills the prompt once for all samples.
 
     `max_new_tokens` holds for each turn, `max_tokens` for all that a sample reads and writes (None: the prompt and
     one turn). `forced`: a continuation to score instead of drawing tokens; its log-probabilities come back.
@@ -56,16 +56,14 @@ class Request:
     compress_at: int | None = None  # leading prompt tokens after which the prompt is evicted; None: all of them
 
     def noise_key(self, sample: int) -> int:
-        """64-bit key of this sample's random numbers: a hash of (run seed, task, doc, sample), free of method and
-        batch.
-        """
+        """64-bit key of this sample's random numbers: a hash of run seed, task, doc and sample only."""
         text = f"{self.seed}\x1f{self.task}\x1f{self.doc_id}\x1f{sample}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What one sample measurably used. Entries are per layer and KV head, averaged over both (evicting layers only)."""
+    """Measured use of one sample. Entries are per layer and KV head, averaged over both (evicting layers only)."""
 
     prompt_tokens: int
     output_tokens: int
@@ -76,7 +74,7 @@ class Usage:
     entries_prefill_peak: float  # largest count while the prompt was read; shared by all samples of a prompt
     kv_bytes_prefill_peak: int  # all layers of one prompt while it was read
     kv_bytes_peak: int  # live bytes at the peak: K, V, positions, method columns, stored queries, sliding-window rings
-    kv_bytes_extra: int  # of the peak, what is neither key nor value: positions, columns, stored queries, states
+    kv_bytes_extra: int  # part of the peak that is neither key nor value: positions, columns, stored queries, states
     kv_bytes_mean: int
     kv_bytes_slot: int  # bytes allocated for the slot
     evictions: int

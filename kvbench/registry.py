@@ -29,7 +29,7 @@ def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
         return [plain]
     prefixed = [k for k in known if len(plain) >= 3 and (k.startswith(plain) or plain.startswith(k))]
     likeness = {k: difflib.SequenceMatcher(None, plain, k).ratio() for k in known}
-    least = max(0.6, max(likeness.values(), default=0.0) - 0.2)  # what is much less like it was not meant
+    least = max(0.6, max(likeness.values(), default=0.0) - 0.2)  # drop names that are much less similar than the best
     close = sorted((k for k in known if likeness[k] >= least), key=lambda k: -likeness[k])[:limit]
     return list(dict.fromkeys([*close, *prefixed]))[:limit]
 
@@ -44,7 +44,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 class NameTaken(UserError):
-    """A name that is registered already."""
+    """The name is registered already."""
 
 
 class Registry(Generic[T]):
@@ -64,7 +64,7 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]:
-        """Class decorator. Raises UserError when a name cannot be typed, or is taken, naming both modules."""
+        """Class decorator. Raises UserError for an invalid or registered name, naming both modules."""
 
         def add(member: T) -> T:
             origin = getattr(member, "__module__", "?")
@@ -83,7 +83,7 @@ class Registry(Generic[T]):
         return add
 
     def save(self) -> tuple[dict[str, T], dict[str, str], dict[str, str]]:
-        """What is registered now, for `restore`."""
+        """A copy of the registry, for `restore`."""
         self._discover()
         return dict(self._members), dict(self._aliases), dict(self._origin)
 
@@ -97,7 +97,7 @@ class Registry(Generic[T]):
         return sorted(self._members)
 
     def canonical(self, name: str) -> str:
-        """The registered name for a spelling; case and surrounding blanks do not matter. Raises UserError."""
+        """The registered name for a name or alias, whatever its case and surrounding blanks. Raises UserError."""
         self._discover()
         plain = name.strip().lower()
         plain = self._aliases.get(plain, plain)

@@ -63,7 +63,7 @@ class GenSpec:
     min_new_tokens: int = 0  # no end token is drawn before
     truncate: Literal["none", "middle"] = "none"
     reserve: int = 0
-    longest: int | None = None  # of the limit, whatever the model holds
+    longest: int | None = None  # upper bound of the limit, whatever the model's context
     chat: bool = True
     thinking: bool | None = None  # None: the template has no such switch
 
@@ -89,7 +89,7 @@ class Output:
 class Score:
     """Result of scoring one sample. `value` None means it could not be scored (with `note` saying why), never 0.
 
-    The row then has the status `status`: grader_error, judge_error, sandbox_error, or unscored when nobody was asked.
+    The row then has the status `status`: grader_error, judge_error, sandbox_error, or unscored when no judge was asked.
     """
 
     value: float | None
@@ -107,15 +107,15 @@ class Manifest:
     """Where a task's data come from and how many rows they must have.
 
     `path` is relative to a data folder (``--data``, ``KVBENCH_DATA``): JSON lines, or one JSON list. `samples` are
-    files with a few of the rows, or with made-up ones of the same form, that are read where `path` is not there; the
-    user is told so and the run's record says it. Rows of a file that serves several tasks are chosen by `where`
+    files with a few of the rows, or with invented rows of the same form, that are read where `path` does not exist;
+    a note and the run's record say so. Rows of a file that serves several tasks are chosen by `where`
     (column -> value), before they are counted.
 
     On the hub: `config` and `split` name a table, or `files` the raw files to read one after the other (JSON lines, a
     JSON list; in a zip archive its `member`), or `url` an archive or file elsewhere, with the hash of its bytes.
     `rename` maps source columns to the columns of the offline file; `hub_id(index, row)` names a row as the offline
     file does. `ids_sha256` is the hash of the sorted ids, one per line: rows may be reordered, but none may be missing
-    or new. `rows` None: not known beforehand.
+    or new. `rows` None: unknown before reading.
     """
 
     path: str
@@ -138,7 +138,7 @@ class Manifest:
 
 
 class Reader(Protocol):
-    """What a task may know of the model that will read its prompts: how long texts are, never weights."""
+    """What a task knows of the model that reads its prompts: lengths of texts, never weights."""
 
     @property
     def context(self) -> int:
@@ -170,10 +170,10 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What a run lets `score` use beside the text.
+    """Judge and sandbox settings of a run, for `score`.
 
-    judge: base URL of an OpenAI-compatible endpoint, ``local:FOLDER`` for a model of one's own, or "none"; None when
-        nothing was said. `judge_key_env` names the environment variable that holds its key.
+    judge: base URL of an OpenAI-compatible endpoint, ``local:FOLDER`` for a local model, or "none"; None when the
+        user gave no judge. `judge_key_env` names the environment variable that holds its key.
     unsafe_code: run programs with resource limits only where no sandbox works.
     """
 
@@ -240,7 +240,7 @@ class Task(ABC):
         """Score one sample. Pure and picklable: it may run in a worker process under a time limit."""
 
     def patience(self, doc: Doc) -> float:
-        """Seconds after which scoring one sample is given up."""
+        """Time limit for scoring one sample, in seconds."""
         return 40.0
 
     def size(self) -> int | None:
@@ -252,9 +252,9 @@ class Task(ABC):
         return None
 
     def notes(self) -> list[str]:
-        """What a user should know of the documents that `docs` just made, one line each."""
+        """Notes to the user on the documents that `docs` made last, one line each."""
         return []
 
     def sources(self) -> dict[str, str]:
-        """What else identifies this task's documents, for the run's record (a file and its hash)."""
+        """Further facts that identify this task's documents, for the run's record (a file and its hash)."""
         return {}

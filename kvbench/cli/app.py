@@ -134,7 +134,7 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
     if isinstance(error, typer.TyperException):
         return _usage(error, given)
     if isinstance(error, signals.Signalled):
-        return error.told()
+        return error.interruption()
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return Interrupted(signals.AGAIN, 130)
     kind = f"{type(error).__name__}: {faults.words(error)}" if str(error) else type(error).__name__

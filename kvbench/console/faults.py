@@ -1,6 +1,7 @@
-"""What exceptions from elsewhere say, and which failures of memory and of devices they stand for. Those are named by
-class and message, so that torch is not needed to ask; the causes of an exception count as well, because methods'
-failures are wrapped.
+"""Recognises failures of memory and of devices in exceptions of other libraries.
+
+Class names and messages decide, so that torch is not imported. The causes of an exception count as well, because the
+engine wraps the failures of methods.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ _DEVICE = ("cuda error", "cudaerror", "cuda driver error", "hip error", "device-
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether memory of the device or of the process did not suffice."""
+    """Whether the device or the process ran out of memory."""
     return any(_no_memory(each) for each in _causes(error))
 
 
 def device_failed(error: BaseException) -> bool:
-    """Whether the device itself failed, as by an ECC error, and nothing more can be done with it by this process."""
+    """Whether the device itself failed, for example by an ECC error, so that this process can no longer use it."""
     return not out_of_memory(error) and any(
         type(each).__name__ == "AcceleratorError" or (isinstance(each, RuntimeError) and _says(each, _DEVICE))
         for each in _causes(error)
@@ -43,7 +44,7 @@ def first_line(error: BaseException) -> str:
 
 
 def words(error: BaseException) -> str:
-    """What an exception says that kvbench did not write, without keys and passwords."""
+    """The message of another library's exception, without keys and passwords."""
     from kvbench.console.redact import redact_keys
 
     return redact_keys(str(error))

@@ -1,4 +1,4 @@
-"""Collects the independent problems of one call, so that they are shown together.
+"""Collects the independent problems of one command, so that the user sees them together.
 
     problems = Problems()
     with problems.collect():
@@ -7,7 +7,7 @@
         check_two()
     problems.stop()     # prints the warnings, raises when there were problems
 
-Only expected errors (`KVBenchError`) are collected; a bug ends the call where it happens.
+Only expected errors (`KVBenchError`) are collected; a bug ends the command where it happens.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvbench.errors import KVBenchError
 
 
 class Several(KVBenchError):
-    """More than one problem. Usage errors decide the exit code before those of the surroundings."""
+    """More than one problem. The smallest exit code wins: usage errors come before setup errors."""
 
     def __init__(self, errors: list[KVBenchError]) -> None:
         super().__init__("\n".join(dict.fromkeys(str(error) for error in errors)))
@@ -34,14 +34,14 @@ class Problems:
 
     @contextmanager
     def collect(self) -> Iterator[None]:
-        """Problems inside the block are put aside; the rest of the block is skipped."""
+        """Collect an error raised in the block; the rest of the block is skipped."""
         try:
             yield
         except KVBenchError as error:
             self.errors.append(error)
 
     def warn(self, text: str) -> None:
-        """Put a warning aside; the same one is shown once."""
+        """Collect a warning; equal warnings are printed once."""
         if text not in self.warnings:
             self.warnings.append(text)
 

@@ -1,9 +1,9 @@
 """Keeps secrets out of what is stored and shown.
 
-What kvbench stores as settings, and its own messages with the commands in them, must stay true: there `hide_secrets`
-and `hide_keys` hide what is a secret by itself, namely the usual shapes of keys, users and passwords in URLs, and
-values of environment variables whose names announce a secret. A command refuses what `holds_secret` finds before it
-stores anything. Texts that are only shown or that others wrote also lose what stands behind a name that announces a
+Stored settings and the commands in kvbench's own messages must stay true. There `hide_secrets` and `hide_keys` hide
+values that are recognisable as secrets: the usual shapes of keys, users and passwords in URLs, and values of
+environment variables whose names announce a secret. A command refuses what `holds_secret` finds before it stores
+anything. Texts that are only shown, or that other programs wrote, also lose every value behind a name that announces a
 secret: `redact_text` for messages, URLs and paths, `redact_argv` for a command line, `redact_config` for nested
 settings, `safe_environ` for environment variables (an allow-list). A secret of an unknown shape behind an innocent
 name passes, so never put one on a command line.
@@ -48,13 +48,13 @@ def fold_home(text: str) -> str:
 
 
 def redact_keys(text: str) -> str:
-    """A text that others wrote with keys and passwords hidden, by their names too; paths stay as they are."""
+    """A text of another program with keys and passwords hidden, by their names too; paths stay."""
     text = _BEARER.sub(rf"\1 {HIDDEN}", hide_keys(text))
     return _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
 
 
 def hide_keys(text: str) -> str:
-    """The text without what is a secret by itself: a printed command keeps ``token=abc/q.jsonl``."""
+    """The text without recognisable secrets: a printed command keeps ``token=abc/q.jsonl``."""
     for value in _secret_values(os.environ):
         text = text.replace(value, HIDDEN)
     text = _SHAPES.sub(HIDDEN, text)
@@ -62,7 +62,7 @@ def hide_keys(text: str) -> str:
 
 
 def _secret_values(environ: Mapping[str, str]) -> list[str]:
-    """Values of variables whose names announce a secret. Words, paths, addresses and names of variables are none."""
+    """Values of variables whose names announce a secret, except words, paths, addresses and names of variables."""
     return [
         value
         for name, value in environ.items()
@@ -106,7 +106,7 @@ def redact_config(value: Any) -> Any:
 
 
 def holds_secret(value: Any) -> bool:
-    """Whether a text, or one in a list or table, is a secret by itself, or has one in it."""
+    """Whether a text, or a text in a list or table, contains a recognisable secret."""
     if isinstance(value, Mapping):
         return any(map(holds_secret, value.values()))
     if isinstance(value, (list, tuple)):
@@ -118,7 +118,7 @@ def holds_secret(value: Any) -> bool:
 
 
 def hide_secrets(value: Any) -> Any:
-    """Settings as they were given, but for texts with secrets; names hide nothing, ``key_norm=l1`` is an option.
+    """Settings unchanged except for texts with secrets; names hide nothing, because ``key_norm=l1`` is an option.
 
     The exception is `judge_key_env`, where a user may have given a key in place of a variable's name.
     """

@@ -6,8 +6,8 @@
                 ...
 
 The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, wherever that is between two operations.
-Python runs signal handlers in the main thread alone, which may be inside a matrix product for a minute; a thread
-therefore watches too. It ends the process `PATIENCE` seconds after the first signal, or at a second one, with the
+Python runs signal handlers in the main thread alone, which may be inside a matrix product for a minute; so a second
+thread watches. It ends the process `PATIENCE` seconds after the first signal, or at a second one, with the
 same line and exit code. Whatever must not outlive the process (locks, child processes) is registered by `at_end`.
 """
 
@@ -35,13 +35,13 @@ _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 
 
 class Signalled(BaseException):
-    """The user or the system asks this process to end. No Exception: nothing may take it for a failure."""
+    """The user or the system asks this process to end. Not an Exception, so that no handler takes it for a failure."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
         self.number = number
 
-    def told(self, text: str = AGAIN) -> Interrupted:
+    def interruption(self, text: str = AGAIN) -> Interrupted:
         return Interrupted(text, 128 + self.number)
 
 
@@ -70,12 +70,12 @@ def install() -> None:
 
 @contextlib.contextmanager
 def phase(tell: Callable[[], str]) -> Iterator[None]:
-    """A signal that ends the block becomes `Interrupted` with the text that `tell` then gives."""
+    """Turn a signal that ends the block into `Interrupted` with the text of `tell`."""
     _tellers.append(tell)
     try:
         yield
     except Signalled as signalled:
-        raise signalled.told(tell()) from None
+        raise signalled.interruption(tell()) from None
     finally:
         _tellers.remove(tell)
 
@@ -96,13 +96,13 @@ def shield() -> Iterator[None]:
 
 
 def settle() -> None:
-    """The command has ended: from here on a signal raises nothing, and the process keeps its exit code."""
+    """Ignore signals from now on: the command has ended, and the process keeps its exit code."""
     if _handling is not None:
         _handling.shields += 1
 
 
 def _ignore() -> None:
-    """Python gives signals back to the system when it shuts down, and they would change the exit code."""
+    """Ignore signals while Python shuts down: it restores the default handlers, which would change the exit code."""
     for name in _NAMES:
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), signal.SIG_IGN)
@@ -130,7 +130,7 @@ def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
 
 
 def clean_up() -> None:
-    """Call what is registered, newest first."""
+    """Call the registered cleaners, newest first."""
     while _cleaners:
         clean, _ = _cleaners.popitem()
         with contextlib.suppress(Exception):
@@ -138,7 +138,7 @@ def clean_up() -> None:
 
 
 class _Handling:
-    """Handlers, and the thread that watches. Made and closed in the main thread."""
+    """The signal handlers and the watching thread. The main thread makes and closes it."""
 
     def __init__(self) -> None:
         self.number: int | None = None  # the first signal
@@ -185,7 +185,7 @@ class _Handling:
         os.close(self._writer)
 
     def after_fork(self) -> None:
-        """A forked child is another process: signals end it as they end any."""
+        """Give a forked child the default handlers."""
         signal.set_wakeup_fd(-1)
         for number in self._before:
             signal.signal(number, signal.SIG_DFL)
@@ -198,7 +198,7 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """The exception met a destructor, which lets none pass: raise it again as soon as that has ended."""
+        """Python discards an exception raised in a destructor: raise `Signalled` again shortly after."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False
             again = threading.Timer(SOON, self._again, [self.number])
@@ -224,7 +224,7 @@ class _Handling:
                 number, first = asked[0], time.monotonic()
 
     def _end(self, number: int) -> None:
-        """The main thread does not end the process, so this thread does."""
+        """End the process from this thread, because the main thread does not."""
         clean_up()
         if self.claim():
             with contextlib.suppress(Exception):
@@ -243,7 +243,7 @@ _cleaners: dict[Callable[[], None], None] = {}
 
 
 def _before_fork() -> None:
-    """Until the child resets its handlers, a signal sent to it would go into its parent's pipe: let it wait."""
+    """Block signals until the child resets its handlers: the child would write them into its parent's pipe."""
     numbers = _handling.handles() if _handling is not None else ()
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 

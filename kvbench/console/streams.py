@@ -1,8 +1,8 @@
-"""Standard streams that may be closed, full or gone.
+"""Makes the standard streams safe to print to when they are closed, full or gone.
 
-Descriptors 0 to 2 are opened on the null device where the caller closed them: a file of a run would get their numbers,
-and what a library prints would end up in it. A write to standard output that fails is the command's failure, also where
-the caller closed it; one to standard error is not, because the run matters more than its messages.
+Closed descriptors 0 to 2 are opened on the null device: otherwise a file of a run would get their numbers, and a
+library's output would end up in it. A failed write to standard output fails the command, also where the caller closed
+it; a failed write to standard error does not, because the run matters more than its messages.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kvbench.errors import SetupError
 
 
 class Unprintable(SetupError):
-    """Standard output takes no more."""
+    """Standard output cannot be written."""
 
 
 def repair() -> None:
-    """Make the standard streams safe to print to. Streams that somebody replaced are left alone."""
+    """Make the standard streams safe to print to. Replaced streams (pytest's, for example) are left alone."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -34,7 +34,7 @@ def repair() -> None:
 
 
 def discard_output() -> None:
-    """Send what is still buffered for standard output to the null device, so that the interpreter can end."""
+    """Redirect buffered output to the null device, so that the interpreter can end."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, 1)
     os.close(null)

@@ -1,11 +1,11 @@
-"""Words to the user: data on stdout, everything else on stderr; plain ASCII where the terminal knows no more.
+"""Output to the user: data on stdout, everything else on stderr; plain ASCII on terminals without UTF-8.
 
     note("..."), warning("..."), fail(error)     # one line each on stderr
     table(rich_table), data(document)            # stdout
 
 On stdout, text from outside (model output, file names) must pass `kvbench.errors.show` or `clean` before it gets here.
-What goes to stderr is cleaned here, and keys in it are hidden. An error keeps ``name=value``, because commands in it
-must work when they are typed; the text of a foreign exception loses that too where it enters one (`faults.words`).
+Text to stderr is cleaned here, and keys in it are hidden. An error keeps ``name=value``, because the user types the
+commands in it; the text of a foreign exception loses such values before it enters an error (`faults.words`).
 """
 
 from __future__ import annotations
@@ -22,14 +22,12 @@ from kvbench.errors import Interrupted, KVBenchError, show
 if TYPE_CHECKING:
     from rich.console import Console
 
-NARROW = 60  # tables are not folded further: in fewer columns nobody can read them
+NARROW = 60  # tables are not folded further, because narrower ones are unreadable
 WIDE = 400  # columns where stdout is no terminal and COLUMNS is not set: tables are not folded
 
 
 def prepare() -> None:
-    """Make printing safe: under any locale, where what a stream cannot encode is written as an escape, and to any
-    stream (`kvbench.console.streams`).
-    """
+    """Make printing safe to any stream (`kvbench.console.streams`) and under any locale, by escapes."""
     streams.repair()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -45,7 +43,7 @@ def warning(text: str) -> None:
 
 
 def fail(error: KVBenchError) -> None:
-    """Every line of the message is an error of its own; to be interrupted is none."""
+    """Print every line of the message as an error; an interruption gets no prefix."""
     prefix = "" if isinstance(error, Interrupted) else "error: "
     for line in str(error).split("\n"):
         print(f"{prefix}{clean(_redact().hide_keys(line))}", file=sys.stderr, flush=True)
@@ -56,7 +54,7 @@ def _tell(kind: str, text: str) -> None:
 
 
 def _redact() -> ModuleType:
-    """Loaded with the first message: the package of results needs this module."""
+    """Import `redact` with the first message, to keep the start fast."""
     from kvbench.console import redact
 
     return redact

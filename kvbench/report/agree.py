@@ -1,12 +1,12 @@
-"""What rows must have in common to stand in one table, and what is said where they differ.
+"""Checks that the rows of one table are comparable, and describes differences that are allowed.
 
     check("walk", rows)                    # UserError: two models, prompts, judges ... in one table
     for label, part in split(rows, ("model",)): ...
     for mixture in mixtures(rows): sentence(mixture, ["walk"])
 
-`SAME`, what differs within a method (`differences`), the judge and the prompts are refused: scores would differ for a
-reason that is no method. `NOTED` is told below the tables: sampled answers repeat exactly only with equal versions,
-device and slots.
+Rows that differ in a column of `SAME`, within a method (`differences`), in the judge or in the prompts are refused,
+because their scores would differ for another reason than the method. Differences in `NOTED` get a note below the
+tables: sampled answers repeat exactly only with equal versions, device and slots.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvbench.errors import UserError, show
 from kvbench.report.rows import RUN, Rows, Text
 from kvbench.store.schema import NAMES
 
-# What must be equal in one table, and how it is called in the message.
+# Columns that must be equal in one table, with their names in the message.
 SAME = {
     "model": "model",
     "model_revision": "model revision",
@@ -47,7 +47,7 @@ SAME = {
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
 ONE_BY_ONE = "Report the runs one by one."
-# What is said below a table: the column, its name in the sentence, and within what it is expected to be equal.
+# Notes below a table: the column, its name in the sentence, and the columns within which it should be equal.
 NOTED = (
     ("kvbench_version", "versions of kvbench", ()),
     ("torch_version", "versions of torch", ()),
@@ -58,22 +58,22 @@ NOTED = (
     ("slots", "numbers of slots of {method}", ("method", "options", "budget_share", "budget")),
 )
 NUMBERS = {2: "two", 3: "three", 4: "four", 5: "five"}
-_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # when a judge was asked does not matter
+_DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")  # the date of a judgement makes no difference
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """A column in which the rows of a table differ though they may. `counts`: rows by value."""
+    """An allowed difference between the rows of a table. `counts`: rows by value."""
 
     column: str
-    method: str | None  # where only the rows of one method are meant
+    method: str | None  # None: the rows of all methods
     what: str
     counts: dict[str, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What must be equal beyond `SAME` and is not. `values`: of the rows that it concerns."""
+    """A difference that forbids one table, beyond `SAME`. `values`: of the rows concerned, -1 for the others."""
 
     word: str
     values: Text
@@ -81,8 +81,10 @@ class Difference:
 
 
 def values_of(rows: Rows, column: str) -> list[Any]:
-    """The values of a column in order. Rows without one (the full cache has no interval) agree with every value, and so
-    do questions with each other that are drawn differently by the task itself.
+    """The values of a column in order; [None] where all rows agree.
+
+    Rows without a value (the full cache has no interval) agree with every value. Sampling may differ between questions
+    where the task itself sets it per question.
     """
     values = rows.values(column)
     if column in BY_QUESTION and len(values) > 1 and _torn(rows, rows.number(column)) is None:
@@ -91,7 +93,7 @@ def values_of(rows: Rows, column: str) -> list[Any]:
 
 
 def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
-    """Rows apart by the values of the columns; a row without a value is in every part."""
+    """Split rows by the values of the columns; a row without a value is in every part."""
     parts = [("", rows)]
     for column in columns:
         parts = [
@@ -106,7 +108,7 @@ def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
 
 
 def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Rows apart by everything that must be equal, but for the prompts of equal questions."""
+    """Split rows by everything that must be equal, except the prompts of equal questions."""
     for label, part in split(rows, [column for column in SAME if values_of(rows, column)[1:]]):
         yield from _split_further(label, part)
 
@@ -115,10 +117,10 @@ def check(task: str, rows: Rows) -> None:
     """Raise UserError naming two runs and what differs between them."""
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
-            found = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
-            raise _refusal(found, f"--group-by {column} makes one table each.")
+            conflicts = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
+            raise _refusal(conflicts, f"--group-by {column} makes one table each.")
     for difference in differences(rows):
-        raise _told(rows, difference)
+        raise _error(rows, difference)
     if (question := _torn(rows, rows.text("prompt_sha256").codes)) is not None:
         raise UserError(
             f"question {show(question)} of task {show(task)} had two different prompts (other data or template); "
@@ -127,7 +129,7 @@ def check(task: str, rows: Rows) -> None:
 
 
 def differences(rows: Rows) -> Iterator[Difference]:
-    """What differs within a method, and between judges."""
+    """Differences within a method, and between judges."""
     methods, options = rows.text("method"), rows.text("options")
     versions, artefacts = rows.text("method_version"), rows.text("artefacts")
     for code in methods.present():
@@ -143,18 +145,18 @@ def differences(rows: Rows) -> Iterator[Difference]:
 
 
 def mixtures(rows: Rows) -> Iterator[Mixture]:
-    """What rows of one table differ in and is worth a note."""
+    """Allowed differences that get a note."""
     for column, what, within in NOTED:
         if column not in NAMES:
             continue
-        found: dict[str | None, dict[str, int]] = {}
+        by_method: dict[str | None, dict[str, int]] = {}
         for part in _within(rows, within):
             counts = _counts(part, column)
             method = part.text("method").list()[0] if within else None
             if len(counts) > 1:
-                total = found.setdefault(method, {})
+                total = by_method.setdefault(method, {})
                 total |= {value: total.get(value, 0) + count for value, count in counts.items()}
-        for method, counts in found.items():
+        for method, counts in by_method.items():
             yield Mixture(column, method, what.format(method=method), dict(sorted(counts.items())))
 
 
@@ -177,29 +179,29 @@ def _split_further(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
 
 
 def _difference(word: str, values: Text, of: Any, remedy: str) -> Iterator[Difference]:
-    """One, if rows of it have several values."""
+    """A difference, if the rows chosen by `of` have several values."""
     mine = Text(values.codes.copy(), values.names)
     mine.codes[~of] = -1
     if len(mine.present()) > 1:
         yield Difference(word, mine, remedy)
 
 
-def _told(rows: Rows, difference: Difference) -> UserError:
-    """The error that names two runs, and of tables, drafts and plug-ins those that differ."""
+def _error(rows: Rows, difference: Difference) -> UserError:
+    """The error that names two runs, and the tables, drafts and plug-ins that differ."""
     values = difference.values
     codes = values.present()[:2]
     runs = [_run(rows, int((values.codes == code).argmax())) for code in codes]
     if not difference.word.startswith(ARTEFACTS):
-        found = [(run, f"{difference.word} {values.names[code]}") for run, code in zip(runs, codes)]
-        return _refusal(found, difference.remedy)
+        conflicts = [(run, f"{difference.word} {values.names[code]}") for run, code in zip(runs, codes)]
+        return _refusal(conflicts, difference.remedy)
     listed = [f"{_named(difference, values.names[code])} in {run}" for run, code in zip(runs, codes)]
     return UserError(
         f"the {difference.word} differ: {' and '.join(listed)}; scores are not comparable. {difference.remedy}"
     )
 
 
-def _refusal(found: Sequence[tuple[str, str]], remedy: str) -> UserError:
-    (a, first), (b, second) = found
+def _refusal(conflicts: Sequence[tuple[str, str]], remedy: str) -> UserError:
+    (a, first), (b, second) = conflicts
     return UserError(f"{a} is of {first} and {b} of {second}; scores are not comparable. {remedy}")
 
 
@@ -216,10 +218,10 @@ def _named(difference: Difference, value: str) -> str:
 
 def _object(text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    return found if isinstance(found, dict) else {text: ""}
+        value = None
+    return value if isinstance(value, dict) else {text: ""}
 
 
 def _agrees(rows: Rows, column: str, value: Any) -> Any:
@@ -231,7 +233,7 @@ def _agrees(rows: Rows, column: str, value: Any) -> Any:
 
 
 def _within(rows: Rows, columns: Sequence[str]) -> Iterator[Rows]:
-    """Rows of equal values in the columns; a budget that is a share is not also a number."""
+    """Split rows by the columns' values; for a budget given as a share, only the share counts."""
     import numpy as np
 
     if not columns:
@@ -251,7 +253,7 @@ def _within(rows: Rows, columns: Sequence[str]) -> Iterator[Rows]:
 
 
 def _counts(rows: Rows, column: str) -> dict[str, int]:
-    """How many rows have each value."""
+    """Number of rows by value."""
     import numpy as np
 
     if isinstance(rows.columns[column], Text):
@@ -268,10 +270,10 @@ def _torn(rows: Rows, values: Any) -> str | None:
 
     questions = rows.text("doc_id")
     there = (values == values) & (values != -1) if values.dtype.kind == "f" else values >= 0
-    codes, found = questions.codes[there], values[there]
-    first = np.zeros(len(questions.names), dtype=found.dtype)
-    first[codes[::-1]] = found[::-1]
-    torn = np.unique(codes[found != first[codes]])
+    codes, known = questions.codes[there], values[there]
+    first = np.zeros(len(questions.names), dtype=known.dtype)
+    first[codes[::-1]] = known[::-1]
+    torn = np.unique(codes[known != first[codes]])
     return min((questions.names[code] for code in torn), default=None)
 
 

@@ -4,8 +4,8 @@
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
 
 A mean is of cells of one method at one budget, over tasks of one group, length and setting, weighted as the group says.
-Its error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. Where a task is not there, no
-mean is made, and what is missing is said.
+Its error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. Where a task is missing there
+is no mean, and a note names the task.
 
 A group that was run at all its lengths has three more: the mean of its first average over them, and with weights that
 rise (inc) or fall (dec) linearly from the shortest to the longest, as in RULER's paper (arXiv 2404.06654).
@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from kvbench.errors import KVBenchError
@@ -28,7 +29,7 @@ from kvbench.report.tables import TaskTable
 from kvbench.task import Task
 from kvbench.taskkit.names import base_name, get_task
 
-EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task of a group has its own
+EQUAL = [column for column in SAME if column != "max_new_tokens"]  # set by each task of a group
 ABOUT = "Means over tasks; their errors take the tasks as independent."
 
 
@@ -66,13 +67,13 @@ Averages = Mapping[str, Mapping[str, float]]  # weights of members by the name o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AverageTable:
-    """The averages of one group of tasks; they stand behind the table of its last member."""
+    """The averages of one group of tasks, printed below the table of its last member."""
 
     task: str  # "longbench", "ruler@4096", "ruler@*" over lengths
     group: str
     interval: int | None
     last: TaskTable
-    names: list[str]  # averages that some row has
+    names: list[str]  # averages that at least one row has
     rows: list[AverageRow]
     notes: list[str]
 
@@ -97,7 +98,7 @@ class AverageTable:
 
     def _shown(self) -> list[Column]:
         """Columns of the table; the difference is that of the first average."""
-        first, *others = [Column("", lambda row, name=name: _value(row, name), name) for name in self.names]
+        first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
         return [*chosen(NAMED, ("method", "budget")), first, *([difference] if baseline else []), *others]
@@ -124,14 +125,14 @@ def make_averages(groups: Sequence[Group], tables: Sequence[TaskTable]) -> list[
             continue
         if task.variant in {variant for weights in task.averages.values() for variant in weights}:
             _join(families, group, table, task)
-    made = [(family, _averages(family)) for family in families if len(family.members) > 1]
-    return [*(table for _, table in made), *_over_lengths(made)]
+    averaged = [(family, _averages(family)) for family in families if len(family.members) > 1]
+    return [*(table for _, table in averaged), *_over_lengths(averaged)]
 
 
-def _over_lengths(made: Sequence[tuple[_Family, AverageTable]]) -> list[AverageTable]:
+def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[AverageTable]:
     """The averages over all lengths of each group that has its first average at two or more."""
     kin: list[list[tuple[_Family, AverageTable]]] = []
-    for family, table in made:
+    for family, table in averaged:
         if family.task.lengths and next(iter(family.task.averages)) in table.names:
             same = next((one for one in kin if all(_alike(family, other) for other, _ in one)), None)
             if same is None:
@@ -241,7 +242,7 @@ def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
 
 
 def _missing(rows: Sequence[AverageRow], names: Sequence[str]) -> list[str]:
-    """What keeps averages from being there, each reason once."""
+    """Notes on missing tasks, each once."""
     notes = []
     for name in names:
         lacking: dict[tuple[str, ...], list[str]] = {}
@@ -258,7 +259,7 @@ def _cell_name(row: AverageRow) -> str:
     return row.method if row.budget is None else f"{row.method} at {label(row.budget)}"
 
 
-def _value(row: AverageRow, name: str) -> str | None:
+def _value(name: str, row: AverageRow) -> str | None:
     mean = row.means[name]
     if math.isnan(mean.value):
         return None

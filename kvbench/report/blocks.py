@@ -1,4 +1,4 @@
-"""What a report consists of: blocks, each with lines and one description of its columns for every format.
+"""Blocks of a report: each has lines, and one description of its columns for every format.
 
     Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # name in CSV and JSON, attribute, header, format
     Block(title="walk", lines=cells, columns=columns, grids=[chosen(columns, ("method", "budget", "KV peak"))])
@@ -18,6 +18,7 @@ from kvbench.eviction.budget import label
 from kvbench.report.load import Loaded
 
 NOTHING = "-"
+number, percent = "{:.3f}".format, "{:.0%}".format
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +26,8 @@ class Column:
     """One figure of every line.
 
     `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or the dotted
-    path of an attribute, None where a part of the path is None. `header`: above it in tables; empty for CSV and JSON
-    only. `printed`: how tables show a value.
+    path of an attribute or key, None where a part of the path is missing. `header`: its title in tables; empty for CSV
+    and JSON only. `printed`: how tables show a value.
     """
 
     name: str
@@ -35,7 +36,7 @@ class Column:
     printed: Callable[[Any], str] = str
 
     def of(self, line: Any) -> Any:
-        """The value of a line; None where there is no number."""
+        """The value of a line; None for NaN and infinity."""
         value = _attribute(line, self.value) if isinstance(self.value, str) else self.value(line)
         return None if isinstance(value, float) and not math.isfinite(value) else value
 
@@ -47,7 +48,7 @@ class Column:
 def _attribute(line: Any, path: str) -> Any:
     value = line
     for name in path.split("."):
-        value = None if value is None else getattr(value, name)
+        value = value.get(name) if isinstance(value, Mapping) else None if value is None else getattr(value, name)
     return value
 
 
@@ -117,14 +118,6 @@ class Report(ABC):
 def own(*names: str) -> list[Column]:
     """Columns of CSV and JSON only, called as the attributes that they show."""
     return [Column(name, name) for name in names]
-
-
-def number(value: float) -> str:
-    return f"{value:.3f}"
-
-
-def percent(value: float) -> str:
-    return f"{value:.0%}"
 
 
 def entries(value: float) -> str:

@@ -1,4 +1,4 @@
-"""Scores by category: of subjects, levels, difficulties, depths, lengths, as each task sorts its questions.
+"""Scores by category: by subject, level, difficulty, depth or length, as each task sorts its questions.
 
     report = CategoryReport.make(load([Path("results/demo")]))
     FORMATS["markdown"](report)
@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from kvbench.errors import UserError
@@ -76,10 +77,11 @@ def _shown(names: Sequence[str]) -> Iterator[Column]:
     """Columns of scores; questions are those of the first."""
     yield Column("", lambda line: line[1][names[0]].score.questions if names[0] in line[1] else None, "questions")
     for name in names:
-        yield Column("", lambda line, name=name: _score(line[1].get(name)), name)
+        yield Column("", partial(_score, name), name)
 
 
-def _score(cell: CategoryCell | None) -> str | None:
+def _score(name: str, line: Line) -> str | None:
+    cell = line[1].get(name)
     if cell is None or math.isnan(cell.score.mean):
         return None
     return with_error(cell.score.mean, cell.score.se, digits=2)

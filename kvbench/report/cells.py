@@ -3,8 +3,8 @@
     for label, budget, part in cells_of(rows, shared):
         make_cell(label, budget, part, scores, clusters, unfinished)
 
-All numbers come from the rows alone. Scores are means over questions, whatever the number of their samples; what was
-held and how fast it went are means over samples.
+All numbers come from the rows alone. Scores are means over questions, whatever the number of their samples; entries,
+bytes and speed are means over samples.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class ScoreCell:
     maj: float  # score of each question's most frequent answer; NaN with one sample or without extracted answers
     samples: int
     failed: int
-    unscored: int  # answers that nobody was asked to score
+    unscored: int  # answers without a judge
     truncated: float
     no_answer: float
     entries_after_evict: float
@@ -93,16 +93,16 @@ def method_label(method: str, options: Any, shared: Mapping[str, Any] | None = N
 
 
 def options_of(text: str) -> dict[str, Any]:
-    """A method's options. Raises SetupError where a table has something else."""
+    """A method's options. Raises SetupError for any other text."""
     try:
-        found = json.loads(text)
+        options = json.loads(text)
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        options = None
+    if not isinstance(options, dict):
         raise SetupError(
             f"column options of rows.parquet holds {show(text)}, which are no options: the table is damaged."
         )
-    return found
+    return options
 
 
 def cells_of(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, Budget | None, Rows]]:
@@ -132,8 +132,8 @@ def make_cell(
 ) -> ScoreCell:
     status = rows.text("status")
     ok, unscored = rows.where(status.is_one_of("ok")), int(status.is_one_of("unscored").sum())
-    made = made_rows(rows)
-    busy = _busy(made)
+    answers = answered(rows)
+    busy = _busy(answers)
     runs = rows.text(RUN)
     bounded = present(rows.number("decode_bounded"))
     return ScoreCell(
@@ -151,14 +151,14 @@ def make_cell(
         unscored=unscored,
         truncated=mean(ok.text("stop_reason").is_one_of("length")),
         no_answer=mean(ok.number("no_answer")),
-        entries_after_evict=_most(made.number("entries_after_evict")),
-        entries_peak=_most(made.number("entries_peak")),
-        entries_mean=mean(made.number("entries_mean")),
-        kv_bytes_peak=mean(made.number("kv_bytes_peak")),
-        kv_bytes_mean=mean(made.number("kv_bytes_mean")),
-        tokens_per_second=speed(made),
-        roofline_share=mean(made.number("roofline_share")),
-        evict_share=float(_seconds(made, "evict_seconds").sum() / busy) if busy > 0 else math.nan,
+        entries_after_evict=_most(answers.number("entries_after_evict")),
+        entries_peak=_most(answers.number("entries_peak")),
+        entries_mean=mean(answers.number("entries_mean")),
+        kv_bytes_peak=mean(answers.number("kv_bytes_peak")),
+        kv_bytes_mean=mean(answers.number("kv_bytes_mean")),
+        tokens_per_second=speed(answers),
+        roofline_share=mean(answers.number("roofline_share")),
+        evict_share=float(_seconds(answers, "evict_seconds").sum() / busy) if busy > 0 else math.nan,
         progress=", ".join(unfinished[runs.names[code]] for code in runs.present() if runs.names[code] in unfinished),
     )
 
@@ -171,15 +171,12 @@ def clusters_of(rows: Rows) -> dict[str, str]:
     last = np.full(len(questions.names), -1)
     last[questions.codes] = np.arange(len(rows))
     places = np.flatnonzero(last >= 0)
-    found = zip(places.tolist(), sources.codes[last[places]].tolist())
-    return {questions.names[q]: questions.names[q] if source < 0 else sources.names[source] for q, source in found}
+    pairs = zip(places.tolist(), sources.codes[last[places]].tolist())
+    return {questions.names[q]: questions.names[q] if source < 0 else sources.names[source] for q, source in pairs}
 
 
 def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
-    """Each row's label.
-
-    By label rather than by options as text: a row from before an option existed says the same with fewer words.
-    """
+    """Each row's label. Rows written before an option existed get the same label as those with its default."""
     import numpy as np
 
     methods, options = rows.text("method"), rows.text("options")
@@ -213,26 +210,26 @@ def _majority(ok: Rows) -> float:
     return stats.maj_at_n(said, list(by_question.values()), same=cache(normalise_answer))
 
 
-def made_rows(rows: Rows) -> Rows:
-    """Rows with an answer: what was held and how fast it went needs no score."""
+def answered(rows: Rows) -> Rows:
+    """Rows with an answer, scored or not: those that count for entries, bytes and speed."""
     return rows.where(rows.text("status").is_one_of("ok", "unscored"))
 
 
-def _busy(made: Rows) -> float:
-    return float((_seconds(made, "decode_seconds") + _seconds(made, "evict_seconds")).sum())
+def _busy(rows: Rows) -> float:
+    return float((_seconds(rows, "decode_seconds") + _seconds(rows, "evict_seconds")).sum())
 
 
-def _seconds(made: Rows, name: str) -> Any:
-    """Zero where there are none."""
+def _seconds(rows: Rows, name: str) -> Any:
+    """Seconds of each row, 0 where they are missing."""
     import numpy as np
 
-    return np.nan_to_num(made.number(name))
+    return np.nan_to_num(rows.number(name))
 
 
-def speed(made: Rows) -> float:
-    """Tokens per second; the first of each answer comes with its prompt."""
-    busy = _busy(made)
-    return float((present(made.number("output_tokens")) - 1).clip(0).sum() / busy) if busy > 0 else math.nan
+def speed(rows: Rows) -> float:
+    """Decoded tokens per second, without each answer's first token, which prefill produces."""
+    busy = _busy(rows)
+    return float((present(rows.number("output_tokens")) - 1).clip(0).sum() / busy) if busy > 0 else math.nan
 
 
 def question_mean(scores: Mapping[str, Sequence[float]]) -> float:
@@ -240,7 +237,7 @@ def question_mean(scores: Mapping[str, Sequence[float]]) -> float:
 
 
 def present(values: Any) -> Any:
-    """The numbers that there are."""
+    """The values without NaN."""
     return values[values == values]
 
 

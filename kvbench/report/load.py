@@ -1,4 +1,4 @@
-"""Reads runs for a report and makes sure that what stands in one table may stand in one table. No torch.
+"""Reads runs for a report and groups their rows into comparable tables. No torch.
 
     loaded = load([Path("results/a"), Path("results/b")])      # UserError when a and b are not comparable
     loaded.groups                                              # one for each task, more with --group-by
@@ -25,7 +25,7 @@ from kvbench.store import list_runs, manifest, read_columns, read_run
 if TYPE_CHECKING:
     import pyarrow as pa
 
-# The columns that some report looks at; the others are not read.
+# The columns that a report uses; the others are not read.
 COLUMNS = (
     *SAME,
     *("row_key", "task", "doc_id", "cluster_id", "category", "method", "method_version", "options", "artefacts"),
@@ -51,7 +51,7 @@ class Group:
 class Loaded:
     """Rows of all runs in comparable groups. `unfinished` maps a run to its "412 of 960 rows".
 
-    `mixed`: what rows of one table differ in though they may, with the tasks whose tables these are.
+    `mixed`: allowed differences between the rows of one table, with the tasks of these tables.
     """
 
     groups: list[Group]
@@ -62,30 +62,32 @@ class Loaded:
 
 
 def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
-    """Run folders and tables from what was typed: a run's folder or name, a folder of runs, a rows.parquet."""
-    found: list[Path] = []
+    """Run folders and tables from arguments: a run's folder or name, a folder of runs, a rows.parquet."""
+    runs_and_tables: list[Path] = []
     for name in names or [str(results)]:
         if not name.strip():
             raise UserError("the name of a run is empty; 'kvbench report' without one takes all.")
         path = Path(name)
-        if not os.path.exists(path) and os.path.exists(results / name):  # of `os`, for names that are no path
+        if not os.path.exists(path) and os.path.exists(
+            results / name
+        ):  # `Path.exists` raises for names with a null byte
             path = results / name
         if os.path.isfile(path) or os.path.lexists(path / manifest.NAME):
-            found.append(_with_name(path))
+            runs_and_tables.append(_with_name(path))
         elif os.path.isdir(path):
             inside = [path / run for run in list_runs(path)]
             if not inside:
                 raise UserError(f"{show(name)} has no kvbench run (no {manifest.NAME}).")
-            found += inside
+            runs_and_tables += inside
         else:
             runs = list_runs(results)
             known = f" Runs in {show(results)[1:-1]}: {', '.join(runs)}." if runs else ""
             raise UserError(f"no run {show(name)}.{did_you_mean(name, runs)}{known}")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(runs_and_tables))
 
 
 def _with_name(path: Path) -> Path:
-    """A path that says the run's name, also where only ``.`` or ``..`` was typed."""
+    """A path that ends with the run's name, also for ``.`` and ``..``."""
     folder, file = (path.parent, path.name) if os.path.isfile(path) else (path, "")
     return path if folder.name not in ("", "..") else folder.resolve() / file
 
@@ -131,7 +133,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
 
 
 def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str]) -> pa.Table:
-    """The rows of a run or of a table; what there is to say of a run is added."""
+    """The rows of a run or of a table; adds the run's notices and progress."""
     if not path.is_dir():
         return read_columns(path, COLUMNS)
     snapshot = read_run(path, COLUMNS)
@@ -142,20 +144,20 @@ def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str])
 
 
 def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
-    """The mixtures of all groups, equal ones of several tasks together."""
-    found: dict[Any, tuple[Mixture, list[str]]] = {}
+    """The mixtures of all groups; equal ones of several tasks are merged."""
+    merged: dict[Any, tuple[Mixture, list[str]]] = {}
     for group in groups:
         for mixture in agree.mixtures(group.rows):
-            former, tasks = found.get(key := (mixture.column, mixture.method, *mixture.counts), (None, []))
+            former, tasks = merged.get(key := (mixture.column, mixture.method, *mixture.counts), (None, []))
             if former is not None:
                 counts = {value: count + former.counts[value] for value, count in mixture.counts.items()}
                 mixture = replace(mixture, counts=counts)
-            found[key] = mixture, list(dict.fromkeys([*tasks, group.task]))
-    return list(found.values())
+            merged[key] = mixture, list(dict.fromkeys([*tasks, group.task]))
+    return list(merged.values())
 
 
 def _each_once(rows: Rows) -> tuple[Rows, list[str]]:
-    """Each row key once, an ok row before others, and a line that says whose rows were left out."""
+    """One row per row key, preferably an ok one, and a notice that names the runs of the omitted rows."""
     import numpy as np
 
     keys = rows.text(KEY).codes

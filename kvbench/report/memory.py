@@ -1,17 +1,16 @@
-"""Memory: the bytes that a budget names beside the bytes that were measured.
+"""Memory: nominal bytes of a budget beside measured bytes.
 
     report = MemoryReport.make(load([Path("results/demo")]))
     report.tables[0].cells[0].ratio                # measured / nominal, keys and values only
     FORMATS["markdown"](report)
 
-What a budget names (nominal) are keys and values of budget + interval entries in every layer and KV head, as many as
-there are just before an eviction. Where nothing bounds what is generated it is the budget and all of that. A
-sequence is never longer than it is: nominal stops at its tokens. How many tokens the later questions of a conversation
-have is not in its row; the full cache held them all and says it for every method. Sliding-window layers, which no
-method touches, count their windows on both sides.
+Nominal are keys and values of budget + interval entries in every layer and KV head: the count just before an eviction.
+For methods that do not bound generated entries, nominal is the budget and all generated entries. It never exceeds the
+sequence. A conversation's row lacks the length of its later questions; the full cache, which held them all, gives it
+for every method. Sliding-window layers, which no method touches, count their windows on both sides.
 
 Measured are the live keys and values at the peak, from the rows. Pages of the paged layout may be part-filled; beyond
-a page a head and 5% a cell is marked. What a method stores beside keys and values is a column of its own.
+a page a head and 5% a cell is marked. A column of its own shows what a method stores beside keys and values.
 """
 
 from __future__ import annotations
@@ -32,22 +31,22 @@ from kvbench.report.rows import RUN, Rows
 from kvbench.report.tables import shared_options
 from kvbench.store import manifest
 
-PAGE = 16  # entries; that of kvbench.engine.cache.paged, which needs torch
+PAGE = 16  # entries, as in kvbench.engine.cache.paged, which imports torch
 SLACK = 1.05
 UNBOUNDED = (
-    "* does not bound what is generated (evicts the prompt only, or in some heads only): nominal is the budget and all "
-    "that was generated."
+    "* does not bound generated entries (evicts the prompt only, or in some heads only): nominal is the budget and all "
+    "generated entries."
 )
 LATER = (
-    "The full cache was not run on these conversations, so how long their later questions are is not known: nominal is "
-    "without them, and no cell of theirs is marked."
+    "The full cache was not run on these conversations, so the length of their later questions is unknown: nominal "
+    "excludes them, and none of their cells is marked."
 )
 OVER = f"! above {SLACK} times nominal and a page of {PAGE} entries for each head, or {SLACK} times its entries."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One layer as run.json has it. `window`: entries that a sliding-window layer keeps."""
+    """One layer of the model in run.json. `window`: entries that a sliding-window layer keeps."""
 
     kv_heads: int
     entry_bytes: int  # keys and values of one entry in one head
@@ -158,16 +157,16 @@ class MemoryReport(Report):
 
 
 def read_layers(path: Path) -> list[Layer] | None:
-    """The model's layers from a run's run.json; None where it does not say, as in runs of older versions."""
+    """The model's layers from a run's run.json; None without them."""
     folder = path if path.is_dir() else path.parent
     if not (folder / manifest.NAME).is_file():
         return None
     environment = manifest.read(folder)["environment"]
     try:
-        found = environment.get("kv_cache")
-        if found is None:
+        cache = environment.get("kv_cache")
+        if cache is None:
             return None
-        return [_layer(layer, found["element_bytes"]) for layer in found["layers"]]
+        return [_layer(layer, cache["element_bytes"]) for layer in cache["layers"]]
     except (AttributeError, KeyError, TypeError, ValueError):
         raise SetupError(f"{show(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers.") from None
 
@@ -183,7 +182,7 @@ def _layer(layer: Mapping[str, Any], element_bytes: int) -> Layer:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Each row's figures; NaN for those that failed before anything was held."""
+    """Each row's figures; NaN for rows that failed before the cache held entries."""
 
     rows: Rows
     entries: Any  # nominal, per layer and KV head
@@ -194,26 +193,26 @@ class Held:
     over: Any
 
     def at(self, rows: Rows) -> Held:
-        """Those of some of the rows."""
+        """The figures of some of the rows."""
         at = self.rows.places.searchsorted(rows.places)  # both in order
         figures = (self.entries, self.nominal, self.measured, self.allowed, self.ratio, self.over)
         return Held(rows, *(figure[at] for figure in figures))
 
 
 def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) -> Held:
-    """What is nominal, measured and allowed of each row."""
+    """Nominal, measured and allowed bytes of each row."""
     import numpy as np
 
     prompt, budget, peak = (rows.number(name) for name in ("prompt_tokens", "budget", "entries_peak"))
-    known = later == later  # how long the later questions are
-    sequence = prompt + rows.number("output_tokens") - 1 + np.nan_to_num(later)  # the last token drawn is never run
+    known = later == later  # the length of the later questions
+    sequence = prompt + rows.number("output_tokens") - 1 + np.nan_to_num(later)  # the model never reads the last token
     bounded = rows.number("decode_bounded") == 1
     most = np.where(bounded, budget + rows.number("interval"), _least(budget, prompt) + sequence - prompt)
     entries = np.where(budget == budget, _least(sequence, most), sequence)
     lengths = prompt + rows.number("max_new_tokens") + np.nan_to_num(later)
     nominal, page = _nominal(rows, entries, sequence, float(np.fmax.reduce(lengths, initial=math.nan)), layers)
     measured, allowed = rows.number("kv_bytes_peak") - rows.number("kv_bytes_extra"), SLACK * nominal + page
-    # A question that is read after the compression comes on top of the budget, by a length that rows do not have.
+    # A query-agnostic run adds the question on top of the budget, and rows do not say how long that is.
     judged = bounded & ~rows.text("compress").is_one_of("query-agnostic") & known
     over = judged & ((measured > allowed) | (peak > SLACK * entries))
     ratio = np.divide(measured, nominal, out=np.full(len(rows), math.nan), where=nominal != 0)
@@ -223,7 +222,7 @@ def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) 
 def _nominal(
     rows: Rows, entries: Any, sequence: Any, longest: float, layers: Mapping[str, Sequence[Layer] | None]
 ) -> tuple[Any, Any]:
-    """Bytes of keys and values of so many entries, and of a page, in each row's own model; NaN where it is unknown."""
+    """Bytes of the keys and values of these entries, and of a page, in each row's model; NaN for unknown layers."""
     import numpy as np
 
     nominal, page = np.full(len(rows), math.nan), np.full(len(rows), math.nan)
@@ -232,7 +231,7 @@ def _nominal(
         own, model = runs.codes == code, layers[runs.names[code]]
         if model is None:
             continue
-        # A window that no sequence outgrows is none, as in the engine.
+        # As in the engine, a window longer than every sequence is no window.
         rings = [g for g in model if g.window is not None and g.window < longest]
         others = [g for g in model if g not in rings]
         held = entries[own] * sum(g.kv_heads * g.entry_bytes for g in others)
@@ -298,7 +297,7 @@ def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
 
 
 def _largest(held: Held) -> int:
-    """The place of the sample that stands for its cell: one over its bound, then the largest, then the first."""
+    """The sample that represents its cell: one over its bound, then the largest, then the first."""
     import numpy as np
 
     keys = (-np.nan_to_num(held.ratio, nan=-1.0), -np.nan_to_num(held.measured, nan=-1.0), ~held.over)

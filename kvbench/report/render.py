@@ -1,11 +1,10 @@
-"""A report as text, Markdown, CSV or JSON. No format runs or hides what a model or a file wrote.
+"""A report as text, Markdown, CSV or JSON. No format executes or hides text of a model or a file.
 
     print(FORMATS["markdown"](report))         # one string
     write(report, Path("results/demo/report")) # report.md, report.csv, report.json
 
 Text is cleaned of control characters; Markdown cells cannot break out of their table or carry HTML; CSV cells that a
-spreadsheet would take for a formula get an apostrophe. Every kind of report (this one, `categories`, `memory`) says
-what its tables are and is drawn by the same few functions.
+spreadsheet would take for a formula get an apostrophe.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ ASCII = str.maketrans({"±": "+-", "≤": "<=", "≥": ">="})
 
 
 def text(report: Report) -> str:
-    """Tables for a terminal; ASCII where stdout knows no more."""
+    """Tables for a terminal; ASCII where stdout is not UTF-8."""
     console = terminal.console()
     with console.capture() as captured:
         for block in report.blocks():
@@ -102,7 +101,7 @@ def write(report: Report, folder: Path) -> list[Path]:
 
 
 def _mixed(report: Report) -> list[str]:
-    """What rows of one table differ in though they may: versions, devices."""
+    """Notes on allowed differences between rows: versions, devices."""
     return [sentence(mixture, tasks) for mixture, tasks in report.loaded.mixed]
 
 
@@ -124,7 +123,7 @@ def _md_table(columns: Sequence[Column], lines: Sequence[Any]) -> list[str]:
 
 
 def md(value: str) -> str:
-    """Text that stands in a Markdown cell as it is."""
+    """Text escaped for a Markdown cell."""
     escaped = html.escape(terminal.clean(value), quote=False)
     for sign in "\\`|*_[]#~":
         escaped = escaped.replace(sign, f"\\{sign}") if sign in escaped else escaped

@@ -27,20 +27,20 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 RUN = "run"  # column with the run's name, added here
-KEY = "row_key"  # a million of them: only which are equal is kept, not what they are
+KEY = "row_key"  # a million distinct texts: only their codes are kept
 KINDS = {column.name: column.kind for column in COLUMNS}
 
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A column of texts: each row's place in `names`, -1 where it has none. Names are distinct."""
+    """A column of texts: each row's index in `names`, -1 for a missing text. Names are distinct."""
 
     codes: Ints
     names: list[str]
 
     @classmethod
     def of(cls, names: Sequence[str | None], codes: Ints) -> Text:
-        """Names that may repeat, and None where there is none."""
+        """From names that may repeat or be None."""
         import numpy as np
 
         distinct = list(dict.fromkeys(name for name in names if name is not None))
@@ -54,7 +54,7 @@ class Text:
         return Text.of([rename(name) for name in self.names], self.codes)
 
     def filled(self, name: str) -> Text:
-        """With `name` where there is none."""
+        """With `name` in place of missing texts."""
         import numpy as np
 
         codes = np.where(self.codes < 0, len(self.names), self.codes)
@@ -65,8 +65,8 @@ class Text:
 
     def present(self) -> list[int]:
         """Codes of the names that some row has, in order of first appearance."""
-        found, first = distinct(self.codes[self.codes >= 0])
-        return [int(found[i]) for i in first.argsort()]
+        codes, first = distinct(self.codes[self.codes >= 0])
+        return [int(codes[i]) for i in first.argsort()]
 
     def is_one_of(self, *names: str) -> Any:
         wanted = [code for code, name in enumerate(self.names) if name in names]
@@ -116,7 +116,7 @@ class Rows:
         return column.at(self.places)
 
     def where(self, chosen: Any) -> Rows:
-        """The rows that are chosen: by a mask, or by their positions."""
+        """Rows chosen by a mask or by positions."""
         return Rows(self.columns, self.places[chosen])
 
     def having(self, **columns: Any) -> Rows:
@@ -148,11 +148,11 @@ class Rows:
         """(position, value) of each distinct value's first row, in order of the rows."""
         if isinstance(self.columns[name], Text):
             column, values = self.text(name), self.text(name).codes
-            found, first = distinct(values)
-            pairs = [(int(p), column.names[code]) for code, p in zip(found.tolist(), first) if code >= 0]
+            unique, first = distinct(values)
+            pairs = [(int(p), column.names[code]) for code, p in zip(unique.tolist(), first) if code >= 0]
         else:
-            found, first = distinct(self.number(name))
-            pairs = [(int(p), typed(name, x)) for x, p in zip(found, first) if x == x]
+            unique, first = distinct(self.number(name))
+            pairs = [(int(p), typed(name, x)) for x, p in zip(unique, first) if x == x]
         return sorted(pairs, key=lambda pair: pair[0])
 
     def parts(self, *keys: Any) -> Iterator[tuple[tuple[int, ...], Rows]]:
@@ -163,11 +163,11 @@ class Rows:
         together = np.ravel_multi_index([np.maximum(key, 0) for key in keys], sizes)
         together = np.where(np.logical_and.reduce([key >= 0 for key in keys]), together, -1)
         order = np.argsort(together, kind="stable")
-        found = together[order]
-        starts = np.flatnonzero(np.diff(found, prepend=-2))
-        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(found)]):
-            if found[start] >= 0:
-                key = tuple(int(k) for k in np.unravel_index(int(found[start]), sizes))
+        keys_in_order = together[order]
+        starts = np.flatnonzero(np.diff(keys_in_order, prepend=-2))
+        for start, end in zip(starts.tolist(), [*starts[1:].tolist(), len(keys_in_order)]):
+            if keys_in_order[start] >= 0:
+                key = tuple(int(k) for k in np.unravel_index(int(keys_in_order[start]), sizes))
                 yield key, self.where(order[start:end])
 
     def scores(self, name: str) -> dict[str, list[float]]:
@@ -182,8 +182,8 @@ class Rows:
         numbers = values[order].tolist()
         ends = [*starts[1:].tolist(), len(numbers)]
         first = order[starts]  # where each question appears
-        found = [(questions.names[codes[f]], numbers[s:e]) for f, s, e in zip(first, starts.tolist(), ends)]
-        return {found[i][0]: found[i][1] for i in np.argsort(first).tolist()}
+        scores = [(questions.names[codes[f]], numbers[s:e]) for f, s, e in zip(first, starts.tolist(), ends)]
+        return {scores[i][0]: scores[i][1] for i in np.argsort(first).tolist()}
 
 
 def distinct(values: Any) -> tuple[Any, Any]:
@@ -192,8 +192,8 @@ def distinct(values: Any) -> tuple[Any, Any]:
 
     if len(values) and (values == values[0]).all():
         return values[:1], np.zeros(1, dtype=np.int64)
-    found: tuple[Any, Any] = np.unique(values, return_index=True)
-    return found
+    unique: tuple[Any, Any] = np.unique(values, return_index=True)
+    return unique
 
 
 def typed(name: str, value: Any) -> Any:
@@ -212,7 +212,7 @@ def ranks(names: Iterable[str]) -> Ints:
 
 
 def _column(name: str, column: pa.ChunkedArray) -> Any:
-    """An Arrow column as a text column or as floats. What is not finite is missing, as the schema says."""
+    """An Arrow column as a text column or as floats; infinite values are missing, as in the schema."""
     import numpy as np
     import pyarrow as pa
 
@@ -246,7 +246,7 @@ def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
 
 
 def _compact(values: Any) -> Any:
-    """The same array; where all its values are equal they take the place of one."""
+    """The same array; equal values share the memory of one."""
     import numpy as np
 
     if len(values) and ((values == values[0]).all() or (values != values).all()):

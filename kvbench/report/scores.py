@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from kvbench.console.progress import size
@@ -94,14 +95,11 @@ def _quality(headline: str, baseline: str) -> list[Column]:
         *(Column(name, f"score.{name}") for name in ("mean", "se", "se_fixed", "low", "high")),
         Column("interval_rule", "score.rule"),
         *(
-            Column(name, lambda cell, name=name: cell.others[name], header if name != headline else "", number)
+            Column(name, f"others.{name}", header if name != headline else "", number)
             for name, header in SCORES.items()
         ),
         *own("floor"),
-        *(
-            Column(f"pass_at_{k}", lambda cell, k=k: cell.pass_at.get(k), f"pass@{k}" if k > 1 else "", number)
-            for k in PASS_AT
-        ),
+        *(Column(f"pass_at_{k}", partial(_pass_at, k), f"pass@{k}" if k > 1 else "", number) for k in PASS_AT),
         Column("maj_at_n", "maj", "maj@n", number),
     ]
 
@@ -129,9 +127,9 @@ def _cost() -> list[Column]:
         *own("kv_bytes_mean"),
         Column("tokens_per_second", "tokens_per_second", "tok/s", "{:,.0f}".format),
         *own("roofline_share", "evict_share"),
-        Column("score_of_full", lambda cell: cell.of_full.get("score"), "score kept", percent),
-        Column("bytes_of_full", lambda cell: cell.of_full.get("bytes"), "of full", percent),
-        Column("speed_of_full", lambda cell: cell.of_full.get("speed"), "speed", "{:.2f}x".format),
+        Column("score_of_full", "of_full.score", "score kept", percent),
+        Column("bytes_of_full", "of_full.bytes", "of full", percent),
+        Column("speed_of_full", "of_full.speed", "speed", "{:.2f}x".format),
     ]
 
 
@@ -153,6 +151,10 @@ def _sample_grids(table: TaskTable) -> list[tuple[str, ...]]:
     equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
     whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)
     return [] if whole and equal else [("method", "budget", *(() if equal else COUNTS), *SAMPLES)]
+
+
+def _pass_at(k: int, cell: ScoreCell) -> float | None:
+    return cell.pass_at.get(k)
 
 
 def _score(cell: ScoreCell) -> str:

@@ -1,8 +1,8 @@
-"""What a table's comparisons could have found, and with which test: the lines below the table.
+"""Notes below a table: which drops its comparisons could have found, and with which test.
 
     notes([cell.against for cell in cells if cell.against])
 
-A table without spread gets lines too: that everything was equal is told apart from that nothing could have been seen.
+A table without spread gets notes too: they distinguish equal methods from too few data to see a difference.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from kvbench.report.cells import Against
 from kvbench.report.stats import ALPHA, Paired, fewest_clusters
 
 
-def notes(found: Sequence[Against]) -> list[str]:
-    if not found:
+def notes(family: Sequence[Against]) -> list[str]:
+    if not family:
         return []
-    tests = [a.paired for a in found]
-    return [*_drops(found), *_without_spread(found), *_out_of_reach(found), *_too_few(tests), *_tests(tests)]
+    tests = [a.paired for a in family]
+    return [*_drops(family), *_without_spread(family), *_out_of_reach(family), *_too_few(tests), *_tests(tests)]
 
 
 def _within_reach(against: Against) -> bool:
     return against.judged.smallest_drop <= against.paired.mean_b
 
 
-def _drops(found: Sequence[Against]) -> list[str]:
-    spread = [a for a in found if a.paired.test in ("t", "sign flips")]
+def _drops(family: Sequence[Against]) -> list[str]:
+    spread = [a for a in family if a.paired.test in ("t", "sign flips")]
     drops = [a.judged.smallest_drop for a in spread if _within_reach(a)]
     if not drops:
         return []
-    which = "every comparison" if len(drops) == len(found) else "every comparison but those counted below"
-    return [f"A true drop of {max(drops):.3f} is found with 80% power in {which}: verdict worse, {_level(found)}."]
+    which = "every comparison" if len(drops) == len(family) else "every comparison but those counted below"
+    return [f"A true drop of {max(drops):.3f} is found with 80% power in {which}: verdict worse, {_level(family)}."]
 
 
-def _level(found: Sequence[Against]) -> str:
+def _level(family: Sequence[Against]) -> str:
     level = f"two-sided at {ALPHA:.0%}"
-    return level if len(found) == 1 else f"{level} after Holm over {len(found)}, if only that method drops"
+    return level if len(family) == 1 else f"{level} after Holm over {len(family)}, if only that method drops"
 
 
-def _without_spread(found: Sequence[Against]) -> list[str]:
-    equal = [a for a in found if a.paired.test == "equal differences" and _within_reach(a)]
+def _without_spread(family: Sequence[Against]) -> list[str]:
+    equal = [a for a in family if a.paired.test == "equal differences" and _within_reach(a)]
     if not equal:
         return []
     return [
@@ -49,8 +49,8 @@ def _without_spread(found: Sequence[Against]) -> list[str]:
     ]
 
 
-def _out_of_reach(found: Sequence[Against]) -> list[str]:
-    over = [a for a in found if a.judged.smallest_drop > a.paired.mean_b]
+def _out_of_reach(family: Sequence[Against]) -> list[str]:
+    over = [a for a in family if a.judged.smallest_drop > a.paired.mean_b]
     lines = []
     if over:
         least = min(over, key=lambda a: a.judged.smallest_drop - a.paired.mean_b)
@@ -58,14 +58,14 @@ def _out_of_reach(found: Sequence[Against]) -> list[str]:
             f"{_comparisons(len(over))} no drop to find: {least.baseline} scores {least.paired.mean_b:.3f}, and a drop "
             f"must be {least.judged.smallest_drop:.3f} to be found with 80% power. A tie says nothing there."
         )
-    never = [a for a in found if math.isnan(a.judged.smallest_drop) and a.paired.test != "none"]
+    never = [a for a in family if math.isnan(a.judged.smallest_drop) and a.paired.test != "none"]
     if never:
         lines.append(f"{_comparisons(len(never))} too few clusters to find a drop of any size after Holm.")
     return lines
 
 
-def _too_few(found: Sequence[Paired]) -> list[str]:
-    few = [one.clusters for one in found if one.test == "none"]
+def _too_few(pairs: Sequence[Paired]) -> list[str]:
+    few = [one.clusters for one in pairs if one.test == "none"]
     if not few:
         return []
     count = "1 question" if max(few) == 1 else f"{max(few)} questions"
@@ -79,9 +79,9 @@ def _comparisons(count: int) -> str:
     return "1 comparison has" if count == 1 else f"{count} comparisons have"
 
 
-def _tests(found: Sequence[Paired]) -> list[str]:
+def _tests(pairs: Sequence[Paired]) -> list[str]:
     """The corrections for unequal clusters, that of the most unequal comparison first."""
-    lines = [_correction(one) for one in sorted(found, key=lambda one: one.df) if not one.equal]
+    lines = [_correction(one) for one in sorted(pairs, key=lambda one: one.df) if not one.equal]
     return list(dict.fromkeys(filter(None, lines)))[:2]
 
 

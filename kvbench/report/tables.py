@@ -4,7 +4,7 @@
         table.cells[0].score.mean, table.cells[0].against.diff
 
 All numbers come from the rows alone. Comparisons are paired question by question and their p-values adjusted by Holm
-over the table. A cell that could not be compared has `against` None.
+over the table. A cell without a comparison has `against` None.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from kvbench.report import stats, sureness
 from kvbench.report.cells import (
     Against,
     ScoreCell,
+    answered,
     cells_of,
     clusters_of,
-    made_rows,
     make_cell,
     mean,
     method_label,
@@ -50,7 +50,7 @@ class TaskTable:
 
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
-    """One table for each task of each group. `baseline`: a method; by default the full cache where it was run."""
+    """One table per task of each group. `baseline`: a method; by default the full cache where it was run."""
     pairs = _variants(loaded)
     shared = shared_options(loaded)
     there = sorted(shared)
@@ -111,7 +111,7 @@ def _table(
 
 
 def headline_of(task: str) -> str:
-    """The task's own headline column; of a task that is not installed here, the plain score."""
+    """The task's headline column; "score" for a task that is not installed."""
     try:
         return get_task(task).headline
     except KVBenchError:
@@ -142,12 +142,12 @@ def _compare(
 
 
 def _budget(cell: ScoreCell) -> str:
-    """The budget as it is typed; empty without one."""
+    """The budget as the user types it; empty without one."""
     return "" if cell.budget is None else label_of(cell.budget)
 
 
 def _baseline_label(labels: Sequence[str], baseline: str) -> str:
-    """The baseline's label in a table: exactly what was asked for, else its only variant."""
+    """The baseline's label in a table: the given one, or the method's only variant."""
     variants = sorted({label for label in labels if label.split("(")[0] == baseline})
     if baseline in labels or not variants:
         return baseline
@@ -159,27 +159,27 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
 def _ratios(
     cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]], parts: Sequence[Rows]
 ) -> list[ScoreCell]:
-    """Shares of the full cache, each over the questions that the cell and the full cache both have."""
+    """Add shares of the full cache, each over the questions that the cell and the full cache share."""
     full = next((i for i, cell in enumerate(cells) if not cell.evicts), None)
     if full is None:
         return list(cells)
-    whole = made_rows(parts[full])
-    found = []
+    whole = answered(parts[full])
+    compared = []
     for cell, mine, part in zip(cells, scores, parts, strict=True):
-        made = made_rows(part)
-        both = _shared_rows(made, whole), _shared_rows(whole, made)
+        answers = answered(part)
+        both = _shared_rows(answers, whole), _shared_rows(whole, answers)
         means = [question_mean({q: of[q] for q in mine if q in scores[full]}) for of in (mine, scores[full])]
         of_full = {
             "score": _share(*means),
             "bytes": _share(*(mean(rows.number("kv_bytes_peak")) for rows in both)),
             "speed": _share(*map(speed, both)),
         }
-        found.append(replace(cell, of_full=of_full))
-    return found
+        compared.append(replace(cell, of_full=of_full))
+    return compared
 
 
 def _shared_rows(rows: Rows, other: Rows) -> Rows:
-    """The rows of questions that the others have too."""
+    """The rows whose questions `other` has too."""
     import numpy as np
 
     questions = rows.text("doc_id")
@@ -197,7 +197,7 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
     floors = {_budget(c): c.floor for c in cells if c.floor == c.floor}
     if floors:
         listed = ", ".join(f"{floor:.3f} at {budget}" for budget, floor in floors.items())
-        notes.append(f"Floor, what is scored before anything is evicted: {listed}.")
+        notes.append(f"Floor, the score before the first eviction: {listed}.")
     if len({(c.score.questions, c.samples) for c in cells}) == 1:
         notes.append(f"{cells[0].score.questions} questions, {cells[0].samples} samples in every cell.")
     notes += sureness.notes([c.against for c in cells if c.against])

@@ -1,11 +1,11 @@
-"""The Hugging Face hub, asked briefly: is it there, which commit is it, what files has it?
+"""Short questions to the Hugging Face hub: does a repository exist, at which commit, with which files?
 
     answer = ask("model", "Qwen/Qwen3-4B", None)      # Answer(commit="1cfa...", files=("config.json", ...))
-    why(error)                                         # "gated", "missing", ... for what its libraries raise
-    with only({"org/model"}): ...                      # nobody is asked for anything else
+    why(error)                                         # "gated", "missing", ... for exceptions of the hub's libraries
+    with only({"org/model"}): ...                      # the hub is asked for nothing else
 
-Its libraries repeat a refused connection for half a minute per file and then say so in many words. One question that is
-put at most `TRIES` times comes first, so that a wrong name or a missing network is told in seconds.
+The hub's libraries retry a refused connection for half a minute per file. One question of at most `TRIES` attempts
+comes first, so that the user learns of a wrong name or a missing network within seconds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = Literal["model", "dataset"]
 Why = Literal["unreachable", "unnamed", "missing", "revision", "gated", "token", "script", "code", "other"]
 
 TRIES = 3
-SECONDS = 10.0  # for each
+SECONDS = 10.0  # per attempt
 PAUSE = 1.0  # before the second; doubled for the third
 _UNREACHABLE = {
     "ConnectionError",
@@ -42,7 +42,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a repository on the hub is at a revision."""
+    """A repository on the hub at a revision."""
 
     commit: str
     files: tuple[str, ...]
@@ -56,15 +56,15 @@ class HubError(Exception):
         self.why = why
 
 
-_named: Collection[str] | None = None  # models and tasks that may be asked for; None: all
+_named: Collection[str] | None = None  # models and tasks that kvbench may download; None: all
 
 
 @contextlib.contextmanager
 def only(names: Collection[str] | None) -> Iterator[None]:
-    """Within the block nobody is asked for other models than these, nor for the data of other tasks; None: no limit.
+    """Within the block ask the hub only for these models and for the data of these tasks; None: no limit.
 
-    For what only a run's folder names: a folder from elsewhere must not reach the network. With no names at all the
-    hub's libraries are in their offline mode too, in this process and those that it starts.
+    A run's folder from elsewhere may name a model, and must not make kvbench download it. Without any name the hub's
+    libraries are in offline mode too, in this process and its children.
     """
     global _named
     before, _named = _named, names
@@ -76,7 +76,7 @@ def only(names: Collection[str] | None) -> Iterator[None]:
 
 
 def may_ask(name: str) -> bool:
-    """Whether the network may be asked for a model or for the data of a task."""
+    """Whether kvbench may download this model, or the data of this task."""
     return _named is None or name in _named
 
 
@@ -118,7 +118,7 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
 
 
 def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
-    """Ask for the head of one file: a gated repository tells its list of files to everyone. Raises HubError."""
+    """Request the headers of one file: a gated repository lists its files for everyone. Raises HubError."""
     import huggingface_hub
 
     url = huggingface_hub.hf_hub_url(name, file, repo_type=kind, revision=commit)
@@ -130,7 +130,7 @@ def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
 
 
 def hush() -> None:
-    """Its libraries tell of every retry, and draw bars where nobody sees them; the outcome is told by us."""
+    """Silence the hub client's retry log and progress bars; kvbench reports the outcome."""
     import huggingface_hub
 
     huggingface_hub.logging.set_verbosity_error()
@@ -139,7 +139,7 @@ def hush() -> None:
 
 
 def is_name(name: str) -> bool:
-    """Whether a repository can have this name, as huggingface_hub sees it."""
+    """Whether huggingface_hub accepts this name of a repository."""
     return len(name) <= LONGEST and _NAME.fullmatch(name) is not None and "--" not in name and ".." not in name
 
 
@@ -151,14 +151,14 @@ def is_offline() -> bool:
 
 
 def is_commit(revision: str | None) -> bool:
-    """Whether a revision names one state for good, rather than a branch or a tag."""
+    """Whether a revision is a commit rather than a branch or a tag."""
     return revision is not None and _COMMIT.fullmatch(revision) is not None
 
 
 def why(error: Exception) -> Why:
     """The reason behind an exception of huggingface_hub, datasets or transformers.
 
-    They tell reasons apart by class names, status codes and texts only, and wrap one another's.
+    Only class names, status codes and messages tell the reasons apart, and the libraries wrap each other's exceptions.
     """
     chain: list[BaseException] = []
     link: BaseException | None = error

@@ -38,8 +38,8 @@ Span = tuple[int, int]  # bytes of a tensor in its file: start, end
 def names(folder: Path) -> list[str]:
     """The files that transformers may read from a model's folder, sorted.
 
-    They are chosen by pattern, because notes, logs, pickles and results that other tools leave in a folder decide no
-    token and must not stop a run. A method's weights, which have a card of their name beside them, are not the model's.
+    Patterns choose them, because notes, logs, pickles and results of other tools in the folder change no token and must
+    not stop a run. Weights of a method, with a card of the same name beside them, are not the model's.
     """
     top = [path.name for path in folder.iterdir() if path.is_file() and not is_of_a_method(path)]
     chosen = [name for name in top if any(fnmatchcase(name, pattern) for pattern in PATTERNS)]
@@ -48,21 +48,21 @@ def names(folder: Path) -> list[str]:
 
 
 def is_of_a_method(path: Path) -> bool:
-    """Whether a safetensors file holds a method's weights: a card of its name lies beside it."""
+    """Whether a safetensors file holds a method's weights: a card of the same name lies beside it."""
     return path.suffix == ".safetensors" and path.with_suffix(".json").is_file()
 
 
 def makes_prompts(name: str) -> bool:
-    """Whether a file may change what a prompt's text and tokens are; weights, for example, do not."""
+    """Whether a file may change the text or tokens of a prompt, as weights, for example, do not."""
     return not any(fnmatchcase(name, pattern) for pattern in _NOT_READ_FOR_PROMPTS)
 
 
 def hashes(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
-    """A hash of every file of `names` that is wanted. Raises SetupError when a file cannot be read.
+    """A hash of each wanted file of `names`. Raises SetupError when a file cannot be read.
 
     Up to `WHOLE` bytes the hash is the file's SHA-256. Of a larger safetensors file it covers size, header and blocks
-    of every tensor, evenly spaced from its first to its last byte. A tensor that was trained on, merged or replaced is
-    seen; a change of single bytes between the blocks of a large file is not.
+    of every tensor, evenly spaced from its first to its last byte. This detects a tensor that was
+    trained on, merged or replaced, but not a change of single bytes between the blocks of a large file.
     """
     return {name: _hash(folder / name) for name in names(folder) if wanted(name)}
 
@@ -74,7 +74,7 @@ def combined(files: Mapping[str, str]) -> str:
 
 
 def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
-    """Where the data of a safetensors file begin, and each tensor's bytes in the file; None for a broken header."""
+    """The offset of the data in a safetensors file, and the byte range of each tensor; None for a broken header."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _LONGEST_HEADER:
@@ -89,7 +89,7 @@ def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
 
 
 def _is_span(start: object, end: object) -> bool:
-    """Whether these are a tensor's offsets. `kvbench.sources.models` reports a file that is shorter than they say."""
+    """Whether these are valid offsets. `model_weights.check` reports a file that ends before them."""
     return type(start) is int and type(end) is int and 0 <= start <= end <= _LARGEST
 
 
@@ -115,7 +115,7 @@ def _content_hash(path: Path) -> str:
 
 
 def _blocks(spans: list[Span]) -> Iterator[int]:
-    """Where the blocks of every tensor begin. Their number is odd, so that one lies in the middle of the tensor."""
+    """Offsets of the blocks of every tensor: an odd number each, so that one lies in the middle of the tensor."""
     most = max(LEAST, BLOCKS // max(1, len(spans))) | 1
     for start, end in sorted(spans):
         length = end - start

@@ -15,7 +15,7 @@ from kvbench.store.strict_json import lenient
 
 
 def check(tokens: int | None, embeddings: int | None) -> None:
-    """Raises SetupError when there are more tokens than embeddings; what is not known (None) passes."""
+    """Raises SetupError for more tokens than embeddings; an unknown number (None) passes."""
     if tokens is not None and embeddings is not None and tokens > embeddings:
         raise SetupError(
             f"the tokenizer has {tokens} tokens and the model {embeddings} embeddings; they do not belong together."
@@ -23,29 +23,29 @@ def check(tokens: int | None, embeddings: int | None) -> None:
 
 
 def end_ids(owners: Iterable[Any]) -> frozenset[int]:
-    """The tokens that end an answer by a tokenizer or configurations of transformers. Raises SetupError."""
-    found: set[int] = set()
+    """End tokens named by a tokenizer or by configurations of transformers. Raises SetupError."""
+    end_tokens: set[int] = set()
     for owner in owners:
-        given = getattr(owner, "eos_token_id", None)
-        ids = given if isinstance(given, (list, tuple)) else [] if given is None else [given]
+        named = getattr(owner, "eos_token_id", None)
+        ids = named if isinstance(named, (list, tuple)) else [] if named is None else [named]
         if any(type(i) is not int for i in ids):
-            raise SetupError(f"eos_token_id of the model is {show(str(given))}; it must be whole numbers.")
-        found.update(ids)
-    return frozenset(found)
+            raise SetupError(f"eos_token_id of the model is {show(str(named))}; it must be whole numbers.")
+        end_tokens.update(ids)
+    return frozenset(end_tokens)
 
 
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
-    """Compare a folder's tokenizer.json with its config.json, as far as they tell. Raises SetupError."""
+    """Compare a folder's tokenizer.json with its config.json where both state sizes. Raises SetupError."""
     size = (config.get("text_config") or config).get("vocab_size")
     check(tokens(folder), size if type(size) is int else None)
 
 
 def tokens(folder: Path) -> int | None:
-    """How many tokens a folder's tokenizer.json has; None where it does not say."""
+    """Number of tokens in a folder's tokenizer.json; None when it cannot be read."""
     try:
         content = lenient((folder / "tokenizer.json").read_bytes())
         known, added = content["model"]["vocab"], content.get("added_tokens") or []
         names = set(known) if isinstance(known, dict) else {piece for piece, _ in known}
         return len(names | {token["content"] for token in added})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers tells what is wrong with it
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # transformers reports a broken file itself
         return None

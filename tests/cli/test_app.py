@@ -73,7 +73,7 @@ def test_list_methods_shows_each_with_its_nature(light: dict) -> None:
 
 def test_list_shows_two_methods_under_one_budget(light: dict) -> None:
     both = json.loads(light["list methods streaming-llm+gkv --json"].out)
-    assert both["about"].startswith("streaming-llm evicts the prompt and gkv what is generated")
+    assert both["about"].startswith("streaming-llm evicts the prompt and gkv the generated entries")
     assert (both["phase"], both["scope"], both["min budget"]) == ("prompt+decode", "head", 17)
     assert {"gkv.window=16", "streaming-llm.sinks=4"} <= {option["option"] for option in both["options"]}
 

@@ -13,7 +13,7 @@ import pytest
 from kvbench import __version__, tiny
 from kvbench.errors import SetupError, UserError
 from kvbench.runner import env
-from kvbench.sources import hub, models, vocabulary
+from kvbench.sources import hub, models, refusals, vocabulary
 
 
 def weights(path: Path, values: int = 10, cut: int = 0, fill: bytes = b"\0") -> None:
@@ -151,7 +151,7 @@ def test_what_transformers_could_not_read_is_told_in_one_line(tmp_path: Path, mo
 
     def told(where: str, error: Exception, cause: Exception | None = None) -> str:
         error.__cause__ = cause
-        return str(models.unreadable("org/x", where, error))
+        return str(refusals.unreadable("org/x", where, error))
 
     no_tokenizer = "model 'org/x': it has no tokenizer files (tokenizer.json). Copy them beside its weights."
     with pytest.raises(SetupError, match=re.escape(no_tokenizer)):
@@ -179,7 +179,7 @@ def test_a_plain_404_speaks_of_gated_models_and_is_none() -> None:
 
     error = RepositoryNotFoundError("404. If you are trying to access a private or gated repo, make sure ...")
     assert hub.why(error) == "missing"
-    assert "the hub has no model 'org/x'" in str(models.unreadable("org/x", "org/x", error))
+    assert "the hub has no model 'org/x'" in str(refusals.unreadable("org/x", "org/x", error))
 
 
 def test_weights_that_the_index_names_must_all_be_there(folder: Path) -> None:

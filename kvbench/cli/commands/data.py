@@ -1,4 +1,4 @@
-"""``kvbench data fetch|check|path``: task data on this machine, and for a machine without a network."""
+"""``kvbench data fetch|check|path``: task data on this machine, or for a machine without a network."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def check(
 ) -> None:
     """Check which tasks' data are here, from which source, and whether rows and ids are the expected ones.
 
-    Nothing is downloaded. Exit code 3 when a task that was named has no data here, or wrong ones.
+    Downloads nothing. Exit code 3 when a named task's data are missing or wrong.
     """
     load_plugins(plugin or [])
     problems = Problems()
@@ -166,7 +166,7 @@ def path(
     plugin: Plugins = None,
     json: Document = False,
 ) -> None:
-    """Print the files that a run would read. Nothing is downloaded; exit code 3 when they are not here."""
+    """Print the files that a run would read. Downloads nothing; exit code 3 when they are missing."""
     load_plugins(plugin or [])
     problems = Problems()
     wanted = _manifests(tasks, problems)

@@ -1,4 +1,4 @@
-"""``kvbench list methods|tasks|models [NAME]``: what there is, and the options of one. Imports no torch."""
+"""``kvbench list methods|tasks|models [NAME]``: all of them, or one with its options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def _pair(name: str, method: Any) -> dict[str, Any]:
         "trained": any(part.trained for part in parts),
         "paper": "; ".join(str(part.paper) for part in parts if part.paper) or None,
         "version": "+".join(str(part.version) for part in parts),
-        "about": f"{first} evicts the prompt and {second} what is generated, under one budget. "
+        "about": f"{first} evicts the prompt and {second} the generated entries, under one budget. "
         f"'kvbench list methods {first}' and 'kvbench list methods {second}' describe them.",
         "options": [option for part in (first, second) for option in _options(part, f"{part}.")],
     }

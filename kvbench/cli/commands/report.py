@@ -57,20 +57,20 @@ def report(
 
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
     loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
-    made: Report
+    tables: Report
     if memory:
-        made = MemoryReport.make(loaded)
+        tables = MemoryReport.make(loaded)
     elif by:
-        made = CategoryReport.make(loaded)
+        tables = CategoryReport.make(loaded)
     else:
-        made = ScoreReport.make(loaded, baseline)
+        tables = ScoreReport.make(loaded, baseline)
     for notice in loaded.notices:
         terminal.warning(notice)
     for run, progress in loaded.unfinished.items():
         terminal.warning(f"run {show(run)} is not finished: {progress}.")
-    print(DRAWN["json" if json else format](made))
+    print(DRAWN["json" if json else format](tables))
     if out is not None:
-        for path in write(made, Path(out)):
+        for path in write(tables, Path(out)):
             print(f"wrote {path}", file=sys.stderr)
     if require_complete and loaded.unfinished:
         raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")

@@ -13,7 +13,7 @@ example the pooled standard error is 0.016 where the right one is 0.066. Two sta
 
 Sources: Miller 2024, "Adding error bars to evals" (clustering); Bell and McCaffrey 2002 (few and unequal clusters);
 Chen et al. 2021 (pass@k); Wilson 1927; Holm 1979. The parts are a few lines each over numpy and scipy, which are
-imported when a function first needs them. Numbers that cannot be had (one question, one sample) are NaN.
+imported when a function first needs them. Undefined numbers (one question, one sample) are NaN.
 """
 
 from kvbench.report.stats.clusters import Clusters

@@ -1,7 +1,7 @@
 """Questions that share a source: the standard error of a mean over them, and how many degrees of freedom it has.
 
 A mean over questions whose clusters are about equal gets the bias-reduced standard error CR2 (Bell and McCaffrey 2002)
-with Satterthwaite's degrees of freedom. With one question a cluster, both are those of the ordinary t.
+with Satterthwaite's degrees of freedom. With one question per cluster, both are those of the ordinary t.
 
 Where one cluster weighs much more than the others, the residuals hardly show its part of the error, and no t holds its
 level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error is that of

@@ -1,4 +1,4 @@
-"""Two methods over the same questions: their difference, how sure it is, and which test says so."""
+"""Two methods over the same questions: their difference, its interval, and the test."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Paired:
     """A against B over the same questions. `diff` is mean A - mean B; `p` is two-sided.
 
     `test`: "t", "sign flips" (of whole clusters, where t does not hold its level), "equal differences" (no spread: the
-    exact p of the sign flips) or "none" (so few clusters that not even equal signs of all would be 5%).
+    exact p of the sign flips) or "none" (so few clusters that even equal signs of all give more than 5%).
     """
 
     diff: float
@@ -61,7 +61,7 @@ class Paired:
 
 @dataclass(frozen=True, slots=True)
 class _Test:
-    """What one test says of the differences."""
+    """The result of one test."""
 
     name: str
     p: float = 1.0

@@ -37,9 +37,9 @@ def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -
     counts = np.bincount(right.astype(int), minlength=trials + 1) / repeats
     used = counts > 0
     grid, likelihood = _likelihood(trials)
-    found = np.tensordot(counts[used], likelihood[used], 1)
+    joint = np.tensordot(counts[used], likelihood[used], 1)
     mean = expit(grid)
-    log = logsumexp(found, axis=1) + PRIOR * np.log(mean * (1 - mean))
+    log = logsumexp(joint, axis=1) + PRIOR * np.log(mean * (1 - mean))
     density = np.exp(log - log.max())
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     low, high = expit(np.interp([0.5 - level / 2, 0.5 + level / 2], below / below[-1], grid))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 FEW_QUESTIONS = 40  # up to here, and near 0 or 1, the normal interval is too narrow or leaves [0, 1]
 NEAR_EDGE = 0.1
-FEW_RIGHT = 10  # questions' worth of right (or of wrong) answers, below which their spread is hardly known
+FEW_RIGHT = 10  # right (or wrong) answers, in questions, below which their spread is hardly known
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

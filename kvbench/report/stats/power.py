@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 POWER = 0.8
-SIGNS = 2047  # patterns that a drop is found from, beside the unflipped one
+SIGNS = 2047  # patterns, beside the unflipped one, that estimate a drop
 MOST_CORRECTION = 4.0  # of fourth powers; that of about 8 clusters
 
 
@@ -55,7 +55,7 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
 
 
 def tail_of(residuals: Floats, df: float) -> float:
-    """How much more a standard error varies from table to table than for normal data, where it is 1 / (2 df).
+    """Extra variation of a standard error between tables, beyond the 1 / (2 df) of normal data.
 
     `residuals` are those of clusters. Where a few hold most of the sum of squares, their fourth powers exceed those of
     normal ones. A few clusters show only a part of a heavy tail: the excess gets Fisher's correction of a sample's

@@ -1,4 +1,4 @@
-"""What one method's samples say without error bars: question means, pass@k, majority votes."""
+"""Figures of one method's samples without error bars: question means, pass@k, majority votes."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
     places: dict[int, list[int]] = {}
     for place, question in enumerate(scores):
         places.setdefault(len(question), []).append(place)
-    for found in places.values():
-        yield found, np.array([scores[place] for place in found], dtype=float)
+    for group in places.values():
+        yield group, np.array([scores[place] for place in group], dtype=float)
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
@@ -61,10 +61,10 @@ def maj_at_n(
     `same` maps an answer to its spelling for the vote (`kvbench.scoring.math.normalise_answer` for mathematics).
     """
     total = 0.0
-    for said, right in zip(answers, scores, strict=True):
+    for own_answers, own_scores in zip(answers, scores, strict=True):
         first: dict[str, float] = {}
         votes: Counter[str] = Counter()
-        for answer, score in zip(said, right, strict=True):
+        for answer, score in zip(own_answers, own_scores, strict=True):
             if answer is not None and answer.strip():
                 votes[same(answer)] += 1
                 first.setdefault(same(answer), score)

@@ -1,4 +1,4 @@
-"""What a table says of its comparisons: one family, its p-values adjusted by Holm, each with a verdict."""
+"""Verdicts on the comparisons of a table: one family, with p-values adjusted by Holm."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbench.report.stats.compare import ALPHA, Paired
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
-    """A comparison as it is printed.
+    """The printed verdict of a comparison.
 
     verdict: better, worse, tied (its interval holds zero), unclear (it does not, but the adjusted test is not sure
     either) or unknown (so few clusters that an exact test could not reach 5%: up to five).
@@ -25,20 +25,20 @@ class Judged:
 
 def judge(family: Sequence[Paired], alpha: float = ALPHA) -> list[Judged]:
     """Verdicts of the comparisons of one table, in the given order."""
-    adjusted = holm([found.p for found in family])
+    adjusted = holm([paired.p for paired in family])
     return [
-        Judged(p=p, verdict=_verdict(found, p, alpha), smallest_drop=found.drop(alpha / len(family)))
-        for found, p in zip(family, adjusted)
+        Judged(p=p, verdict=_verdict(paired, p, alpha), smallest_drop=paired.drop(alpha / len(family)))
+        for paired, p in zip(family, adjusted)
     ]
 
 
-def _verdict(found: Paired, p: float, alpha: float) -> str:
-    if found.test == "none":
+def _verdict(paired: Paired, p: float, alpha: float) -> str:
+    if paired.test == "none":
         return "unknown"
-    if p <= alpha and found.diff != 0:
-        return "better" if found.diff > 0 else "worse"
-    # A difference whose own interval leaves zero out is not called none.
-    return "tied" if found.low <= 0 <= found.high else "unclear"
+    if p <= alpha and paired.diff != 0:
+        return "better" if paired.diff > 0 else "worse"
+    # A difference whose own interval excludes zero is not called tied.
+    return "tied" if paired.low <= 0 <= paired.high else "unclear"
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -1,13 +1,12 @@
-"""Where task data come from: a folder, the bundled files or the hub, never silently another source.
+"""Task data from a folder, the bundled files or the hub, never silently from another source.
 
     data = Data("my-data")                 # Data(): KVBENCH_DATA, then bundled, then the hub at the pinned revision
     rows = data.rows("aime24", manifest)
     data.used["aime24"]                    # what was read: source, place, revision, hashes; for the run's record
 
-Order: ``--data``, ``KVBENCH_DATA``, bundled, hub. The first that is *given* is the one that counts: a folder without
-the task's file is an error, not a reason to look further. Row count and ids are compared with the task's manifest.
-Inside a data folder a manifest's sample stands in for a file that is not there; the user is told so, and the record
-says it.
+Order: ``--data``, ``KVBENCH_DATA``, bundled, hub. The first *given* source counts: a folder without the task's
+file is an error, and the next source is not tried. Row count and ids are compared with the task's manifest. Inside a
+data folder a manifest's sample replaces a missing file; a note and the run's record say so.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""What was downloaded stays: the folder for it, and downloads from plain web addresses.
+"""The download cache, and downloads from web addresses.
 
     download("https://host/dev-v2.0.json", sha256="80a5...")    # Path in the cache, once
 
-The folder is ``kvbench`` below ``XDG_CACHE_HOME`` (``~/.cache``). What the hub's library downloads stays in its own
-cache. Only https is spoken, but to this machine; a file that is too large or not the expected one is never kept.
+The folder is ``kvbench`` below ``XDG_CACHE_HOME`` (``~/.cache``). The hub's library keeps its own cache.
+Downloads use https, or http to localhost; a file that is too large, or has another hash, is never kept.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ HERE = ("localhost", "127.0.0.1", "::1")
 
 
 class Unreachable(SetupError):
-    """The host does not answer."""
+    """The host cannot be reached."""
 
 
-Bar = Callable[[str, int, int | None], None]  # told of a download: file name, bytes so far, bytes in all
+Bar = Callable[[str, int, int | None], None]  # file name, bytes so far, bytes in total
 
 
 def folder() -> Path:
@@ -39,7 +39,7 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def keeping(file: Path) -> Iterator[BinaryIO]:
-    """A new file, whole or absent, with its folder. Raises SetupError when it cannot be written."""
+    """A new file with its folder, complete or absent after a crash. Raises SetupError when it cannot be written."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
@@ -49,13 +49,13 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 
 
 def place(url: str) -> Path:
-    """Where the cache keeps what stands at an address."""
+    """The path of an address in the cache."""
     name = Path(urlsplit(url).path).name or "file"
     return folder() / "files" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
 
 
 def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None = None) -> Path:
-    """A file from the web, from the cache if it is there. Raises SetupError."""
+    """A file from the cache or the web. Raises SetupError."""
     target = place(url)
     if target.is_file():
         return target

@@ -2,9 +2,9 @@
 
     fetch("gsm8k", manifest, Path("data"))     # data/gsm8k/gsm8k_test.jsonl
 
-Raw files are copied as they are: to the manifest's `path` where one file holds the rows in their offline form, else
-beside it under their own names. Tables, and rows that have to be renamed, become JSON lines. What lies there and is
-right stays, so that the same call again goes on where one was cut off.
+Raw files are copied unchanged: to the manifest's `path` where one file holds the rows in their offline form, else
+beside it under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder
+stay, so that a repeated command continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from kvbench.task import Manifest
 
 
 def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = None, bar: Bar | None = None) -> DataUsed:
-    """Put a task's data into `out` unless they are there, and read them once.
+    """Put a task's data into `out` unless `out` has them, and read them once.
 
     Args:
         revision: of the hub, in place of the pinned one; the rows may then differ from the manifest.
 
     Raises:
-        SetupError: they cannot be had or written, or are not the expected ones.
+        SetupError: the data cannot be downloaded or written, or differ from the manifest.
     """
     there = Data(out, allow_mismatch=True, env={})
     if revision is None and in_folder(out, manifest, "--data") is not None:
-        with contextlib.suppress(KVBenchError):  # what is damaged is fetched anew
-            if (found := there.check(task, manifest)) and not found.mismatch:
-                return found
+        with contextlib.suppress(KVBenchError):  # damaged data are fetched again
+            if (used := there.check(task, manifest)) and not used.mismatch:
+                return used
     place = Data(revision=revision, env={}).find(task, manifest)
     place = place or hub_data.fetch(task, manifest, revision or manifest.revision, bar)
     for target, source in _copies(out, manifest, place).items():
@@ -55,7 +55,7 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:
-    """Files to write, each with the file that it copies; None: the rows."""
+    """Files to write, each with the file to copy, or None to write the rows."""
     path = out / manifest.path
     changed = place.table or (place.raw and (manifest.rename or manifest.hub_id))
     if changed:

@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 class Reading:
-    """The rows of data files, one file after the other. `sha256` is complete once they have all been taken.
+    """The rows of data files, one file after the other. `sha256` is complete after the last row.
 
     Args:
         member: the name of the rows' file in an archive; each of `files` is one.
@@ -50,7 +50,7 @@ class Reading:
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[Row]:
-        """Raises SetupError for what cannot be read."""
+        """Raises SetupError for unreadable files and invalid rows."""
         for file in self.files:
             name = self.name if len(self.files) == 1 else str(file)
             try:
@@ -85,7 +85,7 @@ class Reading:
 
 
 class _Hashing(io.RawIOBase):
-    """A stream that hashes what passes through."""
+    """A stream that hashes the bytes it passes on."""
 
     def __init__(self, inner: IO[bytes], digest: Any) -> None:
         self.inner, self.digest = inner, digest
@@ -119,7 +119,7 @@ def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> 
 
 
 def read_plain(file: Path, name: str, limit: int) -> bytes:
-    """All bytes of a regular file of at most `limit` bytes; anything without an end is refused before it is opened."""
+    """All bytes of a regular file of at most `limit` bytes; pipes and devices are refused before opening."""
     check_plain(file, name, limit)
     try:
         with file.open("rb") as stream:
@@ -129,7 +129,7 @@ def read_plain(file: Path, name: str, limit: int) -> bytes:
 
 
 def check_plain(file: Path, name: str, limit: int | None) -> None:
-    """Raises UserError for what is no regular file, or a larger one."""
+    """Raises UserError unless this is a regular file of at most `limit` bytes."""
     try:
         status = file.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -172,12 +172,12 @@ def _not_utf8(name: str, byte: int, offset: int) -> UserError:
 
 
 def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
-    """Objects of ``[{...}, {...}]``. No more of it is held than the row at hand and one block."""
+    """Objects of ``[{...}, {...}]``. Holds the current row and one block in memory."""
     decoder = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
     held, place, number, ended = "", 0, 0, False
 
     def more() -> None:
-        """Another block behind what was not used yet; as much again as there is, so that long rows cost no more."""
+        """Append a block to the unparsed text, as long as that text, so that a long row costs linear time."""
         nonlocal held, place, ended
         try:
             block = text.read(max(CHUNK, len(held) - place))
@@ -186,7 +186,7 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
         held, place, ended = held[place:] + block, 0, not block
 
     def mark(allowed: str) -> str:
-        """The next character that is not blank; it must be one of these."""
+        """The next character that is not blank; it must be one of `allowed`."""
         nonlocal place
         while True:
             while place < len(held) and held[place] in " \t\r\n":
@@ -194,16 +194,16 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
             if place < len(held) or ended:
                 break
             more()
-        found = held[place : place + 1]
-        if not found or found not in allowed:
-            got = show(found) if found else "the end of the file"
+        character = held[place : place + 1]
+        if not character or character not in allowed:
+            got = show(character) if character else "the end of the file"
             raise UserError(f"{name}: not JSON (row {number + 1}: expected {' or '.join(allowed)}, got {got}).")
-        return found
+        return character
 
     mark("[")
     place += 1
-    while (found := mark(",]" if number else "{]")) != "]":
-        if found == ",":
+    while (character := mark(",]" if number else "{]")) != "]":
+        if character == ",":
             place += 1
             mark("{")
         while True:

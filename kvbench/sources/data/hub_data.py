@@ -22,20 +22,21 @@ from kvbench.sources import hub
 from kvbench.sources.data import cache
 from kvbench.sources.data.location import Place
 from kvbench.sources.data.missing import DataMissing
+from kvbench.sources.refusals import refused
 from kvbench.task import Manifest
 
 TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
-    """What was downloaded before."""
+    """The data in the cache, if all are there."""
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
     if manifest.files:
         files = tuple(_kept(manifest.hub, name, revision) for name in manifest.files)
-        found = tuple(file for file in files if file is not None)
-        return _from_files(manifest, found) if len(found) == len(files) else None
+        cached_files = tuple(file for file in files if file is not None)
+        return _from_files(manifest, cached_files) if len(cached_files) == len(files) else None
     if revision is not None and hub.is_commit(revision):
         file = _table_file(manifest, revision)
         return _from_table(manifest, file, revision) if file.is_file() else None
@@ -43,9 +44,9 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
-    """Download what is not here yet. Raises SetupError."""
-    if (found := cached(manifest, revision)) is not None:
-        return found
+    """Download the data that are not in the cache. Raises SetupError."""
+    if (place := cached(manifest, revision)) is not None:
+        return place
     if not hub.may_ask(task):
         why = f"only the run's folder asks for it (--task {show(task)[1:-1]} again lets kvbench download it)"
         raise elsewhere(task, manifest, why)
@@ -57,14 +58,14 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
     if not manifest.hub:
         raise SetupError(f"data of task {show(task)} come with kvbench and are missing: {show(manifest.path)}.")
     commit = _commit(task, manifest, revision)
-    with _told(task, manifest, revision):
+    with _as_hub_error(task, manifest, revision):
         if manifest.files:
             return _from_files(manifest, _download(manifest, revision))
         return _table(manifest, commit, revision)
 
 
 @contextmanager
-def _told(task: str, manifest: Manifest, revision: str | None) -> Iterator[None]:
+def _as_hub_error(task: str, manifest: Manifest, revision: str | None) -> Iterator[None]:
     try:
         yield
     except SetupError:
@@ -74,28 +75,24 @@ def _told(task: str, manifest: Manifest, revision: str | None) -> Iterator[None]
 
 
 def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | None = None) -> SetupError:
-    """The line for a failed download."""
+    """Error for a failed download."""
     name = f"data set {show(manifest.hub)}"
     match error.why if isinstance(error, hub.HubError) else hub.why(error):
         case "script" | "code":
-            found = re.search(r"found ([\w.-]+\.py)", str(error))
-            return _script(manifest, found[1] if found else "")
+            script = re.search(r"found ([\w.-]+\.py)", str(error))
+            return _script(manifest, script[1] if script else "")
         case "gated":
             return SetupError(f"{name} is gated: accept the terms on its page and set HF_TOKEN.")
         case "unreachable":
             return elsewhere(task, manifest)
-        case "missing":
-            return SetupError(f"the hub has no {name} (or it is private and HF_TOKEN is not set).")
-        case "revision":
-            return SetupError(f"{name} has no revision {show(revision)} on the hub. Use --data-revision to choose.")
-        case "token":
-            return SetupError(f"the hub refuses the token of this machine for {name}. Set HF_TOKEN anew.")
+        case reason if sentence := refused(name, reason, revision):
+            return SetupError(sentence + " Use --data-revision to choose." * (reason == "revision"))
     kind = "" if isinstance(error, hub.HubError) else f"{type(error).__name__}: "
     return SetupError(f"{name} cannot be loaded: {kind}{show((words(error).splitlines() or [''])[0])}.")
 
 
 def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
-    """The line for data that are not here, and for which nobody answers."""
+    """Error for data that are not cached while the hub is unreachable."""
     name = show(task)[1:-1]
     if name.startswith("lm_eval:"):  # lm-eval downloads its own data
         how = f"run it once where there is a network, or give a folder with {manifest.path}"
@@ -108,7 +105,7 @@ def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable"
 
 
 def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
-    """The commit that will be read, or None in the libraries' offline mode, where they look into their caches."""
+    """The commit to read; in offline mode the given revision, which the hub's libraries look up in their caches."""
     if hub.is_offline():
         if not manifest.files and not _in_datasets_cache(manifest.hub):
             raise elsewhere(task, manifest)
@@ -125,7 +122,7 @@ def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
 
 
 def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
-    """What the `datasets` library would refuse, told before it is imported. Raises SetupError, HubError."""
+    """Refuse, before importing the `datasets` library, what it would refuse. Raises SetupError, HubError."""
     script = f"{PurePosixPath(manifest.hub).name}.py"
     if script in answer.files:
         raise _script(manifest, script)
@@ -151,7 +148,7 @@ def _in_datasets_cache(name: str) -> bool:
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:
-    """The pinned commit is not there any more."""
+    """Error for a pinned commit that the hub no longer has."""
     try:
         now = hub.ask("dataset", manifest.hub, None).commit
     except hub.HubError as error:
@@ -172,8 +169,8 @@ def _differs(manifest: Manifest, now: str) -> SetupError:
 def _kept(name: str, file: str, revision: str | None) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(name, file, repo_type="dataset", revision=revision)
-    return Path(found) if isinstance(found, str) else None
+    cached_file = try_to_load_from_cache(name, file, repo_type="dataset", revision=revision)
+    return Path(cached_file) if isinstance(cached_file, str) else None
 
 
 def _download(manifest: Manifest, revision: str | None) -> tuple[Path, ...]:

@@ -1,4 +1,4 @@
-"""Where rows lie on this disk: the files, and in which form they are."""
+"""Locations of rows on this disk: the files and their form."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Place:
 
 
 def holds_rows(manifest: Manifest) -> bool:
-    """Whether data are rows; else they are a file that a task reads in its own way."""
+    """Whether the data are rows rather than a file that the task parses itself."""
     return not manifest.url or bool(manifest.member) or manifest.rows is not None
 
 

@@ -1,6 +1,6 @@
-"""Data that are not on this machine: a line for one task, and one for all tasks of a run with what gets them.
+"""Errors for data that are not on this machine, with the command that fetches them for all tasks of a run.
 
-raise together([first, *data.missing(others)], names)    # what was missed first, and what else would be
+raise together([first, *data.missing(others)], names)    # the first error, and the others that would follow
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from kvbench.task import Manifest
 
 
 class DataMissing(SetupError):
-    """A task's data are not here and cannot be had.
+    """A task's data are not on this machine and cannot be downloaded.
 
     Attributes:
-        where: what was looked at, as in "--data has no data" or "the hub is unreachable".
+        where: the place without them: "--data has no data" or "the hub is unreachable".
         folder: the data folder that lacks them, if one was given.
     """
 
@@ -26,7 +26,7 @@ class DataMissing(SetupError):
 
 
 def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
-    """One error for all, with the command that gets them; `names`: theirs as `kvbench data fetch` takes them."""
+    """One error for all; `names`: the tasks as `kvbench data fetch` takes them."""
     first = errors[0]
     if len(errors) == 1:
         return first
@@ -42,6 +42,6 @@ def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
 
 
 def terms(tasks: Sequence[str]) -> str:
-    """What gated data need."""
+    """How to get access to gated data."""
     which = f"{' and '.join(map(show, tasks))} {'is' if len(tasks) == 1 else 'are'} gated"
     return f"{which}: accept the terms on the hub's page and set HF_TOKEN there."

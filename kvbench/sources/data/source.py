@@ -1,4 +1,4 @@
-"""The data source of a run: which place counts, and whether its rows are the expected ones."""
+"""The data source of a run: chooses the location, and compares its rows with the manifest."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """What a task's rows were read from. `mismatch` says how they differ from the manifest, where that was allowed."""
+    """Origin of a task's rows. `mismatch`: how they differ from the manifest, where that was allowed."""
 
     task: str
     source: Source
@@ -86,9 +86,9 @@ class Data:
         return place.files[0]
 
     def find(self, task: str, manifest: Manifest) -> Place | None:
-        """Where a task's data lie; None for the hub's that are not on this machine yet.
+        """Location of a task's data; None for data of the hub that are not on this machine yet.
 
-        Raises SetupError when a folder was given and has none: that is no reason to look further.
+        Raises SetupError when the user gave a folder that lacks them; the next source is not tried.
         """
         given: tuple[tuple[Source, Path | None], ...] = (("--data", self.path), ("KVBENCH_DATA", self.env_path))
         for source, folder in given:
@@ -109,37 +109,37 @@ class Data:
         return hub_data.cached(manifest, self.revision or manifest.revision)
 
     def ensure(self, task: str, manifest: Manifest) -> None:
-        """Download a task's data unless they are here. Raises SetupError."""
+        """Download a task's data unless they are on this machine. Raises SetupError."""
         self._place(task, manifest)
 
     def missing(self, wanted: Mapping[str, Manifest]) -> list[DataMissing]:
-        """What of this is not here, by task. Nothing is downloaded: it is for when that has failed."""
-        found = []
+        """Errors for the tasks whose data are not on this machine, without any download."""
+        errors = []
         for task, manifest in wanted.items():
             try:
                 if self.find(task, manifest) is None:
-                    found.append(hub_data.elsewhere(task, manifest))
+                    errors.append(hub_data.elsewhere(task, manifest))
             except DataMissing as error:
-                found.append(error)
-        return found
+                errors.append(error)
+        return errors
 
     def check(self, task: str, manifest: Manifest) -> DataUsed | None:
-        """What is here for a task, read in full but not kept; None where nothing is. Raises SetupError."""
+        """Read and compare the local data of a task without keeping them; None without any. Raises SetupError."""
         if (place := self.find(task, manifest)) is None:
             return None
         return _examine(task, manifest, place, None) if holds_rows(manifest) else _examine_file(task, manifest, place)
 
     def notes(self) -> list[str]:
-        """What a user should know of the data that were read, one line each."""
-        found = [part for used in self.used.values() for part in (used, *used.also) if part.mismatch]
-        samples = [f"{show(used.task)}: {used.mismatch}" for used in found if used.sample]
-        others = [f"data of task {show(used.task)} differ: {used.mismatch}." for used in found if not used.sample]
+        """Notes to the user on samples and mismatches, one line each."""
+        mismatches = [part for used in self.used.values() for part in (used, *used.also) if part.mismatch]
+        samples = [f"{show(used.task)}: {used.mismatch}" for used in mismatches if used.sample]
+        others = [f"data of task {show(used.task)} differ: {used.mismatch}." for used in mismatches if not used.sample]
         more = f"; and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
         return [f"not the real data of {'; '.join(samples[:SHOWN])}{more}.", *others] if samples else others
 
     def _place(self, task: str, manifest: Manifest) -> Place:
-        found = self.find(task, manifest)
-        return found or hub_data.fetch(task, manifest, self.revision or manifest.revision)
+        place = self.find(task, manifest)
+        return place or hub_data.fetch(task, manifest, self.revision or manifest.revision)
 
     def _record(self, used: DataUsed) -> None:
         first = self.used.get(used.task)
@@ -155,7 +155,7 @@ def _member(file: Path, manifest: Manifest) -> str:
 
 
 def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, Any]] | None) -> DataUsed:
-    """Read all rows, into `kept` if that is given, and compare them with the manifest."""
+    """Read all rows, into `kept` unless it is None, and compare them with the manifest."""
     reading = place.reading()
     ids: list[str] = []
     count = 0

@@ -1,0 +1,71 @@
+"""Checks a model folder's weights: safetensors, every file that the index names, each of full length."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import SetupError, show
+from kvbench.sources import model_files
+from kvbench.store.strict_json import lenient
+
+_CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_pretrained' of transformers."
+
+
+def _weights(folder: Path) -> list[Path]:
+    """The model's own weights."""
+    return [path for path in sorted(folder.glob("*.safetensors")) if not model_files.is_of_a_method(path)]
+
+
+def check(name: str, folder: Path) -> None:
+    """Raises SetupError for missing, pickled or truncated weights."""
+    files = _weights(folder)
+    if not files:
+        raise none_there(name, sorted(folder.iterdir()))
+    if missing := lacking(folder):
+        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+        raise SetupError(f"{show(name)} lacks weights that its index names: {missing[0]}{more}. Download it again.")
+    for path in files:
+        size = path.stat().st_size
+        expected = _safetensors_size(path)
+        if expected is None or size < expected:
+            says = (
+                "its header cannot be read"
+                if expected is None
+                else f"header says {expected:,} bytes, file has {size:,}"
+            )
+            raise SetupError(f"{path.name} is damaged ({says}). Download it again.")
+
+
+def none_there(name: str, files: Sequence[Path]) -> SetupError:
+    if pickles := [path.name for path in files if path.suffix in (".bin", ".pt", ".pth")]:
+        return SetupError(f"{show(name)} has only pickle weights ({pickles[0]}). {_CONVERT}")
+    return SetupError(f"{show(name)} has no weights (*.safetensors).")
+
+
+def lacking(folder: Path) -> list[str]:
+    """Weight files that the folder lacks."""
+    index = folder / "model.safetensors.index.json"
+    if not index.is_file():
+        return [] if _weights(folder) else ["model.safetensors"]
+    named = read_json(index).get("weight_map")
+    files = sorted(set(map(str, named.values()))) if isinstance(named, dict) else []
+    return [file for file in files if not (folder / file).is_file()]
+
+
+def _safetensors_size(path: Path) -> int | None:
+    """Length of the file by its own header, in bytes; None for a broken header."""
+    with path.open("rb") as file:
+        layout = model_files.tensors(file)
+    return None if layout is None else max((end for _, end in layout[1]), default=layout[0])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        data = lenient(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"{show(path)} cannot be read as JSON ({error}).") from None
+    if not isinstance(data, dict):
+        raise SetupError(f"{show(path)} holds no JSON object.")
+    return data

@@ -1,0 +1,68 @@
+"""Errors for models that the hub refuses or transformers cannot read."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+from kvbench.console import faults
+from kvbench.errors import SetupError, show
+from kvbench.sources import hub
+
+
+def unreadable(name: str, where: str, error: Exception) -> SetupError:
+    """Error for a model whose tokenizer or configuration transformers cannot load."""
+    reason = hub.why(error)
+    if reason == "code":
+        return own_code(name)
+    if not Path(where).is_dir() and (answer := refusal(name, reason)):
+        return answer
+    lines = [line.strip() for line in faults.words(error).splitlines() if line.strip()] or [type(error).__name__]
+    reasons = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    return SetupError(f"model {show(name)} cannot be read: {reasons}")
+
+
+def own_code(name: str) -> SetupError:
+    return SetupError(
+        f"{show(name)} needs code from its repository, which kvbench never runs. "
+        "Use a model whose architecture transformers has itself."
+    )
+
+
+def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
+    """The sentence for a refusal that models and data sets share; empty for other reasons."""
+    named = show(revision) if revision else "that revision"
+    sentences: dict[str, str] = {
+        "missing": f"the hub has no {what} (or it is private and HF_TOKEN is not set).",
+        "revision": f"{what} has no revision {named} on the hub.",
+        "token": f"the hub refuses the token of this machine for {what}. Set HF_TOKEN anew.",
+    }
+    return sentences.get(reason, "")
+
+
+def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
+    """Error for the hub's answer, or None when it gives no reason."""
+    model = show(name)
+    if sentence := refused(f"model {model}", reason, revision):
+        return SetupError(sentence)
+    match reason:
+        case "gated":
+            return SetupError(
+                f"{model} is gated. Accept its terms on its page, then set HF_TOKEN or run 'hf auth login'."
+            )
+        case "unnamed":
+            return SetupError(
+                f"model {model} is not in the local cache, and only the run's folder names it: kvbench downloads "
+                f"nothing that a folder asks for. Give --model {shlex.quote(name)} again, or download it first."
+            )
+        case "unreachable" if hub.is_offline():
+            return SetupError(
+                f"cannot reach the hub and {model} is not in the local cache: HF_HUB_OFFLINE is set, so the hub is "
+                "not asked. Unset it, or give a local folder (--model PATH)."
+            )
+        case "unreachable":
+            return SetupError(
+                f"cannot reach the hub and {model} is not in the local cache. Try again, or give a local folder "
+                "(--model PATH), or HF_HUB_OFFLINE=1 with a cached model."
+            )
+    return None
