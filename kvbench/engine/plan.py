@@ -86,7 +86,7 @@ def plan_cell(
         UserError: the model has nothing to evict at this length.
     """
     geometry = fit(shape.geometry, method, max_tokens)
-    lengths = Lengths(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
+    lengths = Lengths.of(max_tokens, max_output, tail)
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1)
     slot = plan_slot_bytes(geometry, method, held, dtype)
     usable = int(machine.memory * USABLE[device.type]) - shape.parameters * dtype.itemsize

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from kvbench.engine.adapter import adapted
-from kvbench.engine.cache.prompt import PromptCache, PromptLayer
+from kvbench.engine.cache.prompt import PromptCache
+from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.writers import BlockWriter
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction.api import Method, Probe
@@ -100,10 +101,10 @@ def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> It
         yield {"inputs_embeds": rows[None]}, len(rows)
 
 
-def run_probes(method: Method, cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
+def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
     """Run every probe that the method asks for; `cache` ends with the rows it had, and new columns."""
     copies: dict[Method, PromptCache] = {}
-    steps = method.probes(prompt)
+    steps = cache.acting.probes(prompt)
     rows = {index: layer.rows for index, layer in cache.layers.items()}
     try:
         probe = next(steps)

@@ -69,8 +69,7 @@ def _read(
     held: Held | None,
 ) -> list[TraceFigures]:
     """Figures of the batch's traces. oracle, held: as of `Comparison`."""
-    group = max((g.group for g in reader.loaded.geometry), default=1)
-    copies = group if reader.method.per_query_head else 1
+    copies = reader.setup.copies
     if reader.together:
         heard = Comparison(reference, copies, oracle, held)
         reader.read(reference.traces, heard, future)

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from kvbench.engine.attention.interface import AttentionCall
-from kvbench.engine.cache.prompt import PromptCache, PromptLayer
+from kvbench.engine.cache.prompt import PromptCache
+from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.replay.reference import Reference
 from kvbench.replay.traces import Trace
 

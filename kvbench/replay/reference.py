@@ -17,7 +17,8 @@ import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.attention.interface import AttentionCall
-from kvbench.engine.cache.prompt import PromptCache, PromptLayer
+from kvbench.engine.cache.prompt import PromptCache
+from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.model.load import LoadedModel
 from kvbench.eviction.terms.golden import upcoming
 from kvbench.eviction.terms.window_attention import window_attention

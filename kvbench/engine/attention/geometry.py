@@ -16,7 +16,7 @@ import torch
 
 from kvbench.console import faults
 from kvbench.console.faults import words
-from kvbench.engine.attention.interface import AttentionCall, route
+from kvbench.engine.attention.interface import AttentionCall, route, run
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.eviction.api import State
 
@@ -92,22 +92,17 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
 
     device = next(model.parameters()).device
     with torch.no_grad(), route(model, record), own_failures(model):
-        model(
-            input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
-            position_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
-            attention_mask=None,
-            past_key_values=None,
-            use_cache=False,
-        )
+        first = torch.zeros(1, 1, dtype=torch.long, device=device)
+        run(model, input_ids=first, position_ids=first)
     wanted = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
     if not layers or len(layers) != wanted:
         raise UserError(
             f"architecture {show(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers "
             "have no KV cache that kvbench can manage (linear attention, state space, or an own attention path)."
         )
-    found = tuple(layers[i] for i in sorted(layers))
-    _check_windows(model.config, found)
-    return found
+    geometry = tuple(layers[i] for i in sorted(layers))
+    _check_windows(model.config, geometry)
+    return geometry
 
 
 def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
@@ -135,6 +130,11 @@ def own_failures(model: Any) -> Iterator[None]:
             f"model type {show(model.config.model_type)} is not supported: it cannot read one token without a cache of "
             f"its own ({type(error).__name__}: {reason})."
         ) from error
+
+
+def largest_group(geometry: Sequence[LayerGeometry]) -> int:
+    """Query heads per KV head, of the layer that has the most."""
+    return max((g.group for g in geometry), default=1)
 
 
 def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:

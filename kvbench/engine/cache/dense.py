@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.cache.prompt import PackedLayer
-from kvbench.engine.cache.slot_cache import Batch, EvictingStore, RingStore, Rows, Shape, SlotCache
+from kvbench.engine.cache.prompt_layer import PackedLayer
+from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotBatch, SlotCache
+from kvbench.engine.rules import Rows
 from kvbench.eviction.columns import fixed
 
 
@@ -42,7 +43,7 @@ class DenseStore(EvictingStore):
         for slot in slots:
             self.known[slot] = length
 
-    def complete(self, batch: Batch) -> None:
+    def complete(self, batch: SlotBatch) -> None:
         length = self.lengths[batch.slots[0]]
         for known in sorted({self.known[s] for s in batch.slots}):
             some = [i for i, s in enumerate(batch.slots) if self.known[s] == known]
@@ -50,7 +51,7 @@ class DenseStore(EvictingStore):
             seen = batch.seen if whole else batch.seen[some]
             at: torch.Tensor | slice = batch.index[some]
             if whole:
-                at = slice(None) if batch.everyone else batch.index
+                at = slice(None) if batch.all_slots else batch.index
             ages = torch.arange(length - known, 0, -1, device=seen.device)
             self.positions[at, :, known:length] = (seen[:, None] - ages).int()[:, None, :]
             for spec in self.specs:
@@ -58,22 +59,22 @@ class DenseStore(EvictingStore):
         for s in batch.slots:
             self.known[s] = length
 
-    def rows(self, batch: Batch) -> Rows:
+    def rows(self, batch: SlotBatch) -> Rows:
         length = self.lengths[batch.slots[0]]
 
         def pick(x: torch.Tensor) -> torch.Tensor:
-            return x[:, :, :length] if batch.everyone else x[batch.index, :, :length]
+            return x[:, :, :length] if batch.all_slots else x[batch.index, :, :length]
 
         columns = {name: pick(column) for name, column in self.columns.items()}
         return Rows(pick(self.keys), pick(self.values), pick(self.positions).long(), columns, None)
 
-    def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
-        if batch.everyone:
+    def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
+        if batch.all_slots:
             self.columns[name][:, :, : value.shape[-1]] = value
         else:
             self.columns[name][batch.index, :, : value.shape[-1]] = value
 
-    def compact(self, batch: Batch, keep: torch.Tensor) -> None:
+    def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
         count, heads = batch.allowed, self.geometry.kv_heads
         holes = (~keep[..., :count]).nonzero()  # [m, 3] (sequence, head, row), as many as there are movers,
         movers = keep[..., count:].nonzero()  # and in the same (sequence, head) order

@@ -13,6 +13,7 @@ from kvbench.engine.attention.geometry import (
     check_equal_heads,
     check_evicts,
     for_lengths,
+    largest_group,
     per_query_head,
 )
 from kvbench.engine.cache.dense import DenseCache
@@ -39,6 +40,10 @@ class Lengths:
     total: int
     output: int
     tail: int = 0
+
+    @classmethod
+    def of(cls, max_tokens: int, max_output: int | None = None, tail: int = 0) -> Lengths:
+        return cls(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
 
 
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
@@ -102,7 +107,7 @@ def shape_of(
     geometry: Sequence[LayerGeometry], method: Method, budget: float | None, interval: int, lengths: Lengths, slots: int
 ) -> Shape:
     """What a cache for these sequences must hold; `geometry` as the model has it."""
-    group = max((g.group for g in geometry), default=1)
+    group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)
     return Shape(
         slots=slots,
@@ -128,8 +133,8 @@ def make_cache(
         layout = "dense" if method.uniform else "paged"
     if layout == "dense" and not method.uniform:
         raise UserError(f"{type(method).__name__} spreads its budget unevenly and needs the paged layout.")
-    made = DenseCache if layout == "dense" else PagedCache
-    return made(geometry, shape, device, dtype)
+    kind = DenseCache if layout == "dense" else PagedCache
+    return kind(geometry, shape, device, dtype)
 
 
 def plan_slot_bytes(geometry: Sequence[LayerGeometry], method: Method, shape: Shape, dtype: torch.dtype) -> int:

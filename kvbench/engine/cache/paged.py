@@ -17,8 +17,9 @@ import numpy as np
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.cache.prompt import PackedLayer
-from kvbench.engine.cache.slot_cache import Batch, EvictingStore, RingStore, Rows, Shape, SlotCache
+from kvbench.engine.cache.prompt_layer import PackedLayer
+from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotBatch, SlotCache
+from kvbench.engine.rules import Rows
 from kvbench.errors import BudgetViolation
 from kvbench.eviction.columns import fixed
 
@@ -117,7 +118,7 @@ class PagedStore(EvictingStore):
             for target, source in zip(targets, sources):
                 target.index_copy_(0, at, source)
 
-    def complete(self, batch: Batch) -> None:
+    def complete(self, batch: SlotBatch) -> None:
         slots = np.array(batch.slots)
         place, head, row = self.live(slots, self.known[slots])
         if not place.size:
@@ -130,7 +131,7 @@ class PagedStore(EvictingStore):
             self.pool.columns[spec.name].index_fill_(0, at, spec.init)
         self.known[slots] = self.lengths[slots]
 
-    def rows(self, batch: Batch) -> Rows:
+    def rows(self, batch: SlotBatch) -> Rows:
         slots, lengths = np.array(batch.slots), self.lengths[batch.slots]
         (count, uneven), heads = self.shown(batch.slots[0]), np.arange(lengths.shape[1])
         at = self.physical(slots[:, None, None], heads[None, :, None], np.arange(count)).view(-1)
@@ -142,13 +143,13 @@ class PagedStore(EvictingStore):
         columns = {name: pick(column) for name, column in self.pool.columns.items()}
         return Rows(pick(self.pool.keys), pick(self.pool.values), pick(self.pool.positions).long(), columns, valid)
 
-    def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
+    def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
         slots = np.array(batch.slots)
         place, head, row = self.live(slots)
         exists = tuple(torch.from_numpy(x).to(self.device) for x in (place, head, row))
         self.pool.columns[name].index_copy_(0, self.physical(slots[place], head, row), value[exists])
 
-    def compact(self, batch: Batch, keep: torch.Tensor) -> None:
+    def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
         slots, stays = np.array(batch.slots), keep.cpu().numpy()
         counts = stays.sum(axis=-1)
         front = np.arange(stays.shape[2]) < counts[..., None]

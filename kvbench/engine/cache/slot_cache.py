@@ -17,7 +17,8 @@ from functools import cached_property
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.cache.prompt import PackedLayer
+from kvbench.engine.cache.prompt_layer import PackedLayer
+from kvbench.engine.rules import Batch, Rows
 from kvbench.eviction.api import Column, State
 
 
@@ -42,28 +43,17 @@ class Shape:
 
 
 @dataclass(slots=True, kw_only=True)
-class Batch:
-    """Slots that a method decides about together, and what it needs to know of them."""
+class SlotBatch(Batch):
+    """Slots that a method decides about together.
+
+    Attributes:
+        index: [b] the slots as a tensor.
+        all_slots: these are all slots of the cache in order, so narrowed tensors serve without a copy.
+    """
 
     slots: list[int]
-    index: torch.Tensor  # [b] slots
-    everyone: bool  # all slots of the cache in order: narrowed tensors serve without a copy
-    seen: torch.Tensor  # [b]
-    prompt_len: torch.Tensor
-    evictions: torch.Tensor
-    noise_key: torch.Tensor
-    allowed: int  # entries that may stay
-
-
-@dataclass(slots=True)
-class Rows:
-    """Live rows of a batch in one layer. valid: None when every head holds equally many."""
-
-    keys: torch.Tensor  # [b, Hk, n, D]
-    values: torch.Tensor
-    positions: torch.Tensor  # [b, Hk, n] int64
-    columns: Mapping[str, torch.Tensor]
-    valid: torch.Tensor | None
+    index: torch.Tensor
+    all_slots: bool
 
 
 class Store:
@@ -94,7 +84,7 @@ class Store:
         ring = (ring + (positions % width)[:, None]).view(-1)
         self.queries.view(-1, dim).index_copy_(0, ring, query.reshape(slots * heads, -1))
 
-    def newest_queries(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def newest_queries(self, batch: SlotBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
         _, heads, width, dim = self.queries.shape
         positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
@@ -136,19 +126,19 @@ class EvictingStore(Store, ABC):
     """A layer that methods evict."""
 
     @abstractmethod
-    def complete(self, batch: Batch) -> None:
+    def complete(self, batch: SlotBatch) -> None:
         """Write positions and initial columns of the rows appended since the last call."""
 
     @abstractmethod
-    def rows(self, batch: Batch) -> Rows:
+    def rows(self, batch: SlotBatch) -> Rows:
         """The batch's live rows."""
 
     @abstractmethod
-    def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
+    def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
         """New values [b, Hk, n] of a column."""
 
     @abstractmethod
-    def compact(self, batch: Batch, keep: torch.Tensor) -> None:
+    def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
         """Drop all rows but those of keep [b, Hk, n], in place."""
 
 
