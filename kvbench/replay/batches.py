@@ -57,7 +57,7 @@ def replay(
                     oracle[size] = []
                 held = oracle[size] if c.method == ORACLE else None
                 found[c] += _read(reader, reference, future if reader.within else {}, oracle.get(size), held)
-                tick(f"{c.method.label} {size}".strip(), len(batch), sum(len(t.answer) for t in batch))
+                tick(c.label, len(batch), sum(len(t.answer) for t in batch))
     return _result(task, found, readers, interval)
 
 
@@ -88,11 +88,7 @@ def _result(
     rows, traces, heads = [], [], []
     for c, cell in found.items():
         reader = readers[c]
-        size = {
-            "budget": c.budget if isinstance(c.budget, int) else None,
-            "budget_share": c.budget if isinstance(c.budget, float) else None,
-        }
-        name = {"task": task, "method": c.method.label, **size}
+        name = {"task": task, **c.columns}
         floor, oracle = (found.get(Chosen(method=m, budget=c.budget)) for m in (FLOOR, ORACLE))
         yardsticks = (floor, oracle) if floor and oracle else None
         kind = {

@@ -34,7 +34,8 @@ class DenseStore(EvictingStore):
         self.columns = {c.name: torch.full(size, c.init, device=device) for c in shape.columns}
         self.known = [0] * shape.slots  # rows whose positions and columns are written
 
-    def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor) -> None:
+    def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
+        super().install(packed, slots, index, seen)
         length, heads = packed.lengths[0], self.geometry.kv_heads
         mine = [self.keys, self.values, self.positions, *self.columns.values()]
         theirs = [packed.keys, packed.values, packed.positions, *(packed.columns[name] for name in self.columns)]
@@ -109,25 +110,19 @@ class DenseCache(SlotCache):
         )
 
     def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
-        index = torch.tensor(slots, device=self.device)
-        for layer in self.layers:
-            part = packed[layer.geometry.index]
-            layer.install_extras(part, index, seen)
-            if isinstance(layer, DenseStore):
-                layer.install(part, slots, index)
-            elif isinstance(layer, RingStore):
-                layer.install(part, index, seen)
+        super().install(packed, slots, seen)
         length = next((packed[store.geometry.index].lengths[0] for store in self.evicting), 0)
         for slot in slots:
-            self.lengths[slot], self.seen[slot] = length, seen
+            self.lengths[slot] = length
 
     def advance(self, slots: Sequence[int]) -> None:
+        super().advance(slots)
         for slot in slots:
             self.lengths[slot] += 1
-            self.seen[slot] += 1
 
     def clear(self, slot: int) -> None:
-        self.lengths[slot] = self.seen[slot] = 0
+        super().clear(slot)
+        self.lengths[slot] = 0
 
     def held(self, slot: int) -> float:
         return self.lengths[slot]

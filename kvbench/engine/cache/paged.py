@@ -11,7 +11,7 @@ copy a step goes to the device. Page 0 is never given out: idle slots write and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -105,7 +105,8 @@ class PagedStore(EvictingStore):
         uneven = int(lengths.min()) < longest
         return (-(-longest // PAGE) * PAGE if uneven else longest), uneven
 
-    def install(self, packed: PackedLayer, slots: Sequence[int]) -> None:
+    def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
+        super().install(packed, slots, index, seen)
         lengths = np.array(packed.lengths)
         self.reserve(slots, np.tile(lengths, (len(slots), 1)))
         names = list(self.pool.columns)
@@ -187,18 +188,6 @@ class PagedCache(SlotCache):
         self.stores = [layer for layer in self.layers if isinstance(layer, PagedStore)]
         self._heads = sum(store.lengths.shape[1] for store in self.stores)
 
-    def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
-        index = torch.tensor(slots, device=self.device)
-        for layer in self.layers:
-            part = packed[layer.geometry.index]
-            layer.install_extras(part, index, seen)
-            if isinstance(layer, PagedStore):
-                layer.install(part, slots)
-            elif isinstance(layer, RingStore):
-                layer.install(part, index, seen)
-        for slot in slots:
-            self.seen[slot] = seen
-
     def make_room(self) -> None:
         """A page for the next entry of every live head."""
         live = np.array(self.seen) > 0
@@ -208,13 +197,12 @@ class PagedCache(SlotCache):
                 store.reserve(short, store.lengths[short] + 1)
 
     def advance(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self.seen[slot] += 1
+        super().advance(slots)
         for store in self.stores:
             store.lengths[list(slots)] += 1
 
     def clear(self, slot: int) -> None:
-        self.seen[slot] = 0
+        super().clear(slot)
         for store in self.stores:
             store.clear(slot)
 

@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from kvbench.errors import UserError, show
-from kvbench.eviction.budget import Budget, entries, label
+from kvbench.eviction.budget import entries, label
 from kvbench.registry import did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
+    from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import Trace
 
 WINDOW = 16  # queries of a window: those that G-KV and R-KV score by (w)
@@ -71,24 +72,11 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A method at a budget."""
-
-    method: str
-    budget: Budget | None
-    bounded: bool  # evicts while decoding, too
-
-    @property
-    def columns(self) -> Row:
-        whole = self.budget if isinstance(self.budget, int) else None
-        return {"method": self.method, "budget": whole, "budget_share": self.budget if whole is None else None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """What a method holds of b traces as a block of the answer begins, or (`index` None) at the end.
 
     Attributes:
+        bounded: whether the method evicts while decoding, too.
         traces: places in `Study.traces`; layers: the model's indices of the L layers that evict.
         index, count: this block and how many the answer has.
         prompt, seen: tokens of the prompt, and read so far.
@@ -98,7 +86,8 @@ class Moment:
             the interval); None at the end.
     """
 
-    cell: Cell
+    chosen: Chosen
+    bounded: bool
     traces: list[int]
     layers: list[int]
     index: int | None
@@ -112,7 +101,7 @@ class Moment:
     @property
     def due(self) -> bool:
         """Whether a cache of this budget cannot hold everything any more: equal for all methods of a budget."""
-        return self.cell.budget is None or self.seen > entries(self.cell.budget, self.prompt)
+        return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
 class Analysis(ABC):
