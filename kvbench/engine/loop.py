@@ -31,7 +31,7 @@ from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request, Sampling
 
 Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each step
-Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and its samples without a slot
+Admission = tuple[PromptState, deque[Sequence]]  # a prompt and its samples without a slot
 
 
 class Engine:
@@ -166,7 +166,7 @@ class Engine:
         return (prompt, waiting) if waiting else None
 
     def _install(self, prompt: PromptState, slots: list[int]) -> None:
-        """Copy what is left of a prompt to the slots of its samples."""
+        """Copy a prompt's entries to the slots of its samples."""
         self.cache.install(prompt.layers, slots, prompt.tokens)
         for slot, sequence in self.slots.of(slots):
             self._hold(sequence, slot)
@@ -232,7 +232,7 @@ class Engine:
             self.on_step(len(live), total, len(live))
 
     def _hold(self, sequence: Sequence, slot: int) -> int:
-        """Note what a slot holds; returns its live bytes."""
+        """Note the entries and bytes of a slot; returns its live bytes."""
         cache, size = self.cache, self.cache.live_bytes(slot)
         sequence.meter.note_held(cache.held(slot) * self._copies, size, cache.extra_bytes(slot))
         return size

@@ -2,7 +2,7 @@
 
     t_step = max(W / BW, 2 N b / F) + max(b (n + 1) kv / BW, 4 b n Hq D layers / F);  tokens/s = b / t_step
 
-with b slots, n mean live entries, kv bytes an entry, W streamed weight bytes, N their parameters. Matrix products and
+with b slots, n mean live entries, kv bytes per entry, W streamed weight bytes, N their parameters. Matrix products and
 attention do not overlap within a step, so their times add. BW and F are measured on this machine by a short probe,
 not looked up.
 

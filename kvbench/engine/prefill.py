@@ -6,9 +6,9 @@
     whole            in chunks, all layers in full until the end: for the full cache, for methods that need all layers
                      at once, and for probes. Hidden states are those of the full cache too.
     chunked          in chunks, every chunk followed by an eviction: memory is bounded for any length, but later
-                     chunks read an evicted cache, so results are another experiment's (`prefill=chunked`).
+                     chunks read an evicted cache, so results differ from the other two (`prefill=chunked`).
 
-With query-agnostic compression only the context is evicted; the question after it is read against what is left.
+With query-agnostic compression only the context is evicted; the question is read against the remaining entries.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Prefill = Literal["full", "chunked"]
 
 @dataclass(slots=True)
 class PromptState:
-    """A prompt that was read: what is left of each layer, and the logits [V] that follow it."""
+    """A prompt after its evictions: the entries of each layer, and the logits [V] that follow."""
 
     layers: dict[int, PackedLayer]
     logits: torch.Tensor
@@ -54,11 +54,11 @@ class PromptState:
     evict_seconds: float = 0.0  # deciding, probes included
 
     def bytes_left(self) -> int:
-        """Of all layers as they are handed over."""
+        """Bytes of all layers as they are handed over."""
         return sum(layer.bytes() for layer in self.layers.values())
 
     def bytes_extra(self) -> int:
-        """Of these, what is neither key nor value."""
+        """The part of `bytes_left` beside keys and values."""
         return sum(layer.bytes() - layer.keys.nbytes - layer.values.nbytes for layer in self.layers.values())
 
 
@@ -140,7 +140,7 @@ class PromptReader:
         )
 
     def probe(self, cache: PromptCache, ids: Sequence[int], next_token: int) -> None:
-        """Run the method's probes over a prompt that was read. next_token: the greedy one that follows it."""
+        """Run the method's probes over a prompt that was read. next_token: the greedy token that follows."""
         prompt = ReadPrompt(tuple(ids), cache.allowed(), next_token, self.setup.loaded.tokenizer, self._drafts)
         run_probes(cache, prompt, partial(self._read_probe, cache.rules.weights), self.chunk)
 

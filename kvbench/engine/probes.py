@@ -33,8 +33,9 @@ class Drafts:
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """Greedy tokens of the draft model, up to one that the target does not know. Raises SetupError when its
-        tokenizer is another.
+        """Greedy tokens of the draft model, up to the first that the target does not know.
+
+        Raises SetupError when their tokenizers differ.
         """
         if name not in self._loaded:
             draft = self.load(name)
@@ -51,7 +52,7 @@ class Drafts:
 
 
 def _vocabulary(loaded: Any) -> Any:
-    """What two models must share. Sizes of embedding tables do not tell: families pad them differently."""
+    """The vocabulary, which both models must share. Table sizes say little: families pad them differently."""
     if hasattr(loaded.tokenizer, "get_vocab"):
         return loaded.tokenizer.get_vocab()
     return loaded.model.get_input_embeddings().weight.shape[0]
@@ -59,7 +60,7 @@ def _vocabulary(loaded: Any) -> Any:
 
 @dataclass
 class ReadPrompt:
-    """What a method may know and ask of a prompt that was read (`api.Prompt`)."""
+    """A prompt that was read, as a method may know and ask it (`api.Prompt`)."""
 
     ids: tuple[int, ...]
     budget: int
@@ -92,7 +93,7 @@ class ReadPrompt:
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
-    """What a model is given to read a probe, and its number of rows; inside the block its adapter is on."""
+    """The model inputs of a probe, and its number of rows; inside the block its adapter is on."""
     if not probe.learned:
         yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
         return

@@ -1,4 +1,4 @@
-"""What decides about a sequence, wherever its entries lie: the method with what it needs of a model, and its views."""
+"""A method with its weights and RoPE, and the views of a layer that it decides on."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ class Sequence:
         request: of the turn under way; its prompt is another one after a fresh follow-up.
         key: noise key, as int64.
         tokens: ids generated in this turn.
-        pending: ids that are read, one a step, before the next one is drawn.
+        pending: ids to read, one per step, before the next one is drawn.
         clock: decode steps, the trigger's clock.
         answers, drawn: texts of the turns before, and how many tokens were drawn in all.
         room: most tokens of this turn.
@@ -185,7 +185,7 @@ class Sequence:
         return follow
 
     def generation(self, decode: Callable[[list[int]], str], slot_bytes: int) -> Generation:
-        """What is handed back once nothing more is to come."""
+        """The result, once the sample is finished."""
         text = self.text(decode)
         forced = bool(self.request.forced)
         return Generation(

@@ -1,4 +1,4 @@
-"""A method at a budget on a model: what the engine, a replay and `EvictionCache` have in common."""
+"""A method at a budget on a model, set up once for the engine, a replay or `EvictionCache`."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interva
 
 
 def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:
-    """The method with all that it needs of a model. Raises SetupError when its weights are missing or another's."""
+    """The method with its weights and the model's RoPE. Raises SetupError when its weights are missing or another's."""
     weights = {}
     if (needed := method.weights()) is not None:
         weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)

@@ -1,4 +1,4 @@
-"""The attention handlers that write to a cache and read from it: a block of new tokens, or one token a slot.
+"""The attention handlers that write to a cache and read from it: a block of new tokens, or one token per slot.
 
 `BlockWriter` serves reading prompts: every prompt of a `PromptCache` advances by t tokens. `StepWriter` serves
 decoding: every slot writes one token at its own length. Both keep the newest queries where the method asked for them.
@@ -267,12 +267,12 @@ class PagedStepWriter(StepWriter):
         at = (pages * PAGE + row % PAGE).view(-1)
         keys = layer.pool.keys.index_select(0, at).view(slots, heads, rows, -1)
         values = layer.pool.values.index_select(0, at).view(slots, heads, rows, -1)
-        # An idle slot, or one that belongs to another size, must still see one row.
+        # Idle slots, and slots of another size, must still see one row.
         seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
         return read_rows(call, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
 
     def _bucket(self, rows: int) -> int:
-        """How many rows are read for a slot whose longest head has `rows`: as many as the dense layout, or doubled."""
+        """Rows read for a slot whose longest head has `rows`: as in the dense layout, doubled until they suffice."""
         size = self.cache.shape.rows if self.fixed else FIXED_ROWS
         while size < rows:
             size *= 2

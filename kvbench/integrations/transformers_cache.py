@@ -3,7 +3,7 @@
     cache = EvictionCache(model, "gkv", budget=512)
     model.generate(input_ids, past_key_values=cache)
 
-It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot a row of the batch. While a forward pass
+It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot per row of the batch. While a forward pass
 with it runs, the model's attention goes through the engine's writers; at all other times the model is as it was, so
 several caches may exist beside each other. Greedy tokens equal the engine's. One cache serves one `generate` call; rows
 must be equally long (no padding). It is a bridge for use in other code: the benchmark itself runs on `loop.Engine`.
@@ -220,7 +220,7 @@ class EvictionCache(Cache):
         return request.noise_key(sample)
 
     def _end(self, tokens: int) -> None:
-        """After the last layer: advance, and evict what is due."""
+        """After the last layer: advance, and evict if the interval has ended."""
         self._seen += tokens
         if self.slots is None:
             assert self._prompt is not None

@@ -1,4 +1,4 @@
-"""Methods at budgets on the traces of a task, batch by batch: one reading with the full cache, then everyone's own.
+"""The comparison of one task: read each batch of traces once with the full cache, then once per method and budget.
 
 result = replay(loaded, "walk", traces, chosen, interval=128, max_tokens=400)
 result.rows          # one for each method and budget: figures with standard errors

@@ -1,4 +1,4 @@
-"""Which methods are replayed at which budgets: those named, every one that can run for ``all``, and two yardsticks."""
+"""The methods and budgets of a replay: the named methods, for ``all`` every method that can run, and two yardsticks."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ FULL = Chosen(method=MethodChoice(name="full"), budget=None)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model as far as it decides who can run."""
+    """The facts about a model that decide which methods can run."""
 
     geometry: Sequence[LayerGeometry]
     config: Any  # of transformers

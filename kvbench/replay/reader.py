@@ -31,13 +31,13 @@ from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import Trace
 
 CHUNK = 512  # tokens a forward pass
-Tick = Callable[[str, int, int], None]  # (by whom, traces that were read, tokens of their answers)
+Tick = Callable[[str, int, int], None]  # (method and budget, traces that were read, tokens of their answers)
 
 
 class Listener(Protocol):
-    """What is told while an answer is read; tokens are counted from the answer's first, which is 0.
+    """Receives the events of a reading; tokens are counted from the answer's first, which is 0.
 
-    A subclass hears only what it has methods for.
+    A subclass overrides the events that it needs.
     """
 
     def opened(self, cache: PromptCache) -> None:
@@ -45,7 +45,7 @@ class Listener(Protocol):
         return
 
     def block(self, index: int) -> None:
-        """The tokens from `index` * interval on come next; what was due before them was evicted."""
+        """The tokens from `index` * interval on come next; evictions due before them are done."""
         return
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:

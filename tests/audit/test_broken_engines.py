@@ -96,7 +96,7 @@ def test_a_prompt_whose_newest_queries_are_the_probes(
     assert verdicts(method, mqa) == (set(), [])
     run_probes = prefill.run_probes
 
-    def forgetful(method, cache, prompt, forward, block):  # type: ignore[no-untyped-def]
+    def forgetful(cache, prompt, forward, block):  # type: ignore[no-untyped-def]
         newest = {}
 
         def heard(writer, tokens, start):  # type: ignore[no-untyped-def]
@@ -104,7 +104,7 @@ def test_a_prompt_whose_newest_queries_are_the_probes(
             newest.update({index: layer.queries for index, layer in cache.layers.items()})
             return logits
 
-        run_probes(method, cache, prompt, heard, block)
+        run_probes(cache, prompt, heard, block)
         for index, queries in newest.items():
             cache.layers[index].queries = queries
 

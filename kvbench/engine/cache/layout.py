@@ -60,7 +60,7 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 
 
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
-    """Rows a head of a slot needs on average: budget plus growth between evictions, or all that nothing bounds."""
+    """Mean rows per head of a slot: budget plus growth between evictions, or the whole sequence if unbounded."""
     if not method.takes_budget or budget is None:
         return lengths.total
     growth = method.during("decode").trigger(interval).growth
@@ -84,7 +84,7 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     """The geometry as sequences of at most `longest` tokens and the method meet it.
 
     Raises:
-        UserError: there is nothing to evict, or heads that an uneven budget cannot be counted over.
+        UserError: there is nothing to evict, or layers differ in heads, so an uneven budget cannot be shared.
     """
     fitted = for_lengths(geometry, longest)
     if method.evicts:
@@ -138,5 +138,5 @@ def make_cache(
 
 
 def plan_slot_bytes(geometry: Sequence[LayerGeometry], method: Method, shape: Shape, dtype: torch.dtype) -> int:
-    """Bytes a slot would take, without allocating it."""
+    """Bytes per slot, without allocating it."""
     return make_cache(geometry, method, shape, torch.device("meta"), dtype).slot_bytes()

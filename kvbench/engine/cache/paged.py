@@ -1,4 +1,4 @@
-"""PagedCache: every layer and KV head of a slot holds as many entries as it was left, in pages of its own.
+"""PagedCache: every layer and KV head of a slot has its own number of entries, in its own pages.
 
 K, V, positions and columns lie in a pool of pages, one pool for each shape of entry; a page belongs to one head of one
 layer of one slot. A block table names the pages of a head in order, so its logical row r is row r % PAGE of its page
@@ -6,7 +6,7 @@ r // PAGE. Free pages are a list. Compaction is hole filling within a head, in t
 that both give the same tokens for a method that keeps heads equal; pages left empty go back to the list.
 
 Block tables and lengths are kept on the host (numpy), because they change every step and decide about memory; one
-copy a step goes to the device. Page 0 is never given out: idle slots write and read there.
+copy per step goes to the device. Page 0 is never allocated: idle slots write and read there.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class PagedStore(EvictingStore):
         self.pages = np.zeros(heads, dtype=np.int64)  # how many of a table's entries are in use
 
     def reserve(self, slots: Sequence[int] | np.ndarray, lengths: np.ndarray) -> None:
-        """Give and take pages so that heads of these slots have room for `lengths` [b, Hk] rows."""
+        """Allocate and free pages so that heads of these slots have room for `lengths` [b, Hk] rows."""
         wanted, width = -(-lengths // PAGE), self.table.shape[2]
         if (most := int(wanted.max(initial=0))) > width:
             self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
@@ -96,7 +96,7 @@ class PagedStore(EvictingStore):
         return place, head, row
 
     def shown(self, slot: int) -> tuple[int, bool]:
-        """How many rows of a slot a method is shown, and whether some heads are padded to that.
+        """Rows of a slot that a method sees, and whether some heads are padded to that number.
 
         An uneven slot is padded to whole pages, so that slots can be shown together without depending on each other.
         """
@@ -210,7 +210,7 @@ class PagedCache(SlotCache):
         return float(sum(store.lengths[slot].sum() for store in self.stores)) / max(1, self._heads)
 
     def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """Slots of which equally many rows are shown: that depends on a slot itself, never on its neighbours."""
+        """Slots with equally many shown rows. That number depends on the slot alone, never on its neighbours."""
         paged = [store for store in stores if isinstance(store, PagedStore)]
         groups: dict[tuple[tuple[int, bool], ...], list[int]] = {}
         for slot in slots:

@@ -1,6 +1,6 @@
-"""What an analysis is: it listens while answers are read, and ends as tidy rows, a short table and pictures.
+"""The interface of an analysis: it listens while answers are read, and returns tidy rows, a short table and pictures.
 
-An analysis is one file beside this one, with a class under ``@register("name")``; being there is enough. No torch is
+An analysis is one file beside this one, with a class under ``@register("name")``; kvbench finds it there. No torch is
 imported until it works: ``--help`` lists the analyses.
 
     @register("sparsity")
@@ -37,7 +37,7 @@ A = TypeVar("A", bound="type[Analysis]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What analyses know of a task before anything is read.
+    """A task and its traces, as analyses know them before anything is read.
 
     Attributes:
         text: one token as text.
@@ -125,7 +125,7 @@ class Analysis(ABC):
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """What was found, once everything was read."""
+        """The results, once everything was read."""
 
     @staticmethod
     @abstractmethod
@@ -205,7 +205,7 @@ def named(row: Row) -> str:
 
 
 def panel(row: Row) -> str:
-    """``walk, budget 64``, for titles. What takes no budget stands in a panel of its own."""
+    """``walk, budget 64``, for titles. Methods without a budget have a panel of their own."""
     return row["task"] + ("" if size(row) == "-" else f", budget {size(row)}")
 
 
