@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from kvbench.task import GenSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,6 +18,10 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+
+    @classmethod
+    def of(cls, spec: GenSpec) -> Sampling:
+        return cls(temperature=spec.temperature, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,3 +106,10 @@ class Generation:
     turns: tuple[str, ...] = ()  # the answers of all turns; `text` is the last
     log_probs: tuple[float, ...] = ()  # natural logarithms, of the tokens of `Request.forced`
     greedy: bool | None = None  # whether each of them was the likeliest
+
+    @classmethod
+    def failed(cls, request: Request, sample: int, status: str, note: str) -> Generation:
+        """A sample that could not be generated."""
+        return cls(
+            request=request, sample=sample, token_ids=(), text="", stop_reason="", usage=None, status=status, note=note
+        )

@@ -1,4 +1,4 @@
-"""What ``kvbench replay --run RUN`` takes from a run (model, tasks, settings), and the methods that were typed."""
+"""The configuration of ``kvbench replay --run RUN``: the run's model, tasks and settings, the command's methods."""
 
 from __future__ import annotations
 
@@ -65,6 +65,6 @@ def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:
-    """What the hub may be asked for: a run's model only where it is in the cache, what was typed here also else."""
+    """Names that may be fetched from the hub: draft models and tasks of this command line, not the run's model."""
     methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
     return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())

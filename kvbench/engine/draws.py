@@ -1,4 +1,4 @@
-"""The next token of every slot: drawn by the sampler, or the one that a request forces."""
+"""The next token of every slot: drawn by the sampler, or forced by the request."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Eviction while decoding: build a method's view of the slots that are due, let it decide, and compact the cache in
-place. What is dropped after a prompt is decided in `prompt.PromptCache`.
+"""Evictions while decoding: a method decides about the slots that are due, and their cache is compacted in place.
+
+The evictions of a prompt are those of `cache.prompt.PromptCache`.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from kvbench.engine.cache.prompt import KeptLog, Rules, allowed, check_held
-from kvbench.engine.cache.slot_cache import Batch, EvictingStore, SlotCache
+from kvbench.engine.cache.slot_cache import EvictingStore, SlotBatch, SlotCache
+from kvbench.engine.rules import KeptLog, Rules, allowed, check_held
 from kvbench.eviction import noise, select
 from kvbench.eviction.view import LayerView
 
@@ -34,13 +35,13 @@ class Evictor:
     """Applies one method to the sequences of a cache.
 
     Args:
-        rules: the method, its weights; the budget is that of each sequence, see `start`.
-        log: called with what every eviction kept (the dense oracle of the tests replays it); None costs nothing.
+        rules: the budget is not theirs but that of each sequence, see `start`.
+        log: receives what every eviction kept.
     """
 
     def __init__(self, rules: Rules, cache: SlotCache, log: KeptLog | None = None) -> None:
-        self.rules, self.cache, self.log = rules, cache, log
-        self.method = rules.method.during("decode")
+        self.rules, self.cache, self.log = rules.decoding(), cache, log
+        self.method = self.rules.method
         self.trigger = self.method.trigger(rules.interval)
         self.needs = self.method.needs()
         self._fresh = min(self.trigger.growth or 0, cache.shape.queries)  # queries since the tick before
@@ -49,8 +50,8 @@ class Evictor:
         self.prompt_len = [0] * slots
         self.evictions = [0] * slots
         self.noise_key = [0] * slots
-        self._made: dict[tuple[tuple[int, ...], int], Batch] = {}  # batches of this tick, shared by its layers
-        self._ordinal = {store.geometry.index: i for i, store in enumerate(cache.evicting)}
+        self._batches_of_tick: dict[tuple[tuple[int, ...], int], SlotBatch] = {}  # shared by its layers
+        self._ordinals = {store.geometry.index: i for i, store in enumerate(cache.evicting)}
 
     def start(self, slot: int, budget: int | None, prompt_len: int, noise_key: int, evictions: int = 0) -> None:
         """A new sequence occupies `slot`."""
@@ -63,7 +64,7 @@ class Evictor:
         Returns the slots that were reduced.
         """
         stores = self.cache.evicting
-        self._made.clear()
+        self._batches_of_tick.clear()
         if self.needs.queries == "since_last":
             for store in stores:
                 for batch in self._batches(slots, [store], dict.fromkeys(slots, 0)):
@@ -84,25 +85,25 @@ class Evictor:
         seen = self.cache.seen[slot]
         return allowed(self.method, self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
 
-    def _batches(self, slots: Sequence[int], stores: Sequence[EvictingStore], sizes: dict[int, int]) -> list[Batch]:
+    def _batches(self, slots: Sequence[int], stores: Sequence[EvictingStore], sizes: dict[int, int]) -> list[SlotBatch]:
         """Slots that the cache can show together and that may keep equally many entries."""
-        found = []
+        batches = []
         for group in self.cache.batches(slots, stores):
             for size in sorted({sizes[s] for s in group}):
                 key = tuple(s for s in group if sizes[s] == size), size
-                if key not in self._made:
-                    self._made[key] = self._batch(list(key[0]), size)
-                found.append(self._made[key])
-        return found
+                if key not in self._batches_of_tick:
+                    self._batches_of_tick[key] = self._batch(list(key[0]), size)
+                batches.append(self._batches_of_tick[key])
+        return batches
 
-    def _batch(self, slots: list[int], allowed: int) -> Batch:
+    def _batch(self, slots: list[int], allowed: int) -> SlotBatch:
         def per_slot(values: Sequence[int]) -> torch.Tensor:
             return torch.tensor([values[s] for s in slots], device=self.cache.device)
 
-        return Batch(
+        return SlotBatch(
             slots=slots,
             index=torch.tensor(slots, device=self.cache.device),
-            everyone=slots == list(range(self.cache.slots)),
+            all_slots=slots == list(range(self.cache.slots)),
             seen=per_slot(self.cache.seen),
             prompt_len=per_slot(self.prompt_len),
             evictions=per_slot(self.evictions),
@@ -110,10 +111,10 @@ class Evictor:
             allowed=allowed,
         )
 
-    def _observe(self, store: EvictingStore, batch: Batch) -> None:
+    def _observe(self, store: EvictingStore, batch: SlotBatch) -> None:
         self._update(store, batch, self.method.observe(self._view(store, batch, self._fresh)))
 
-    def _reduce(self, stores: Sequence[EvictingStore], batch: Batch) -> None:
+    def _reduce(self, stores: Sequence[EvictingStore], batch: SlotBatch) -> None:
         for store in stores:
             store.complete(batch)
         views = [self._view(store, batch, self.needs.width) for store in stores]
@@ -125,40 +126,21 @@ class Evictor:
                     self.log(self.noise_key[s], self.cache.seen[s], store.geometry.index, kept)
             store.compact(batch, verdict.keep)
 
-    def _update(self, store: EvictingStore, batch: Batch, values: dict[str, torch.Tensor]) -> None:
+    def _update(self, store: EvictingStore, batch: SlotBatch, values: dict[str, torch.Tensor]) -> None:
         for name, value in values.items():
             if name in store.states:
                 store.states[name][batch.index] = value
             else:
                 store.write(batch, name, value)
 
-    def _view(self, store: EvictingStore, batch: Batch, width: int) -> LayerView:
-        g, rows = store.geometry, store.rows(batch)
+    def _view(self, store: EvictingStore, batch: SlotBatch, width: int) -> LayerView:
         queries, query_positions = store.newest_queries(batch, width)
-        whole = rows.valid is None
-        # One expanded element where all entries are valid: no memory.
-        everything = torch.ones(1, dtype=torch.bool, device=self.cache.device).expand(rows.positions.shape)
-        return LayerView(
-            layer=g.index,
-            ordinal=self._ordinal[g.index],
-            layer_count=len(self._ordinal),
-            keys=rows.keys,
-            values=rows.values if self.needs.values else None,
-            positions=rows.positions,
-            valid=everything if rows.valid is None else rows.valid,
-            whole=whole,
+        return self.rules.view(
+            store.geometry,
+            self._ordinals,
+            store.rows(batch),
+            batch,
             queries=queries,
             query_positions=query_positions,
-            columns=rows.columns,
             states={name: state[batch.index] for name, state in store.states.items()},
-            weights=self.rules.weights,
-            seen=batch.seen,
-            prompt_len=batch.prompt_len,
-            eviction_index=batch.evictions,
-            noise_key=batch.noise_key,
-            budget=batch.allowed,
-            interval=self.rules.interval,
-            scaling=g.scaling,
-            softcap=g.softcap,
-            rope=self.rules.rope,
         )

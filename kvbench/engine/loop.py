@@ -8,35 +8,22 @@ sequence's tokens are bit-equal whatever runs beside it.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator
-from dataclasses import replace
 
 import torch
 
 from kvbench.console import faults
-from kvbench.engine.attention.interface import AttentionCall, route
-from kvbench.engine.attention.rope import read_rope
-from kvbench.engine.cache.layout import (
-    Layout,
-    Lengths,
-    check_prefill,
-    entry_budget,
-    fit,
-    make_cache,
-    shape_of,
-    stored_queries,
-)
-from kvbench.engine.cache.prompt import KeptLog, Rules
+from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.draws import next_tokens
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.memory import OutOfMemory
-from kvbench.engine.model.load import LoadedModel, load_draft
+from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.packing import packed_linears
-from kvbench.engine.prefill import Prefill, PromptReader, PromptState
-from kvbench.engine.probes import Drafts
+from kvbench.engine.prefill import Prefill, PromptReader, PromptState, now
+from kvbench.engine.rules import KeptLog
 from kvbench.engine.sequence import Sequence
+from kvbench.engine.setup import set_up
 from kvbench.engine.slots import Slots
 from kvbench.engine.writers import step_writer
 from kvbench.eviction import noise
@@ -44,6 +31,7 @@ from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request, Sampling
 
 Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each step
+Admission = tuple[PromptState, deque[Sequence]]  # a prompt and its samples without a slot
 
 
 class Engine:
@@ -86,35 +74,18 @@ class Engine:
         log: KeptLog | None = None,
         on_step: Snapshot | None = None,
     ) -> None:
-        self.loaded, self.method, self.budget, self.on_step = loaded, method, budget, on_step
-        self.trigger = method.during("decode").trigger(interval)
-        self.interval, self.max_tokens = interval, max_tokens
         check_prefill(method, prefill)
-        geometry = fit(loaded.geometry, method, max_tokens)
-        lengths = Lengths(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
-        shape = shape_of(loaded.geometry, method, budget, interval, lengths, slots)
-        self.cache = make_cache(geometry, method, shape, loaded.device, loaded.dtype, layout)
-        self._slot_bytes = self.cache.slot_bytes()
-        # Entries are counted per KV head, also where every query head has its own.
-        self._group = max((g.group for g in loaded.geometry), default=1)
-        self._copies = self._group if method.per_query_head else 1
-        self.rules = rules = rules_for(method, loaded, interval)
-        self.evictor = Evictor(rules, self.cache, log) if method.evicts else None
-        self.reader = PromptReader(
-            loaded.model,
-            geometry,
-            queries=stored_queries(method, interval, max_tokens)[0] if method.evicts else 0,
-            chunk=prefill_chunk,
-            prefill=prefill,
-            tokenizer=loaded.tokenizer,
-            drafts=Drafts(load_draft(loaded), loaded),
-            device=loaded.device,
-            log=log,
-            flash=loaded.attn == "flash",
-        )
-        self.writer = step_writer(self.cache, rules)
-        self._handler: Callable[[AttentionCall], torch.Tensor] = self.writer
+        lengths = Lengths.of(max_tokens, max_output, tail)
+        self.setup = setup = set_up(loaded, method, budget=budget, interval=interval, lengths=lengths)
+        self.loaded, self.method, self.budget, self.on_step = loaded, method, budget, on_step
+        self.trigger, self.max_tokens = setup.trigger, max_tokens
+        self.cache = setup.cache(slots, layout)
+        self.evictor = Evictor(setup.rules, self.cache, log) if method.evicts else None
+        self.reader = PromptReader(setup, chunk=prefill_chunk, prefill=prefill, log=log)
+        self.model = self.reader.model
+        self.writer = step_writer(self.cache, setup.rules)
         self.slots = Slots(slots)
+        self._copies = setup.copies
         self._under_way: list[Sequence] = []
         self._done: deque[Generation] = deque()
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
@@ -139,77 +110,50 @@ class Engine:
             raise ValueError("the requests of one call must share their sampling parameters")
         if queue:
             self._sampling = queue[0][0].sampling
-        prompt: PromptState | None = None
-        waiting: deque[Sequence] = deque()  # of `prompt`, without a slot yet
-        model = self.loaded.model
-        hidden = self.method.reads_tokens
-        with route(model, lambda call: self._handler(call), hidden), packed_linears(model, self.cache.slots):
-            while queue or waiting or self.slots.live():
-                while (queue or waiting) and self.slots.free():
-                    if not waiting:
-                        request, sequences = queue.popleft()
-                        prompt = self._read(request, sequences)
-                        if prompt is None:
-                            continue
-                        waiting.extend(sequences)
-                    assert prompt is not None
-                    self._admit(prompt, waiting)
+        admission: Admission | None = None
+        with self.model.routed(), packed_linears(self.loaded.model, self.cache.slots):
+            while queue or admission or self.slots.live():
+                while (queue or admission) and self.slots.free():
+                    admission = self._admit(*admission) if admission else self._read(*queue.popleft())
                 if self.slots.live():
                     self._step()
                 while self._done:
                     yield self._done.popleft()
-        while self._done:
-            yield self._done.popleft()
 
     @staticmethod
     def _sequence(request: Request, sample: int) -> Sequence:
         return Sequence(request, sample, noise.signed64(request.noise_key(sample)))
 
-    def _read(self, request: Request, sequences: list[Sequence]) -> PromptState | None:
+    def _read(self, request: Request, sequences: list[Sequence]) -> Admission | None:
+        """Read a prompt. One that the context cannot hold ends here."""
         longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
             raise ValueError(f"a request of {longest} tokens in an engine made for max_tokens={self.max_tokens}")
         if not request.prompt_ids or longest > self.loaded.context:
-            have, want = len(request.prompt_ids), longest - len(request.prompt_ids)
-            note = f"{have} prompt tokens + {want} new tokens in a context of {self.loaded.context}"
-            for sequence in sequences:
-                status = "prompt_too_long" if request.prompt_ids else "prompt_empty"
-                refused = Generation(
-                    request=request,
-                    sample=sequence.sample,
-                    token_ids=(),
-                    text="",
-                    stop_reason="",
-                    usage=None,
-                    status=status,
-                    note=note,
-                )
-                self._done.append(refused)
+            length = len(request.prompt_ids)
+            note = f"{length} prompt tokens + {longest - length} new tokens in a context of {self.loaded.context}"
+            status = "prompt_too_long" if request.prompt_ids else "prompt_empty"
+            self._done.extend(Generation.failed(request, s.sample, status, note) for s in sequences)
             return None
         self._under_way = sequences
         began = self._now()
-        self._handler = self.reader.handle
-        budget = entry_budget(self.method, self.budget, len(request.prompt_ids), self._group)
-        rules = replace(self.rules, budget=budget)
-        try:
-            state = self.reader.read(request.prompt_ids, rules, request.noise_key(-1), request.compress_at)
-        finally:
-            self._handler = self.writer
-        state.seconds = self._now() - began - state.evict_seconds
-        return state
+        rules = self.setup.rules_for_prompt(len(request.prompt_ids))
+        prompt = self.reader.read(request.prompt_ids, rules, request.noise_key(-1), request.compress_at)
+        prompt.seconds = self._now() - began - prompt.evict_seconds
+        return prompt, deque(sequences)
 
-    def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> None:
-        """Give waiting samples of one prompt their first token and a free slot each."""
+    def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
+        """Give waiting samples of a prompt their first token and a free slot each. Returns those that still wait."""
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]
         tokens, bad = self._draw(prompt.logits.expand(len(started), -1), started)
         placed: list[int] = []
         ended: list[Sequence] = []
         for slot, sequence, token, nan in zip(free, started, tokens, bad):
-            sequence.meter.read(prompt, len(sequence.request.samples), self._copies)
+            sequence.meter.note_prompt(prompt, len(sequence.request.samples), self._copies)
             self._accept(sequence, token, nan)
             if sequence.finished and not self._goes_on(sequence, prompt.tokens):
-                sequence.meter.held(prompt.held * self._copies, prompt.bytes_left(), prompt.bytes_extra())
+                sequence.meter.note_held(prompt.held * self._copies, prompt.bytes_left(), prompt.bytes_extra())
                 ended.append(sequence)
                 continue
             if sequence.tokens or sequence.pending:
@@ -217,13 +161,17 @@ class Engine:
                 self.slots.seat(slot, sequence)
         for sequence in ended:
             self._finish(sequence)
-        if not placed:
-            return
-        self.cache.install(prompt.layers, placed, prompt.tokens)
-        for slot, occupant in self.slots.of(placed):
-            self._hold(occupant, slot)
+        if placed:
+            self._install(prompt, placed)
+        return (prompt, waiting) if waiting else None
+
+    def _install(self, prompt: PromptState, slots: list[int]) -> None:
+        """Copy a prompt's entries to the slots of its samples."""
+        self.cache.install(prompt.layers, slots, prompt.tokens)
+        for slot, sequence in self.slots.of(slots):
+            self._hold(sequence, slot)
             if self.evictor is not None:
-                self.evictor.start(slot, prompt.budget, prompt.tokens, occupant.key, prompt.decisions)
+                self.evictor.start(slot, prompt.budget, prompt.tokens, sequence.key, prompt.decisions)
 
     def _draw(self, logits: torch.Tensor, rows: Collection[Sequence | None]) -> tuple[list[int], list[bool]]:
         return next_tokens(logits, rows, self._sampling, self.loaded.stop_ids)
@@ -236,13 +184,7 @@ class Engine:
         self._under_way = [sequence for _, sequence in live]
         positions = self.writer.begin(self._queries_wanted(live))
         tokens = torch.tensor(self.slots.inputs, device=device)
-        out = self.loaded.model(
-            input_ids=tokens[:, None],
-            position_ids=positions[:, None],
-            attention_mask=None,
-            past_key_values=None,
-            use_cache=False,
-        )
+        out = self.model.run(self.writer, input_ids=tokens[:, None], position_ids=positions[:, None])
         new, bad = self._draw(out.logits[:, -1], self.slots.sequences)
         cache.advance(slots)
         self._measure(live)
@@ -254,7 +196,7 @@ class Engine:
             with one_thread(device):
                 evicted_slots = self.evictor.tick(ticked)
             for slot, sequence in self.slots.of(evicted_slots):
-                sequence.meter.evicted(cache.held(slot) * self._copies, cache.seen[slot])
+                sequence.meter.note_eviction(cache.held(slot) * self._copies, cache.seen[slot])
         evicted = self._now()
         for slot, sequence in live:
             sequence.meter.decode_seconds += (decoded - began) / len(live)
@@ -290,39 +232,21 @@ class Engine:
             self.on_step(len(live), total, len(live))
 
     def _hold(self, sequence: Sequence, slot: int) -> int:
-        """Note what a slot holds; returns its live bytes."""
+        """Note the entries and bytes of a slot; returns its live bytes."""
         cache, size = self.cache, self.cache.live_bytes(slot)
-        sequence.meter.held(cache.held(slot) * self._copies, size, cache.extra_bytes(slot))
+        sequence.meter.note_held(cache.held(slot) * self._copies, size, cache.extra_bytes(slot))
         return size
 
     def _accept(self, sequence: Sequence, token: int, nan: bool) -> None:
         sequence.accept(token, nan, self.loaded.stop_ids, self.loaded.decode)
 
     def _finish(self, sequence: Sequence) -> None:
-        self._done.append(sequence.generation(self.loaded.decode, self._slot_bytes))
+        self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes()))
 
     def _release(self, slot: int) -> None:
-        """An idle slot goes on computing a one-entry row at position 0 that nobody reads."""
+        """An idle slot goes on computing a one-entry row at position 0, which is not read."""
         self.slots.clear(slot)
         self.cache.clear(slot)
 
     def _now(self) -> float:
-        if self.loaded.device.type == "cuda":
-            torch.cuda.synchronize(self.loaded.device)
-        return time.perf_counter()
-
-
-def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:
-    """The method with all that it needs of a model. Raises SetupError when its weights are missing or another's."""
-    weights = {}
-    if (needed := method.weights()) is not None:
-        from kvbench.engine.model.weights import load_weights
-
-        weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
-    return Rules(
-        method=method,
-        budget=None,
-        interval=interval,
-        weights=weights,
-        rope=read_rope(loaded.model) if method.needs().rope else None,
-    )
+        return now(self.loaded.device)

@@ -13,10 +13,10 @@ from kvbench.errors import SetupError
 
 
 class OutOfMemory(SetupError):
-    """The engine's memory did not suffice.
+    """The engine ran out of memory.
 
     Attributes:
-        under_way: (document, sample) of every sequence that was worked on; none where the engine was being made.
+        under_way: (document, sample) of the sequences under way; none while the engine was being made.
         cause: the allocator's own words.
     """
 
@@ -27,7 +27,7 @@ class OutOfMemory(SetupError):
 
 
 def release(device: torch.device) -> None:
-    """Give back what nothing refers to any more."""
+    """Free unreferenced memory."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

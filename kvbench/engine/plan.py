@@ -2,7 +2,7 @@
 
     t_step = max(W / BW, 2 N b / F) + max(b (n + 1) kv / BW, 4 b n Hq D layers / F);  tokens/s = b / t_step
 
-with b slots, n mean live entries, kv bytes an entry, W streamed weight bytes, N their parameters. Matrix products and
+with b slots, n mean live entries, kv bytes per entry, W streamed weight bytes, N their parameters. Matrix products and
 attention do not overlap within a step, so their times add. BW and F are measured on this machine by a short probe,
 not looked up.
 
@@ -86,7 +86,7 @@ def plan_cell(
         UserError: the model has nothing to evict at this length.
     """
     geometry = fit(shape.geometry, method, max_tokens)
-    lengths = Lengths(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
+    lengths = Lengths.of(max_tokens, max_output, tail)
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1)
     slot = plan_slot_bytes(geometry, method, held, dtype)
     usable = int(machine.memory * USABLE[device.type]) - shape.parameters * dtype.itemsize

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from kvbench.engine.adapter import adapted
-from kvbench.engine.cache.prompt import PromptCache, PromptLayer
+from kvbench.engine.cache.prompt import PromptCache
+from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.writers import BlockWriter
 from kvbench.errors import SetupError, UserError, show
 from kvbench.eviction.api import Method, Probe
@@ -32,8 +33,9 @@ class Drafts:
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """Greedy tokens of the draft model, up to one that the target does not know. Raises SetupError when its
-        tokenizer is another.
+        """Greedy tokens of the draft model, up to the first that the target does not know.
+
+        Raises SetupError when their tokenizers differ.
         """
         if name not in self._loaded:
             draft = self.load(name)
@@ -50,7 +52,7 @@ class Drafts:
 
 
 def _vocabulary(loaded: Any) -> Any:
-    """What two models must share. Sizes of embedding tables do not tell: families pad them differently."""
+    """The vocabulary, which both models must share. Table sizes say little: families pad them differently."""
     if hasattr(loaded.tokenizer, "get_vocab"):
         return loaded.tokenizer.get_vocab()
     return loaded.model.get_input_embeddings().weight.shape[0]
@@ -58,7 +60,7 @@ def _vocabulary(loaded: Any) -> Any:
 
 @dataclass
 class ReadPrompt:
-    """What a method may know and ask of a prompt that was read (`api.Prompt`)."""
+    """A prompt that was read, as a method may know and ask it (`api.Prompt`)."""
 
     ids: tuple[int, ...]
     budget: int
@@ -91,7 +93,7 @@ class ReadPrompt:
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
-    """What a model is given to read a probe, and its number of rows; inside the block its adapter is on."""
+    """The model inputs of a probe, and its number of rows; inside the block its adapter is on."""
     if not probe.learned:
         yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
         return
@@ -100,10 +102,10 @@ def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> It
         yield {"inputs_embeds": rows[None]}, len(rows)
 
 
-def run_probes(method: Method, cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
+def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
     """Run every probe that the method asks for; `cache` ends with the rows it had, and new columns."""
     copies: dict[Method, PromptCache] = {}
-    steps = method.probes(prompt)
+    steps = cache.acting.probes(prompt)
     rows = {index: layer.rows for index, layer in cache.layers.items()}
     try:
         probe = next(steps)

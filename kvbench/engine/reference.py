@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from kvbench.engine.attention.interface import AttentionCall, route
+from kvbench.engine.attention.interface import AttentionCall, route, run
 from kvbench.engine.model.load import LoadedModel
 
 
@@ -72,11 +72,7 @@ def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, 
         return (weights @ v.double()).to(call.query.dtype).transpose(1, 2)
 
     with route(loaded.model, attend):
-        out = loaded.model(
-            input_ids=torch.tensor([ids], device=device),
-            position_ids=torch.arange(length, device=device)[None],
-            attention_mask=None,
-            past_key_values=None,
-            use_cache=False,
-        )
-    return out.logits[0]
+        positions = torch.arange(length, device=device)[None]
+        out = run(loaded.model, input_ids=torch.tensor([ids], device=device), position_ids=positions)
+    logits: torch.Tensor = out.logits[0]
+    return logits

@@ -33,8 +33,8 @@ class Meter:
     decode_seconds: float = 0.0
     evict_seconds: float = 0.0
 
-    def read(self, prompt: PromptState, samples: int, copies: int) -> None:
-        """Note what reading a prompt took; its time is shared by all samples.
+    def note_prompt(self, prompt: PromptState, samples: int, copies: int) -> None:
+        """Note what reading a prompt took; its samples share the time.
 
         copies: heads that stand for one KV head.
         """
@@ -49,8 +49,8 @@ class Meter:
         if prompt.after_evict is not None:
             self.entries_after_evict = max(self.entries_after_evict or 0, prompt.after_evict * copies)
 
-    def held(self, entries: float, live_bytes: int, extra_bytes: int) -> None:
-        """Note what the cache holds after a decode step; extra: what of it is neither key nor value."""
+    def note_held(self, entries: float, live_bytes: int, extra_bytes: int) -> None:
+        """Note what the cache holds after a decode step. extra_bytes: of neither keys nor values."""
         self.steps += 1
         self.entries_sum += entries
         self.bytes_sum += live_bytes
@@ -58,7 +58,7 @@ class Meter:
         if live_bytes > self.bytes_peak:
             self.bytes_peak, self.extra_peak = live_bytes, extra_bytes
 
-    def evicted(self, entries: float, seen: int) -> None:
+    def note_eviction(self, entries: float, seen: int) -> None:
         """Note an eviction that left `entries`, when the sequence had `seen` tokens."""
         self.evictions += 1
         self.entries_after_evict = max(self.entries_after_evict or 0, entries)
@@ -96,7 +96,7 @@ class Sequence:
         request: of the turn under way; its prompt is another one after a fresh follow-up.
         key: noise key, as int64.
         tokens: ids generated in this turn.
-        pending: ids that are read, one a step, before the next one is drawn.
+        pending: ids to read, one per step, before the next one is drawn.
         clock: decode steps, the trigger's clock.
         answers, drawn: texts of the turns before, and how many tokens were drawn in all.
         room: most tokens of this turn.
@@ -185,7 +185,7 @@ class Sequence:
         return follow
 
     def generation(self, decode: Callable[[list[int]], str], slot_bytes: int) -> Generation:
-        """What is handed back once nothing more is to come."""
+        """The result, once the sample is finished."""
         text = self.text(decode)
         forced = bool(self.request.forced)
         return Generation(

@@ -8,7 +8,7 @@ from kvbench.engine.sequence import Sequence
 
 
 class Slots:
-    """The slots of a cache. `sequences` and `inputs` have one place a slot; an idle one reads token 0."""
+    """The slots of a cache. `sequences` and `inputs` have one place per slot; an idle slot reads token 0."""
 
     def __init__(self, count: int) -> None:
         self.sequences: list[Sequence | None] = [None] * count
@@ -26,7 +26,7 @@ class Slots:
         return [(slot, sequence) for slot in slots if (sequence := self.sequences[slot]) is not None]
 
     def seat(self, slot: int, sequence: Sequence) -> None:
-        """Put a sequence in a slot, or let the one in it go on: it reads what is pending, else what was drawn last."""
+        """Put a sequence in a slot, or keep it there: it reads its next pending token, else the one drawn last."""
         self.sequences[slot] = sequence
         self.inputs[slot] = sequence.pending.popleft() if sequence.pending else sequence.tokens[-1]
 

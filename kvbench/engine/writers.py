@@ -1,4 +1,4 @@
-"""The attention handlers that write to a cache and read from it: a block of new tokens, or one token a slot.
+"""The attention handlers that write to a cache and read from it: a block of new tokens, or one token per slot.
 
 `BlockWriter` serves reading prompts: every prompt of a `PromptCache` advances by t tokens. `StepWriter` serves
 decoding: every slot writes one token at its own length. Both keep the newest queries where the method asked for them.
@@ -17,11 +17,14 @@ from kvbench.engine.attention.flash import flash_attention
 from kvbench.engine.attention.interface import AttentionCall, causal_bias, grouped_attention
 from kvbench.engine.cache.dense import DenseCache, DenseStore
 from kvbench.engine.cache.paged import PAGE, PagedCache, PagedStore
-from kvbench.engine.cache.prompt import PromptCache, PromptLayer, Rules, given
+from kvbench.engine.cache.prompt import PromptCache
+from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, SlotCache, Store
+from kvbench.engine.rules import Rules
 
 # (layer, queries [b, Hq, r, D], their positions [r], rows that the last of them sees)
 Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
+Heard = Callable[[AttentionCall, torch.Tensor], None]  # a layer's call and its heads' outputs [b, t, Hq, Dv]
 
 
 class BlockWriter:
@@ -30,7 +33,8 @@ class BlockWriter:
     Args:
         observer: sees the queries of every evicting layer, block by block, right after their keys are in the cache.
         finished: called with a layer after its attention, when nothing will read it again in this forward pass.
-        flash: attend with flash-attn where rows have no gaps.
+        heard: called with every call and its output.
+        flash: use flash-attn while no earlier row was evicted.
     """
 
     def __init__(
@@ -38,11 +42,13 @@ class BlockWriter:
         cache: PromptCache,
         block: int,
         observer: Observer | None = None,
-        finished: Callable[[PromptLayer], None] | None = None,
         *,
+        finished: Callable[[PromptLayer], None] | None = None,
+        heard: Heard | None = None,
         flash: bool = False,
     ) -> None:
-        self.cache, self.block, self.observer, self.finished, self.flash = cache, block, observer, finished, flash
+        self.cache, self.block, self.observer, self.flash = cache, block, observer, flash
+        self.finished, self.heard = finished, heard
         self.start, self.positions = 0, torch.empty(0, dtype=torch.int64)
         self._bias: tuple[object, torch.Tensor] | None = None
 
@@ -58,7 +64,7 @@ class BlockWriter:
         call = call.for_heads(layer.geometry.kv_heads)
         before = layer.rows
         layer.append(call.key, call.value, call.query, self.start)
-        for name, value in given(self.cache.rules.method, self.cache.rules, layer.geometry, call).items():
+        for name, value in self.cache.rules.columns_of_new_tokens(layer.geometry, call).items():
             layer.columns[name][:, :, before : layer.rows] = value
         self.cache.measure()
         parts = []
@@ -71,7 +77,10 @@ class BlockWriter:
             parts.append(self._attend(layer, call, first, queries, positions, rows))
         if self.finished is not None:
             self.finished(layer)
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        if self.heard is not None:
+            self.heard(call, out)
+        return out
 
     def _attend(
         self,
@@ -127,7 +136,7 @@ class StepWriter(ABC):
     """
 
     def __init__(self, cache: SlotCache, rules: Rules) -> None:
-        self.cache, self.rules, self.method = cache, rules, rules.method.during("decode")
+        self.cache, self.rules = cache, rules.decoding()
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
         self.positions = torch.empty(0, dtype=torch.int64)
         self._keep_queries = False
@@ -159,9 +168,11 @@ class StepWriter(ABC):
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
         """Write the new entries of an evicting layer, and attend. [S, 1, Hq, Dv]."""
 
-    def give(self, columns: Mapping[str, torch.Tensor], at: torch.Tensor, layer: Store, call: AttentionCall) -> None:
-        """Write what new entries at flat rows [S * Hk] bring with them."""
-        for name, value in given(self.method, self.rules, layer.geometry, call).items():
+    def write_columns(
+        self, columns: Mapping[str, torch.Tensor], at: torch.Tensor, layer: Store, call: AttentionCall
+    ) -> None:
+        """Write the columns that follow from new entries at flat rows [S * Hk]."""
+        for name, value in self.rules.columns_of_new_tokens(layer.geometry, call).items():
             columns[name].view(-1).index_copy_(0, at, value.reshape(-1))
 
     def in_ring(self, layer: RingStore, call: AttentionCall) -> torch.Tensor:
@@ -204,7 +215,7 @@ class DenseStepWriter(StepWriter):
             base = torch.arange(self.cache.slots * heads, device=self._lengths.device).view(-1, heads) * rows
             self._at[heads] = (base + self._lengths[:, None]).view(-1)
         write_rows(layer.keys, layer.values, self._at[heads], call)
-        self.give(layer.columns, self._at[heads], layer, call)
+        self.write_columns(layer.columns, self._at[heads], layer, call)
         if self._bias is None:
             self._bias = live_bias(self._lengths[:, None, None] + 1, rows, call.query.dtype)
         if self.fixed:
@@ -233,7 +244,7 @@ class PagedStepWriter(StepWriter):
         page = table.gather(-1, (lengths // PAGE)[..., None])[..., 0]
         at = (page * PAGE + lengths % PAGE).view(-1)
         write_rows(layer.pool.keys, layer.pool.values, at, call)
-        self.give(layer.pool.columns, at, layer, call)
+        self.write_columns(layer.pool.columns, at, layer, call)
         sizes = self._sizes[call.layer]
         live = {sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]}
         out: torch.Tensor | None = None
@@ -256,12 +267,12 @@ class PagedStepWriter(StepWriter):
         at = (pages * PAGE + row % PAGE).view(-1)
         keys = layer.pool.keys.index_select(0, at).view(slots, heads, rows, -1)
         values = layer.pool.values.index_select(0, at).view(slots, heads, rows, -1)
-        # An idle slot, or one that belongs to another size, must still see one row.
+        # Idle slots, and slots of another size, must still see one row.
         seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
         return read_rows(call, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
 
     def _bucket(self, rows: int) -> int:
-        """How many rows are read for a slot whose longest head has `rows`: as many as the dense layout, or doubled."""
+        """Rows read for a slot whose longest head has `rows`: as in the dense layout, doubled until they suffice."""
         size = self.cache.shape.rows if self.fixed else FIXED_ROWS
         while size < rows:
             size *= 2

@@ -186,7 +186,7 @@ class KVBenchLM(TemplateLM):
             prompt_ids=ids,
             samples=tuple(range(samples)),
             max_new_tokens=min(spec.max_new_tokens, self.max_length - len(ids)),
-            sampling=Sampling(temperature=spec.temperature, top_k=spec.top_k, top_p=spec.top_p, min_p=spec.min_p),
+            sampling=Sampling.of(spec),
             stop_strings=stop,
             stop_ids=tuple(int(self.tokenizer.convert_tokens_to_ids(token)) for token in special),
             seed=self.args.run.seed,

@@ -3,7 +3,7 @@
     cache = EvictionCache(model, "gkv", budget=512)
     model.generate(input_ids, past_key_values=cache)
 
-It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot a row of the batch. While a forward pass
+It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot per row of the batch. While a forward pass
 with it runs, the model's attention goes through the engine's writers; at all other times the model is as it was, so
 several caches may exist beside each other. Greedy tokens equal the engine's. One cache serves one `generate` call; rows
 must be equally long (no padding). It is a bridge for use in other code: the benchmark itself runs on `loop.Engine`.
@@ -22,17 +22,18 @@ from transformers import Cache
 
 from kvbench.config import parsers
 from kvbench.config.parsers import parse
-from kvbench.engine.attention.interface import AttentionCall, route
-from kvbench.engine.cache.layout import Lengths, entry_budget, fit, make_cache, shape_of, stored_queries
-from kvbench.engine.cache.prompt import PromptCache, check_held
+from kvbench.engine.attention.geometry import largest_group
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.cache.layout import Lengths
+from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.slot_cache import SlotCache
 from kvbench.engine.evict import Evictor, one_thread
-from kvbench.engine.loop import rules_for
-from kvbench.engine.model.load import load_draft, prepare
-from kvbench.engine.probes import Drafts, ReadPrompt, reading, run_probes
+from kvbench.engine.model.load import prepare
+from kvbench.engine.prefill import PromptReader
+from kvbench.engine.setup import set_up
 from kvbench.engine.writers import BlockWriter, StepWriter, step_writer
 from kvbench.errors import UserError
-from kvbench.eviction.api import Method, Probe
+from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import check_budget
@@ -79,26 +80,28 @@ class EvictionCache(Cache):
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
             raise UserError(f"interval must be a whole number of tokens, 1 or more; got {interval!r}.")
         self.method = from_label(method) if isinstance(method, str) else method
-        self.interval, self.seed = interval, seed
-        self.trigger = self.method.during("decode").trigger(interval)
+        self.seed = seed
         loaded = prepare(model, tokenizer)
         self.max_tokens = max_tokens or loaded.context
-        self.geometry = fit(loaded.geometry, self.method, self.max_tokens)
-        self._loaded, self._group = loaded, max((g.group for g in loaded.geometry), default=1)
-        self._copies = self._group if self.method.per_query_head else 1
-        self.budget = self._checked(budget) if self.method.takes_budget else None
-        self._rules = rules_for(self.method, loaded, interval)
-        self._drafts = Drafts(load_draft(loaded), loaded)
+        self._group = largest_group(loaded.geometry)
+        self._setup = set_up(
+            loaded,
+            self.method,
+            budget=self._checked(budget) if self.method.takes_budget else None,
+            interval=interval,
+            lengths=Lengths.of(self.max_tokens),
+        )
+        self._first, self._last = self._setup.geometry[0].index, self._setup.geometry[-1].index
+        self.trigger = self._setup.trigger
+        self._reader = PromptReader(self._setup, chunk=BLOCK)
         self.slots: SlotCache | None = None
         self._prompt: PromptCache | None = None
         self._evictor: Evictor | None = None
         self._writer: BlockWriter | StepWriter | None = None
         self._seen = self._clock = 0
         self._ids = torch.empty(0)
-        self._probing = False
-        self._last = self.geometry[-1].index
-        # The model is the cache's only while a forward pass with it runs. The hooks know it weakly: when nobody holds
-        # the cache any more, they are gone.
+        # The model is the cache's only while a forward pass with it runs. The hooks hold the cache weakly and go with
+        # it.
         myself, self._routing = weakref.ref(self), contextlib.ExitStack()
         hooks = contextlib.ExitStack()
         before = model.register_forward_pre_hook(lambda _, a, k: _of(myself, k, "_enter", a), with_kwargs=True)
@@ -149,7 +152,7 @@ class EvictionCache(Cache):
 
     def entries(self) -> list[float]:
         """Live entries per layer and KV head (their mean) of each row of the batch."""
-        return [self.slots.held(row) * self._copies for row in range(self.slots.slots)] if self.slots else []
+        return [self.slots.held(row) * self._setup.copies for row in range(self.slots.slots)] if self.slots else []
 
     def close(self) -> None:
         """Take the cache's hooks off the model; it cannot be used afterwards."""
@@ -177,7 +180,8 @@ class EvictionCache(Cache):
                 "EvictionCache serves one generate call: it reads the prompt in one forward pass, later ones bring one "
                 "token a row. Make a new cache for another prompt."
             )
-        self._routing.enter_context(route(self._loaded.model, self._attend, self.method.reads_tokens))
+        self._routing.enter_context(self._reader.model.routed())
+        self._routing.enter_context(self._reader.model.attend(self._attend))
         if self._prompt is None:
             self._ids = ids
             return
@@ -193,11 +197,8 @@ class EvictionCache(Cache):
         self._routing.close()
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
-        if self._probing:
-            assert self._writer is not None
-            return self._writer(call)
         tokens = call.query.shape[2]
-        if call.layer == self.geometry[0].index:
+        if call.layer == self._first:
             self._begin(call, tokens)
         assert self._writer is not None
         out = self._writer(call)
@@ -216,19 +217,12 @@ class EvictionCache(Cache):
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
         """The prompt of every row goes to a cache of its full length."""
-        method, rows = self.method, range(call.query.shape[0])
-        budget = entry_budget(method, self.budget, tokens, self._group)
-        self._prompt = PromptCache(
-            self.geometry,
-            replace(self._rules, budget=budget),
-            prompt_len=tokens,
-            queries=stored_queries(method, self.interval, self.max_tokens)[0] if method.evicts else 0,
-            size=tokens,
-            noise_keys=[self._noise_key(row, -1) for row in rows],
-            device=call.query.device,
-        )
-        observes = method.evicts and method.needs().queries == "since_last"
-        self._writer = BlockWriter(self._prompt, BLOCK, self._prompt.hand_over if observes else None)
+        # Autocast decides about the number type only now, and the model may have moved.
+        loaded = replace(self._setup.loaded, device=call.query.device, dtype=call.key.dtype)
+        self._setup = self._reader.setup = replace(self._setup, loaded=loaded)
+        keys = [self._noise_key(row, -1) for row in range(call.query.shape[0])]
+        self._prompt = self._reader.cache(self._setup.rules_for_prompt(tokens), keys, tokens, tokens)
+        self._writer = self._reader.writer(self._prompt)
         self._writer.begin(0, tokens)
 
     def _noise_key(self, row: int, sample: int) -> int:
@@ -236,7 +230,7 @@ class EvictionCache(Cache):
         return request.noise_key(sample)
 
     def _end(self, tokens: int) -> None:
-        """After the last layer: advance, and evict what is due."""
+        """After the last layer: advance, and evict if the interval has ended."""
         self._seen += tokens
         if self.slots is None:
             assert self._prompt is not None
@@ -251,56 +245,29 @@ class EvictionCache(Cache):
 
     def _settle(self, first: list[int]) -> None:
         """Evict the prompt and move to the bounded slots. first: the token that follows it in each row."""
-        prompt, method = self._prompt, self.method
+        prompt, setup = self._prompt, self._setup
         assert prompt is not None
-        if method.evicts and prompt.full():
-            if method.during("prefill").needs().probes:
+        with one_thread(prompt.device):
+            if prompt.acting.needs().probes and prompt.full():
                 self._probe(prompt, first)
-            most = prompt.allowed()
-            with one_thread(prompt.device):
-                prompt.evict([g.index for g in prompt.evicting])
-            prompt.evictions += 1
-            check_held(prompt.held(), most)
+            prompt.reduce()
         rows = range(len(first))
-        lengths = Lengths(total=self.max_tokens, output=self.max_tokens)
-        shape = shape_of(self._loaded.geometry, method, self.budget, self.interval, lengths, len(rows))
-        dtype = prompt.layers[self._last].keys.dtype
-        self.slots = make_cache(self.geometry, method, shape, prompt.device, dtype)
+        self.slots = setup.cache(len(rows))
         for row in rows:
             packed = {index: layer.pack(row) for index, layer in prompt.layers.items()}
             self.slots.install(packed, [row], self._seen)
-        if method.evicts:
-            self._evictor = Evictor(self._rules, self.slots)
+        if self.method.evicts:
+            self._evictor = Evictor(setup.rules, self.slots)
             for row in rows:
                 self._evictor.start(
                     row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions
                 )
-        self._writer, self._prompt = step_writer(self.slots, self._rules), None
+        self._writer, self._prompt = step_writer(self.slots, setup.rules), None
 
     def _probe(self, prompt: PromptCache, first: list[int]) -> None:
         if len(first) > 1:
             raise UserError("the method probes its prompt (extra tokens) and serves one row; generate rows one by one.")
-        ids = tuple(self._ids[0].tolist())
-        read = ReadPrompt(ids, prompt.allowed(), first[0], self._loaded.tokenizer, self._drafts)
-        self._probing = True
-        try:
-            with one_thread(prompt.device):
-                run_probes(self.method.during("prefill"), prompt, read, self._forward, BLOCK)
-        finally:
-            self._probing = False
-
-    def _forward(self, writer: BlockWriter, probe: Probe, start: int) -> tuple[torch.Tensor, int]:
-        self._writer = writer
-        with reading(self._loaded.model, probe, self._rules.weights) as (inputs, rows):
-            out = self._loaded.model(
-                **inputs,
-                position_ids=writer.begin(start, rows)[None],
-                attention_mask=None,
-                past_key_values=None,
-                use_cache=False,
-                logits_to_keep=1,
-            )
-        return out.logits[0, -1], rows
+        self._reader.probe(prompt, self._ids[0].tolist(), first[0])
 
 
 def _of(cache: weakref.ref[EvictionCache], kwargs: dict[str, Any], hook: str, *args: Any) -> None:

@@ -1,4 +1,4 @@
-"""Methods at budgets on the traces of a task, batch by batch: one reading with the full cache, then everyone's own.
+"""The comparison of one task: read each batch of traces once with the full cache, then once per method and budget.
 
 result = replay(loaded, "walk", traces, chosen, interval=128, max_tokens=400)
 result.rows          # one for each method and budget: figures with standard errors
@@ -57,7 +57,7 @@ def replay(
                     oracle[size] = []
                 held = oracle[size] if c.method == ORACLE else None
                 found[c] += _read(reader, reference, future if reader.within else {}, oracle.get(size), held)
-                tick(f"{c.method.label} {size}".strip(), len(batch), sum(len(t.answer) for t in batch))
+                tick(c.label, len(batch), sum(len(t.answer) for t in batch))
     return _result(task, found, readers, interval)
 
 
@@ -69,8 +69,7 @@ def _read(
     held: Held | None,
 ) -> list[TraceFigures]:
     """Figures of the batch's traces. oracle, held: as of `Comparison`."""
-    group = max((g.group for g in reader.loaded.geometry), default=1)
-    copies = group if reader.method.per_query_head else 1
+    copies = reader.setup.copies
     if reader.together:
         heard = Comparison(reference, copies, oracle, held)
         reader.read(reference.traces, heard, future)
@@ -89,11 +88,7 @@ def _result(
     rows, traces, heads = [], [], []
     for c, cell in found.items():
         reader = readers[c]
-        size = {
-            "budget": c.budget if isinstance(c.budget, int) else None,
-            "budget_share": c.budget if isinstance(c.budget, float) else None,
-        }
-        name = {"task": task, "method": c.method.label, **size}
+        name = {"task": task, **c.columns}
         floor, oracle = (found.get(Chosen(method=m, budget=c.budget)) for m in (FLOOR, ORACLE))
         yardsticks = (floor, oracle) if floor and oracle else None
         kind = {

@@ -1,4 +1,4 @@
-"""Which methods are replayed at which budgets: those named, every one that can run for ``all``, and two yardsticks."""
+"""The methods and budgets of a replay: the named methods, for ``all`` every method that can run, and two yardsticks."""
 
 from __future__ import annotations
 
@@ -30,10 +30,24 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """One method at one budget; yardsticks come first, so that others can be compared with them."""
+    """One method at one budget."""
 
     method: MethodChoice
     budget: Budget | None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """Its columns in every table."""
+        share = self.budget if isinstance(self.budget, float) else None
+        return {
+            "method": self.method.label,
+            "budget": self.budget if share is None else None,
+            "budget_share": share,
+        }
+
+    @property
+    def label(self) -> str:
+        return f"{self.method.label} {label(self.budget) if self.budget else ''}".strip()
 
 
 FULL = Chosen(method=MethodChoice(name="full"), budget=None)
@@ -41,7 +55,7 @@ FULL = Chosen(method=MethodChoice(name="full"), budget=None)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The model as far as it decides who can run."""
+    """The facts about a model that decide which methods can run."""
 
     geometry: Sequence[LayerGeometry]
     config: Any  # of transformers

@@ -9,7 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from kvbench.engine.attention.interface import AttentionCall
-from kvbench.engine.cache.prompt import PromptCache, PromptLayer
+from kvbench.engine.cache.prompt import PromptCache
+from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.replay.reference import Reference
 from kvbench.replay.traces import Trace
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Held = list[
     torch.Tensor
-]  # what is held as each block begins: [L, b, Hk, T], 1 or 0, or the share of a KV head's caches
+]  # entries held as each block begins: [L, b, Hk, T], 1 or 0, or the share of a KV head's caches
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,7 +61,7 @@ class Comparison:
     Args:
         copies: heads that stand for one KV head (methods with a cache for every query head).
         oracle: what the oracle held at the same budget; None where there is no budget.
-        held: receives what is held as each block begins; the oracle's own reading fills what it is compared with.
+        held: receives the entries held as each block begins; the oracle's reading fills the `oracle` of others.
     """
 
     def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:

@@ -1,4 +1,4 @@
-"""Which given answers are right: scored here where that needs nothing but the text, or as a run has scored them."""
+"""Which answers are right: scored here if their text is enough, or as a run has scored them."""
 
 from __future__ import annotations
 

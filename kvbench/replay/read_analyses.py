@@ -18,7 +18,7 @@ from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.model.load import LoadedModel
 from kvbench.eviction.terms.window_attention import window_attention
-from kvbench.replay.analyses.api import WINDOW, Analysis, AttentionAnalysis, Cell, MethodAnalysis, Moment, Study, Window
+from kvbench.replay.analyses.api import WINDOW, Analysis, AttentionAnalysis, MethodAnalysis, Moment, Study, Window
 from kvbench.replay.choices import FULL, Chosen
 from kvbench.replay.comparison import held_tokens
 from kvbench.replay.reader import CHUNK, Listener, Tick, TraceReader
@@ -56,13 +56,12 @@ def read(
             reference = read_full(full, batch, extreme=extreme)
             future = reference.future()
         for c, evicting in readers.items():
-            cell = Cell(method=c.method.label, budget=c.budget, bounded=evicting.method.decode_bounded)
             known = future if evicting.within else {}
             for part in [reference] if evicting.together else [reference.pick(i) for i in range(len(batch))]:
-                holdings = _Holdings(part, cell, [places[id(t)] for t in part.traces], watching)
+                holdings = _Holdings(part, c, evicting, [places[id(t)] for t in part.traces], watching)
                 evicting.read(part.traces, holdings, known)
                 holdings.tell(None)
-            tick(f"{cell.method} {c.budget or ''}".strip(), len(batch), sum(len(t.answer) for t in batch))
+            tick(c.label, len(batch), sum(len(t.answer) for t in batch))
 
 
 def _narrow(traces: Sequence[Trace], loaded: LoadedModel) -> Iterator[list[Trace]]:
@@ -121,8 +120,16 @@ class _Windows(Listener):
 class _Holdings(Listener):
     """Listens to a method, and tells what it holds as blocks begin; `tell(None)` once the answer was read."""
 
-    def __init__(self, reference: Reference, cell: Cell, places: list[int], analyses: Sequence[MethodAnalysis]) -> None:
-        self.reference, self.cell, self.places, self.analyses = reference, cell, places, analyses
+    def __init__(
+        self,
+        reference: Reference,
+        chosen: Chosen,
+        reader: TraceReader,
+        places: list[int],
+        analyses: Sequence[MethodAnalysis],
+    ) -> None:
+        self.reference, self.chosen, self.places, self.analyses = reference, chosen, places, analyses
+        self.bounded = reader.method.decode_bounded
 
     def opened(self, cache: PromptCache) -> None:
         self._cache = cache
@@ -134,7 +141,8 @@ class _Holdings(Listener):
         attention, seen = self.reference.attention, self._cache.seen
         paid = None if index is None else torch.stack([a[:, :, index, :seen] for a in attention.values()])
         moment = Moment(
-            cell=self.cell,
+            chosen=self.chosen,
+            bounded=self.bounded,
             traces=self.places,
             layers=list(attention),
             index=index,

@@ -12,31 +12,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Protocol
 
 import torch
 
-from kvbench.engine.attention.interface import AttentionCall, route
-from kvbench.engine.cache.layout import entry_budget, fit, stored_queries
-from kvbench.engine.cache.prompt import KeptLog, PromptCache
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.cache.layout import Lengths
+from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.evict import one_thread
-from kvbench.engine.loop import rules_for
-from kvbench.engine.model.load import LoadedModel, load_draft
+from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.prefill import PromptReader
-from kvbench.engine.probes import Drafts
+from kvbench.engine.rules import KeptLog
+from kvbench.engine.setup import set_up
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import Trace
 
 CHUNK = 512  # tokens a forward pass
-Tick = Callable[[str, int, int], None]  # (by whom, traces that were read, tokens of their answers)
+Tick = Callable[[str, int, int], None]  # (method and budget, traces that were read, tokens of their answers)
 
 
 class Listener(Protocol):
-    """What is told while an answer is read; tokens are counted from the answer's first, which is 0.
+    """Receives the events of a reading; tokens are counted from the answer's first, which is 0.
 
-    A subclass hears only what it has methods for.
+    A subclass overrides the events that it needs.
     """
 
     def opened(self, cache: PromptCache) -> None:
@@ -44,7 +45,7 @@ class Listener(Protocol):
         return
 
     def block(self, index: int) -> None:
-        """The tokens from `index` * interval on come next; what was due before them was evicted."""
+        """The tokens from `index` * interval on come next; evictions due before them are done."""
         return
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
@@ -77,23 +78,11 @@ class TraceReader:
         chunk: int = CHUNK,
         log: KeptLog | None = None,
     ) -> None:
-        self.loaded, self.method, self.budget, self.interval, self.chunk = loaded, method, budget, interval, chunk
-        self.trigger = method.during("decode").trigger(interval)
-        self.rules = rules_for(method, loaded, interval)
-        self._group = max((g.group for g in loaded.geometry), default=1)
-        self.reader = PromptReader(
-            loaded.model,
-            fit(loaded.geometry, method, max_tokens),
-            queries=stored_queries(method, interval, max_tokens)[0] if method.evicts else 0,
-            chunk=chunk,
-            prefill="full",
-            tokenizer=loaded.tokenizer,
-            drafts=Drafts(load_draft(loaded), loaded),
-            device=loaded.device,
-            log=log,
-        )
-        self._listener: Listener | None = None
-        self._first: int | None = None  # token of the answer with which the block under way begins
+        lengths = Lengths.of(max_tokens)
+        self.setup = set_up(loaded, method, budget=budget, interval=interval, lengths=lengths)
+        self.loaded, self.method, self.interval, self.chunk = loaded, method, interval, chunk
+        self.trigger = self.setup.trigger
+        self.reader = PromptReader(self.setup, chunk=chunk, log=log)
 
     @classmethod
     def of(cls, loaded: LoadedModel, chosen: Chosen, *, interval: int, max_tokens: int) -> TraceReader:
@@ -116,52 +105,37 @@ class TraceReader:
         self, traces: Sequence[Trace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
     ) -> None:
         """Read traces whose prompts are equally long, and their answers too. future: for an oracle's `view.weights`."""
-        self._listener = listener
-        budget = entry_budget(self.method, self.budget, len(traces[0].prompt), self._group)
-        rules = replace(self.rules, budget=budget, weights={**self.rules.weights, **(future or {})})
-        with route(self.loaded.model, self._handle, self.method.reads_tokens):
+        rules = self.setup.rules_for_prompt(len(traces[0].prompt))
+        rules = replace(rules, weights={**rules.weights, **(future or {})})
+        with self.reader.model.routed():
             cache, logits = self.reader.open([t.prompt for t in traces], rules, _keys(traces, prompt=True))
-            cache.answer(_keys(traces))
+            cache.begin_decoding(_keys(traces))
             listener.opened(cache)
             listener.predicted(0, logits[:, None])
-            self._answer(cache, [t.answer for t in traces], listener)
+            self._read_answers(cache, [t.answer for t in traces], listener)
 
-    def _answer(self, cache: PromptCache, answers: Sequence[Sequence[int]], listener: Listener) -> None:
+    def _read_answers(self, cache: PromptCache, answers: Sequence[Sequence[int]], listener: Listener) -> None:
         clock, end = 0, len(answers[0]) - 1  # nothing is predicted from the last token
         while clock < end:
             if clock % self.interval == 0:
                 listener.block(clock // self.interval)
             count = self._until_next(clock, end)
-            self._first = clock
-            logits = self.reader.go_on(cache, [answer[clock : clock + count] for answer in answers])
-            self._first = None
+            tokens = [answer[clock : clock + count] for answer in answers]
+            logits = self.reader.go_on(cache, tokens, partial(_attended, listener, clock))
             clock += count
             listener.predicted(clock - count + 1, logits)
             if self.method.evicts and self.trigger.due(clock):
                 with one_thread(self.loaded.device):
-                    self._tick(cache)
+                    cache.tick(self.trigger.growth)
 
     def _until_next(self, clock: int, end: int) -> int:
         """Tokens up to the next eviction, the next block or the end, at most a chunk."""
         most = min(self.interval - clock % self.interval, self.chunk, end - clock)
         return next((ahead for ahead in range(1, most) if self.trigger.due(clock + ahead)), most)
 
-    def _tick(self, cache: PromptCache) -> None:
-        """As `engine.evict.Evictor.tick`: observe the interval that has ended, and evict where too much is held."""
-        if cache.acting.needs().queries == "since_last":
-            for g in cache.evicting:
-                layer = cache.layers[g.index]
-                count = min(self.trigger.growth or 0, layer.queries.shape[2])
-                at = torch.arange(cache.seen - count, cache.seen, device=cache.device)
-                cache.hand_over(layer, layer.queries[:, :, layer.queries.shape[2] - count :], at, layer.rows)
-        if cache.reduce():
-            cache.evictions += 1
 
-    def _handle(self, call: AttentionCall) -> torch.Tensor:
-        out = self.reader.handle(call)
-        if self._first is not None and self._listener is not None:
-            self._listener.attended(call, self._first, out)
-        return out
+def _attended(listener: Listener, first: int, call: AttentionCall, out: torch.Tensor) -> None:
+    listener.attended(call, first, out)
 
 
 def _keys(traces: Sequence[Trace], *, prompt: bool = False) -> list[int]:

@@ -1,9 +1,9 @@
-"""The full cache's reading of a batch of traces: what evicted readings are compared with, and what an oracle knows.
+"""A batch of traces read with the full cache: the reference of evicted readings, and an oracle's knowledge.
 
     kept for every trace          numbers
     logits of its answer          n V
-    outputs of attention heads    n Hq D a layer
-    attention of coming blocks    blocks T Hk a layer, four times: means and mosts, of blocks and of all that come
+    outputs of attention heads    n Hq D per layer
+    attention of coming blocks    blocks T Hk per layer, four times: means, maxima, of one and of all later blocks
 
 for n tokens of the answer and T of the whole sequence; so long traces are read one by one (`batches`).
 """
@@ -17,7 +17,8 @@ import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
 from kvbench.engine.attention.interface import AttentionCall
-from kvbench.engine.cache.prompt import PromptCache, PromptLayer
+from kvbench.engine.cache.prompt import PromptCache
+from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.model.load import LoadedModel
 from kvbench.eviction.terms.golden import upcoming
 from kvbench.eviction.terms.window_attention import window_attention
@@ -110,7 +111,7 @@ class Reference:
         return one
 
     def future(self) -> dict[str, torch.Tensor]:
-        """What `golden` reads: see there. After the last block nothing comes."""
+        """The tables that `golden` reads. After the last block they are zero."""
         tables = {"interval": torch.tensor(self.interval, device=self.targets.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):
             for layer, paid in table.items():
@@ -128,7 +129,7 @@ def read_full(reader: TraceReader, traces: Sequence[Trace], *, extreme: bool = F
 
 
 def batches(traces: Sequence[Trace], loaded: LoadedModel, interval: int) -> Iterator[list[Trace]]:
-    """Traces that are equally long, as many at once as memory should hold."""
+    """Equally long traces, as many together as fit into MOST_BYTES."""
     alike: dict[tuple[int, int], list[Trace]] = {}
     for trace in traces:
         alike.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)

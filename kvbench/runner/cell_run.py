@@ -115,17 +115,7 @@ class CellRun:
     def _give_up(self, row: PlannedRow, cause: str) -> None:
         [[request]] = self.work.batches([row], self.config.seed)
         note = f"one sequence does not fit into memory: {cause}"
-        lost = Generation(
-            request=request,
-            sample=row.sample,
-            token_ids=(),
-            text="",
-            stop_reason="",
-            usage=None,
-            status="oom",
-            note=note,
-        )
-        self.writer.add(row, lost, self.cell_plan)
+        self.writer.add(row, Generation.failed(request, row.sample, "oom", note), self.cell_plan)
 
     def _longest(self) -> list[Key]:
         """The rows that the engine is sized for."""

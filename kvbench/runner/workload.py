@@ -206,7 +206,7 @@ class TaskWork:
             samples=samples,
             max_new_tokens=prompt.max_new_tokens,
             max_tokens=prompt.max_tokens,
-            sampling=Sampling(temperature=s.temperature, top_k=s.top_k, top_p=s.top_p, min_p=s.min_p),
+            sampling=Sampling.of(s),
             stop_strings=s.stop,
             stop_ids=prompt.stop_ids,
             min_new_tokens=s.min_new_tokens,

@@ -16,11 +16,11 @@ from typing import Any
 import torch
 
 from kvbench import registry
-from kvbench.engine.cache.prompt import KeptLog
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import Base, load_weights, save_weights
+from kvbench.engine.rules import KeptLog
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method

@@ -96,7 +96,7 @@ def test_a_prompt_whose_newest_queries_are_the_probes(
     assert verdicts(method, mqa) == (set(), [])
     run_probes = prefill.run_probes
 
-    def forgetful(method, cache, prompt, forward, block):  # type: ignore[no-untyped-def]
+    def forgetful(cache, prompt, forward, block):  # type: ignore[no-untyped-def]
         newest = {}
 
         def heard(writer, tokens, start):  # type: ignore[no-untyped-def]
@@ -104,7 +104,7 @@ def test_a_prompt_whose_newest_queries_are_the_probes(
             newest.update({index: layer.queries for index, layer in cache.layers.items()})
             return logits
 
-        run_probes(method, cache, prompt, heard, block)
+        run_probes(cache, prompt, heard, block)
         for index, queries in newest.items():
             cache.layers[index].queries = queries
 
@@ -159,7 +159,7 @@ def test_an_engine_that_tells_wrong_positions_of_queries(mqa: Subject, monkeypat
 def test_an_engine_that_reads_a_prompt_in_chunks_without_evicting(
     mqa: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    evict = prefill._Reading.evict
+    evict = prefill._PromptEvictions.evict
 
     def only_the_last(self):  # type: ignore[no-untyped-def]
         if self.cache.seen == self.context:
@@ -167,7 +167,7 @@ def test_an_engine_that_reads_a_prompt_in_chunks_without_evicting(
         else:
             self.peak = max(self.peak, self.cache.held())
 
-    monkeypatch.setattr(prefill._Reading, "evict", only_the_last)
+    monkeypatch.setattr(prefill._PromptEvictions, "evict", only_the_last)
     names, failed = verdicts(Good(), mqa)
     assert names == {"budget"}
     assert [c.layout for c in failed] == ["chunked"]
@@ -189,11 +189,11 @@ def test_an_engine_that_forgets_the_gaps_of_an_evicted_prompt(mqa: Subject, monk
 
 
 def test_an_engine_that_rounds_shares_up(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
-    from kvbench.engine import loop
+    from kvbench.engine import setup
 
-    entry_budget = loop.entry_budget
+    entry_budget = setup.entry_budget
     monkeypatch.setattr(
-        loop, "entry_budget", lambda method, budget, *a: entry_budget(method, budget, *a) + isinstance(budget, float)
+        setup, "entry_budget", lambda method, budget, *a: entry_budget(method, budget, *a) + isinstance(budget, float)
     )
     names, failed = verdicts(Good(), mqa)
     assert names == {"budget"}

@@ -8,5 +8,4 @@ from support.models import build
 
 @pytest.fixture(autouse=True)
 def drafts(monkeypatch):
-    for module in ("engine.loop", "integrations.transformers_cache"):
-        monkeypatch.setattr(f"kvbench.{module}.load_draft", lambda loaded: lambda name: build("qwen3"))
+    monkeypatch.setattr("kvbench.engine.prefill.load_draft", lambda loaded: lambda name: build("qwen3"))

@@ -11,7 +11,7 @@ from support.methods import EVICTING, small, with_tables
 from support.models import build, requests
 
 from kvbench.engine.cache.paged import PAGE, PagedCache, pages
-from kvbench.engine.cache.prompt import PackedLayer
+from kvbench.engine.cache.prompt_layer import PackedLayer
 from kvbench.engine.cache.slot_cache import Shape
 from kvbench.engine.loop import Engine
 from kvbench.eviction.api import Column
@@ -154,13 +154,13 @@ def test_compaction_against_a_list_of_lists(loaded):
 
 
 def batch(slot, cache):
-    from kvbench.engine.cache.slot_cache import Batch
+    from kvbench.engine.cache.slot_cache import SlotBatch
 
     one = torch.tensor([0])
-    return Batch(
+    return SlotBatch(
         slots=[slot],
         index=torch.tensor([slot]),
-        everyone=False,
+        all_slots=False,
         seen=torch.tensor([cache.seen[slot]]),
         prompt_len=one,
         evictions=one,

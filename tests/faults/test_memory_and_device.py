@@ -17,7 +17,7 @@ from support.runs import configuration, model_folder
 
 from kvbench.config.run_config import Grid, MethodChoice
 from kvbench.console import faults
-from kvbench.engine import draws, loop
+from kvbench.engine import draws, loop, setup
 from kvbench.engine.attention.geometry import own_failures
 from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
@@ -291,9 +291,12 @@ def test_a_model_of_nan_ends_with_exit_code_4_and_one_hint(model, tmp_path, kvbe
     assert read_run(tmp_path / "results" / "r").failed == 5
 
 
-@pytest.mark.parametrize("part", ["make_cache", "rules_for", "Evictor", "PromptReader", "step_writer"])
-def test_an_engine_that_cannot_be_made_with_its_slots_is_made_with_fewer(model, tmp_path, monkeypatch, part):
-    made, calls = getattr(loop, part), []
+@pytest.mark.parametrize(
+    ("module", "part"),
+    [(setup, "make_cache"), (setup, "rules_for"), (loop, "Evictor"), (loop, "PromptReader"), (loop, "step_writer")],
+)
+def test_an_engine_that_cannot_be_made_with_its_slots_is_made_with_fewer(model, tmp_path, monkeypatch, module, part):
+    made, calls = getattr(module, part), []
 
     def short(*args, **kwargs):
         calls.append(part)
@@ -301,7 +304,7 @@ def test_an_engine_that_cannot_be_made_with_its_slots_is_made_with_fewer(model, 
             raise type(CUDA)(*CUDA.args)
         return made(*args, **kwargs)
 
-    monkeypatch.setattr(loop, part, short)
+    monkeypatch.setattr(module, part, short)
     result = execute(small(model), out=tmp_path, run_name="r", notice=lambda text: None)
     assert (result.done, dict(result.failed)) == (8, {})
     assert set(read_run(result.run_dir).rows.slots) == {2}

@@ -8,5 +8,4 @@ from support.models import build
 
 @pytest.fixture(autouse=True)
 def drafts(monkeypatch):
-    for module in ("kvbench.engine.loop", "kvbench.replay.reader"):
-        monkeypatch.setattr(f"{module}.load_draft", lambda loaded: lambda name: build("qwen3"))
+    monkeypatch.setattr("kvbench.engine.prefill.load_draft", lambda loaded: lambda name: build("qwen3"))

@@ -14,8 +14,8 @@ from kvbench.audit.invariants.subject import Subject
 from kvbench.audit.invariants.trial import Bench, Trial
 from kvbench.audit.outcome import Broken, NotApplicable, Stopped
 from kvbench.engine.cache.layout import check_prefill, entry_budget, fit
-from kvbench.engine.loop import rules_for
 from kvbench.engine.reference import KeptHistory
+from kvbench.engine.setup import rules_for
 from kvbench.errors import SetupError, UserError
 from kvbench.eviction import noise
 from kvbench.eviction.api import Method, Protect

@@ -10,7 +10,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,16 +24,16 @@ from kvbench.cli.request import build
 from kvbench.config.layers import gather
 from kvbench.config.parsers import parse, split
 from kvbench.config.plugins import load_plugins
-from kvbench.config.run_config import Grid, MethodChoice, RunConfig
+from kvbench.config.run_config import Grid, RunConfig
 from kvbench.config.settings import PARSERS
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
-from kvbench.console.progress import Progress
 from kvbench.errors import UserError, show
 from kvbench.eviction import choose
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, Row, analyses
 from kvbench.replay.analyses.api import choose as choose_analyses
+from kvbench.replay.work import Readings, Work
 from kvbench.sources import hub
 from kvbench.sources.models import describe
 from kvbench.sources.models import revision as revision_of
@@ -42,7 +41,6 @@ from kvbench.sources.models import revision as revision_of
 if TYPE_CHECKING:
     from kvbench.replay.batches import Result
     from kvbench.replay.choices import LeftOut
-    from kvbench.runner.workload import TaskWork
 
 EPILOG = f"""Examples:
   kvbench replay --method all --budget 32,64 --task chain,walk
@@ -77,18 +75,6 @@ Analyses = Annotated[
     plain("--analysis", "Instead of the comparison: analyses (below), repeatable or with commas.", "NAME"),
 ]
 Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answer to this question.", "ID")]
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class _Asked:
-    """What there is to do beside the configuration. most: answers of a run's task that are taken."""
-
-    named: list[MethodChoice]
-    every: list[MethodChoice]
-    run: str | None
-    most: int | None
-    kinds: list[type[Analysis]]
-    sample: str | None
 
 
 @takes(
@@ -132,7 +118,7 @@ def replay(
     problems.stop()
     assert config is not None
     most = parse("--limit", PARSERS["limit"], limit) if limit is not None else None
-    asked = _Asked(
+    asked = Work(
         named=[m for m in config.methods if m.name in listed],
         every=[m for m in config.methods if m.name not in listed],
         run=run,
@@ -147,7 +133,7 @@ def replay(
     from kvbench.replay.output import LEGEND, show_analysis, show_result, write, write_analyses
 
     with hub.only(None if run is None else named(config, typed["task"])):
-        results, found, left_out = _work(config, asked, _Readings(quiet=quiet))
+        results, found, left_out = _work(config, asked, Readings(quiet=quiet))
     document = _document(config, asked, left_out)
     if kinds:
         document = {"analyses": {kind.name: rows for kind, rows in found.items()}} | document
@@ -224,103 +210,25 @@ def _unscored(config: RunConfig) -> RunConfig:
 
 
 def _work(
-    config: RunConfig, asked: _Asked, progress: _Readings
+    config: RunConfig, asked: Work, progress: Readings
 ) -> tuple[list[Result], dict[type[Analysis], list[Row]], list[LeftOut]]:
-    """What the comparison found, or the analyses, and who was left out."""
-    from kvbench.engine.model.load import load, pick_device
-    from kvbench.engine.model.shape import known_shape, use_threads
-    from kvbench.replay.analyses.api import Study
-    from kvbench.replay.batches import replay as compare
-    from kvbench.replay.choices import Target, plan
-    from kvbench.replay.correctness import check_scorable, scored, stored_scores
-    from kvbench.replay.read_analyses import read
-    from kvbench.replay.traces import own, stored
+    """The results of the comparison or the rows of the analyses, and the methods that were left out."""
+    from kvbench.replay.session import Session
     from kvbench.runner.inputs import read_inputs
 
-    ready = read_inputs(_unscored(config), terminal.warning)
-    works = _only(ready.works, asked.sample)
-    scoring = any(kind.scored for kind in asked.kinds)
+    inputs = read_inputs(_unscored(config), terminal.warning)
     folder = one_run(asked.run, Path("results")) if asked.run is not None else None
     if folder is not None:
-        check_same(config, folder, ready)
-    for work in works.values() if scoring and folder is None else ():
-        check_scorable(work)
-    load_model = partial(load, ready.where, revision=config.revision, device=config.device, dtype=config.dtype)
-    shape, early = known_shape(ready.config, load_model)
-    longest = {name: max(p.max_tokens for p in work.prompts) for name, work in works.items()}
-    target = Target(shape.geometry, ready.config, ready.info.folder, max(longest.values()))
-    plan(asked.named, asked.every, config.budgets, target)  # what is wrong is told before the model is loaded
-    use_threads(shape, pick_device(config.device))
-    loaded = early or load_model()
-    target = dataclasses.replace(target, fingerprint=loaded.fingerprint)
-    chosen, left_out = plan(asked.named, asked.every, config.budgets, target)
-    results: list[Result] = []
-    found: dict[type[Analysis], list[Row]] = {kind: [] for kind in asked.kinds}
-    attention = any(issubclass(kind, AttentionAnalysis) for kind in asked.kinds)
-    watched = not asked.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in asked.kinds)
+        check_same(config, folder, inputs)
     try:
-        for name, work in works.items():
-            if folder is None:
-                wanted = [p for p in work.prompts if asked.sample in (None, p.doc.doc_id)]
-                work = dataclasses.replace(work, prompts=wanted)
-                progress.task(f"{name}, answering", len(wanted), "answers")
-                traces = own(work, loaded, config.seed, terminal.warning, progress.next)
-            else:
-                traces = stored(folder, work, loaded.tokenizer, ready.context, config.seed, terminal.warning)
-                traces = [t for t in traces if asked.sample in (None, t.request.doc_id)][: asked.most]
-            progress.end()
-            if asked.kinds and not traces:
-                raise UserError(f"task {show(name)} has no answer to look at.")
-            progress.task(name, len(traces) * (len(chosen) * watched + attention), "readings")
-            if asked.kinds:
-                right = {} if not scoring else stored_scores(folder, name) if folder else scored(work, traces, loaded)
-                decode = loaded.tokenizer.decode
-                study = Study(task=name, traces=traces, interval=config.interval, text=decode, right=right)
-                looking = [kind(study) for kind in asked.kinds]
-                read(loaded, study, looking, chosen, max_tokens=longest[name], tick=progress.next)
-                for kind, analysis in zip(asked.kinds, looking):
-                    found[kind] += (rows := analysis.rows())
-                    if not rows:
-                        terminal.warning(f"analysis {kind.name} finds nothing in {show(name)}: answers are too short.")
-            else:
-                settings = {"interval": config.interval, "max_tokens": longest[name]}
-                results.append(compare(loaded, name, traces, chosen, **settings, tick=progress.next))
-            progress.end()
+        session = Session(config, inputs, asked, folder, progress)
+        session.run()
     finally:
         progress.end()
-    return results, found, left_out
+    return session.results, session.rows, session.left_out
 
 
-def _only(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:
-    """The tasks that have a question of this name. Raises UserError when none has."""
-    if sample is None:
-        return works
-    found = {name: work for name, work in works.items() if any(p.doc.doc_id == sample for p in work.prompts)}
-    if not found:
-        raise UserError(f"--sample {show(sample)}: none of the tasks' first questions has this name (--limit).")
-    return found
-
-
-class _Readings(Progress):
-    """Answers read by methods instead of rows, and no cache."""
-
-    _name = _unit = ""
-
-    def task(self, name: str, total: int, unit: str) -> None:
-        self._name, self._unit, self._words, self._cell = name, unit, 0, ""
-        self.begin(total, 0)
-
-    def next(self, text: str, traces: int, tokens: int) -> None:
-        self._words += tokens
-        self.cell(text)
-        self.update(self._done + traces, self._words, kv_bytes_now=0, kv_bytes_peak=0)
-
-    def line(self) -> str:
-        parts = [f"{self._done}/{self._total} {self._unit}", self._name, self._cell, self._speed, self._left()]
-        return "  ".join(part for part in parts if part)
-
-
-def _document(config: RunConfig, asked: _Asked, left_out: list[LeftOut]) -> dict[str, Any]:
+def _document(config: RunConfig, asked: Work, left_out: list[LeftOut]) -> dict[str, Any]:
     from kvbench.runner import env
 
     return {

@@ -1,4 +1,4 @@
-"""What each attention layer of a model looks like, learnt from one forward pass instead of from per-model tables.
+"""The shape of each attention layer of a model, learnt from one forward pass instead of from per-model tables.
 
 The model is run once on one token with a recording attention function; every layer reports its own head counts,
 dimensions, scale, sliding window, logit cap and sinks exactly as the model hands them over. Works on real and on meta
@@ -16,7 +16,7 @@ import torch
 
 from kvbench.console import faults
 from kvbench.console.faults import words
-from kvbench.engine.attention.interface import AttentionCall, route
+from kvbench.engine.attention.interface import AttentionCall, route, run
 from kvbench.errors import KVBenchError, UserError, show
 from kvbench.eviction.api import State
 
@@ -40,7 +40,7 @@ class LayerGeometry:
     sinks: bool = False
 
     def entry_bytes(self, element: int) -> int:
-        """Bytes of one entry over all KV heads: K, V and a 4-byte position per head. `element`: bytes a number."""
+        """Bytes of one entry over all KV heads: K, V and a 4-byte position per head. `element`: bytes per number."""
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:
@@ -92,22 +92,17 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
 
     device = next(model.parameters()).device
     with torch.no_grad(), route(model, record), own_failures(model):
-        model(
-            input_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
-            position_ids=torch.zeros(1, 1, dtype=torch.long, device=device),
-            attention_mask=None,
-            past_key_values=None,
-            use_cache=False,
-        )
+        first = torch.zeros(1, 1, dtype=torch.long, device=device)
+        run(model, input_ids=first, position_ids=first)
     wanted = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
     if not layers or len(layers) != wanted:
         raise UserError(
             f"architecture {show(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers "
             "have no KV cache that kvbench can manage (linear attention, state space, or an own attention path)."
         )
-    found = tuple(layers[i] for i in sorted(layers))
-    _check_windows(model.config, found)
-    return found
+    geometry = tuple(layers[i] for i in sorted(layers))
+    _check_windows(model.config, geometry)
+    return geometry
 
 
 def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
@@ -124,7 +119,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any) -> Iterator[None]:
-    """Name the model type in whatever its code raises. A full or broken device is no fault of the model's code."""
+    """Name the model type in the errors of its code. A full or broken device is no fault of the model's code."""
     try:
         yield
     except Exception as error:
@@ -137,8 +132,13 @@ def own_failures(model: Any) -> Iterator[None]:
         ) from error
 
 
+def largest_group(geometry: Sequence[LayerGeometry]) -> int:
+    """Query heads per KV head, of the layer that has the most."""
+    return max((g.group for g in geometry), default=1)
+
+
 def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:
-    """The geometry as sequences of at most `longest` tokens meet it: a window that none outgrows is no window."""
+    """The geometry as sequences of at most `longest` tokens meet it: drops windows that no sequence outgrows."""
     return tuple(replace(g, window=None) if g.window is not None and g.window >= longest else g for g in geometry)
 
 
@@ -173,7 +173,7 @@ def refuse_state(model: Any) -> None:
 
 
 def refuse_unsupported(config: Any) -> None:
-    """Refuse by name what would be served wrongly. Raises UserError."""
+    """Raises UserError for a model that the engine would serve wrongly."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
     foreign = kinds - {"full_attention", "sliding_attention"}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -104,15 +105,51 @@ def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
             _replaced.clear()
 
 
+def run(model: Any, **inputs: Any) -> Any:
+    """What a forward pass returns; the model keeps no cache and makes no mask of its own."""
+    return model(**inputs, attention_mask=None, past_key_values=None, use_cache=False)
+
+
+class RoutedModel:
+    """A model whose attention goes to the handler of the forward pass under way.
+
+        with model.routed():
+            out = model.run(handler, input_ids=ids, position_ids=positions)
+
+    Routing costs about a millisecond, choosing a handler nothing: reading a prompt and decoding take turns in one
+    routing. hidden: as of `route`.
+    """
+
+    def __init__(self, model: Any, hidden: bool) -> None:
+        self.model, self.hidden = model, hidden
+        self._handlers: list[Handler] = []
+
+    def routed(self) -> AbstractContextManager[None]:
+        return route(self.model, lambda call: self._handlers[-1](call), self.hidden)
+
+    @contextlib.contextmanager
+    def attend(self, handler: Handler) -> Iterator[None]:
+        """Forward passes inside the block attend with `handler`."""
+        self._handlers.append(handler)
+        try:
+            yield
+        finally:
+            self._handlers.pop()
+
+    def run(self, handler: Handler, **inputs: Any) -> Any:
+        with self.attend(handler):
+            return run(self.model, **inputs)
+
+
 def text_model(model: Any) -> Any:
     """The part of a model that attends to tokens: the language model of a vision-language model, which may have an
     attention implementation of its own.
     """
     try:
-        found = model.get_decoder()
+        decoder = model.get_decoder()
     except (AttributeError, NotImplementedError):  # transformers does not know it
         return model
-    return found if hasattr(found, "set_attn_implementation") else model
+    return decoder if hasattr(decoder, "set_attn_implementation") else model
 
 
 def set_implementation(model: Any, name: str) -> None:
@@ -139,8 +176,8 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
         is_causal: bool | None = None,
         **extra: Any,
     ) -> tuple[torch.Tensor, None]:
-        for name, given in extra.items():
-            if given is not None and name not in _HARMLESS:
+        for name, argument in extra.items():
+            if argument is not None and name not in _HARMLESS:
                 owner = show(type(module).__name__)
                 raise UserError(f"{owner} passes {show(name)} to attention, which kvbench does not apply.")
         if attention_mask is not None:  # none is given to the model, and transformers makes none for this function

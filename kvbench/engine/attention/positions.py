@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kvbench.engine.attention.geometry import own_failures
-from kvbench.engine.attention.interface import AttentionCall, route
+from kvbench.engine.attention.interface import AttentionCall, route, run
 from kvbench.errors import UserError, show
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-3}  # of the largest number
@@ -42,13 +42,13 @@ def first_queries(model: Any, ids: torch.Tensor, position: int | None) -> torch.
 
     position: of the first token; None: the model's own positions.
     """
-    found: list[torch.Tensor] = []
+    queries: list[torch.Tensor] = []
 
     def record(call: AttentionCall) -> torch.Tensor:
-        found.append(call.query)
+        queries.append(call.query)
         raise _Stop
 
-    given = {} if position is None else {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None] + position}
+    at = {} if position is None else {"position_ids": torch.arange(ids.shape[1], device=ids.device)[None] + position}
     with route(model, record), own_failures(model), contextlib.suppress(_Stop):
-        model(input_ids=ids, **given, attention_mask=None, past_key_values=None, use_cache=False)
-    return found[0]
+        run(model, input_ids=ids, **at)
+    return queries[0]

@@ -40,5 +40,5 @@ def read_rope(model: Any) -> Rope:
 
 def _frequencies(model: Any) -> list[torch.Tensor]:
     """Candidates: every buffer of the model that is named as transformers names RoPE's frequencies."""
-    found = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
-    return [found[name].float() for name in sorted(found)]
+    buffers = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
+    return [buffers[name].float() for name in sorted(buffers)]

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.cache.prompt import PackedLayer
-from kvbench.engine.cache.slot_cache import Batch, EvictingStore, RingStore, Rows, Shape, SlotCache
+from kvbench.engine.cache.prompt_layer import PackedLayer
+from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotBatch, SlotCache
+from kvbench.engine.rules import Rows
 from kvbench.eviction.columns import fixed
 
 
@@ -33,7 +34,8 @@ class DenseStore(EvictingStore):
         self.columns = {c.name: torch.full(size, c.init, device=device) for c in shape.columns}
         self.known = [0] * shape.slots  # rows whose positions and columns are written
 
-    def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor) -> None:
+    def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
+        super().install(packed, slots, index, seen)
         length, heads = packed.lengths[0], self.geometry.kv_heads
         mine = [self.keys, self.values, self.positions, *self.columns.values()]
         theirs = [packed.keys, packed.values, packed.positions, *(packed.columns[name] for name in self.columns)]
@@ -42,7 +44,7 @@ class DenseStore(EvictingStore):
         for slot in slots:
             self.known[slot] = length
 
-    def complete(self, batch: Batch) -> None:
+    def complete(self, batch: SlotBatch) -> None:
         length = self.lengths[batch.slots[0]]
         for known in sorted({self.known[s] for s in batch.slots}):
             some = [i for i, s in enumerate(batch.slots) if self.known[s] == known]
@@ -50,7 +52,7 @@ class DenseStore(EvictingStore):
             seen = batch.seen if whole else batch.seen[some]
             at: torch.Tensor | slice = batch.index[some]
             if whole:
-                at = slice(None) if batch.everyone else batch.index
+                at = slice(None) if batch.all_slots else batch.index
             ages = torch.arange(length - known, 0, -1, device=seen.device)
             self.positions[at, :, known:length] = (seen[:, None] - ages).int()[:, None, :]
             for spec in self.specs:
@@ -58,22 +60,22 @@ class DenseStore(EvictingStore):
         for s in batch.slots:
             self.known[s] = length
 
-    def rows(self, batch: Batch) -> Rows:
+    def rows(self, batch: SlotBatch) -> Rows:
         length = self.lengths[batch.slots[0]]
 
         def pick(x: torch.Tensor) -> torch.Tensor:
-            return x[:, :, :length] if batch.everyone else x[batch.index, :, :length]
+            return x[:, :, :length] if batch.all_slots else x[batch.index, :, :length]
 
         columns = {name: pick(column) for name, column in self.columns.items()}
         return Rows(pick(self.keys), pick(self.values), pick(self.positions).long(), columns, None)
 
-    def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
-        if batch.everyone:
+    def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
+        if batch.all_slots:
             self.columns[name][:, :, : value.shape[-1]] = value
         else:
             self.columns[name][batch.index, :, : value.shape[-1]] = value
 
-    def compact(self, batch: Batch, keep: torch.Tensor) -> None:
+    def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
         count, heads = batch.allowed, self.geometry.kv_heads
         holes = (~keep[..., :count]).nonzero()  # [m, 3] (sequence, head, row), as many as there are movers,
         movers = keep[..., count:].nonzero()  # and in the same (sequence, head) order
@@ -108,25 +110,19 @@ class DenseCache(SlotCache):
         )
 
     def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
-        index = torch.tensor(slots, device=self.device)
-        for layer in self.layers:
-            part = packed[layer.geometry.index]
-            layer.install_extras(part, index, seen)
-            if isinstance(layer, DenseStore):
-                layer.install(part, slots, index)
-            elif isinstance(layer, RingStore):
-                layer.install(part, index, seen)
+        super().install(packed, slots, seen)
         length = next((packed[store.geometry.index].lengths[0] for store in self.evicting), 0)
         for slot in slots:
-            self.lengths[slot], self.seen[slot] = length, seen
+            self.lengths[slot] = length
 
     def advance(self, slots: Sequence[int]) -> None:
+        super().advance(slots)
         for slot in slots:
             self.lengths[slot] += 1
-            self.seen[slot] += 1
 
     def clear(self, slot: int) -> None:
-        self.lengths[slot] = self.seen[slot] = 0
+        super().clear(slot)
+        self.lengths[slot] = 0
 
     def held(self, slot: int) -> float:
         return self.lengths[slot]

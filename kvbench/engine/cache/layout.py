@@ -13,6 +13,7 @@ from kvbench.engine.attention.geometry import (
     check_equal_heads,
     check_evicts,
     for_lengths,
+    largest_group,
     per_query_head,
 )
 from kvbench.engine.cache.dense import DenseCache
@@ -40,6 +41,10 @@ class Lengths:
     output: int
     tail: int = 0
 
+    @classmethod
+    def of(cls, max_tokens: int, max_output: int | None = None, tail: int = 0) -> Lengths:
+        return cls(total=max_tokens, output=min(max_output or max_tokens, max_tokens), tail=tail)
+
 
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
     """Entries that a budget means for one sequence, in the heads that the method sees; None when it takes none.
@@ -55,7 +60,7 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 
 
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
-    """Rows a head of a slot needs on average: budget plus growth between evictions, or all that nothing bounds."""
+    """Mean rows per head of a slot: budget plus growth between evictions, or the whole sequence if unbounded."""
     if not method.takes_budget or budget is None:
         return lengths.total
     growth = method.during("decode").trigger(interval).growth
@@ -79,7 +84,7 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     """The geometry as sequences of at most `longest` tokens and the method meet it.
 
     Raises:
-        UserError: there is nothing to evict, or heads that an uneven budget cannot be counted over.
+        UserError: there is nothing to evict, or layers differ in heads, so an uneven budget cannot be shared.
     """
     fitted = for_lengths(geometry, longest)
     if method.evicts:
@@ -102,7 +107,7 @@ def shape_of(
     geometry: Sequence[LayerGeometry], method: Method, budget: float | None, interval: int, lengths: Lengths, slots: int
 ) -> Shape:
     """What a cache for these sequences must hold; `geometry` as the model has it."""
-    group = max((g.group for g in geometry), default=1)
+    group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)
     return Shape(
         slots=slots,
@@ -128,10 +133,10 @@ def make_cache(
         layout = "dense" if method.uniform else "paged"
     if layout == "dense" and not method.uniform:
         raise UserError(f"{type(method).__name__} spreads its budget unevenly and needs the paged layout.")
-    made = DenseCache if layout == "dense" else PagedCache
-    return made(geometry, shape, device, dtype)
+    kind = DenseCache if layout == "dense" else PagedCache
+    return kind(geometry, shape, device, dtype)
 
 
 def plan_slot_bytes(geometry: Sequence[LayerGeometry], method: Method, shape: Shape, dtype: torch.dtype) -> int:
-    """Bytes a slot would take, without allocating it."""
+    """Bytes per slot, without allocating it."""
     return make_cache(geometry, method, shape, torch.device("meta"), dtype).slot_bytes()

@@ -1,4 +1,4 @@
-"""PagedCache: every layer and KV head of a slot holds as many entries as it was left, in pages of its own.
+"""PagedCache: every layer and KV head of a slot has its own number of entries, in its own pages.
 
 K, V, positions and columns lie in a pool of pages, one pool for each shape of entry; a page belongs to one head of one
 layer of one slot. A block table names the pages of a head in order, so its logical row r is row r % PAGE of its page
@@ -6,19 +6,20 @@ r // PAGE. Free pages are a list. Compaction is hole filling within a head, in t
 that both give the same tokens for a method that keeps heads equal; pages left empty go back to the list.
 
 Block tables and lengths are kept on the host (numpy), because they change every step and decide about memory; one
-copy a step goes to the device. Page 0 is never given out: idle slots write and read there.
+copy per step goes to the device. Page 0 is never allocated: idle slots write and read there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.cache.prompt import PackedLayer
-from kvbench.engine.cache.slot_cache import Batch, EvictingStore, RingStore, Rows, Shape, SlotCache
+from kvbench.engine.cache.prompt_layer import PackedLayer
+from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, Shape, SlotBatch, SlotCache
+from kvbench.engine.rules import Rows
 from kvbench.errors import BudgetViolation
 from kvbench.eviction.columns import fixed
 
@@ -61,7 +62,7 @@ class PagedStore(EvictingStore):
         self.pages = np.zeros(heads, dtype=np.int64)  # how many of a table's entries are in use
 
     def reserve(self, slots: Sequence[int] | np.ndarray, lengths: np.ndarray) -> None:
-        """Give and take pages so that heads of these slots have room for `lengths` [b, Hk] rows."""
+        """Allocate and free pages so that heads of these slots have room for `lengths` [b, Hk] rows."""
         wanted, width = -(-lengths // PAGE), self.table.shape[2]
         if (most := int(wanted.max(initial=0))) > width:
             self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
@@ -95,7 +96,7 @@ class PagedStore(EvictingStore):
         return place, head, row
 
     def shown(self, slot: int) -> tuple[int, bool]:
-        """How many rows of a slot a method is shown, and whether some heads are padded to that.
+        """Rows of a slot that a method sees, and whether some heads are padded to that number.
 
         An uneven slot is padded to whole pages, so that slots can be shown together without depending on each other.
         """
@@ -104,7 +105,8 @@ class PagedStore(EvictingStore):
         uneven = int(lengths.min()) < longest
         return (-(-longest // PAGE) * PAGE if uneven else longest), uneven
 
-    def install(self, packed: PackedLayer, slots: Sequence[int]) -> None:
+    def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
+        super().install(packed, slots, index, seen)
         lengths = np.array(packed.lengths)
         self.reserve(slots, np.tile(lengths, (len(slots), 1)))
         names = list(self.pool.columns)
@@ -117,7 +119,7 @@ class PagedStore(EvictingStore):
             for target, source in zip(targets, sources):
                 target.index_copy_(0, at, source)
 
-    def complete(self, batch: Batch) -> None:
+    def complete(self, batch: SlotBatch) -> None:
         slots = np.array(batch.slots)
         place, head, row = self.live(slots, self.known[slots])
         if not place.size:
@@ -130,7 +132,7 @@ class PagedStore(EvictingStore):
             self.pool.columns[spec.name].index_fill_(0, at, spec.init)
         self.known[slots] = self.lengths[slots]
 
-    def rows(self, batch: Batch) -> Rows:
+    def rows(self, batch: SlotBatch) -> Rows:
         slots, lengths = np.array(batch.slots), self.lengths[batch.slots]
         (count, uneven), heads = self.shown(batch.slots[0]), np.arange(lengths.shape[1])
         at = self.physical(slots[:, None, None], heads[None, :, None], np.arange(count)).view(-1)
@@ -142,13 +144,13 @@ class PagedStore(EvictingStore):
         columns = {name: pick(column) for name, column in self.pool.columns.items()}
         return Rows(pick(self.pool.keys), pick(self.pool.values), pick(self.pool.positions).long(), columns, valid)
 
-    def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
+    def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
         slots = np.array(batch.slots)
         place, head, row = self.live(slots)
         exists = tuple(torch.from_numpy(x).to(self.device) for x in (place, head, row))
         self.pool.columns[name].index_copy_(0, self.physical(slots[place], head, row), value[exists])
 
-    def compact(self, batch: Batch, keep: torch.Tensor) -> None:
+    def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
         slots, stays = np.array(batch.slots), keep.cpu().numpy()
         counts = stays.sum(axis=-1)
         front = np.arange(stays.shape[2]) < counts[..., None]
@@ -186,18 +188,6 @@ class PagedCache(SlotCache):
         self.stores = [layer for layer in self.layers if isinstance(layer, PagedStore)]
         self._heads = sum(store.lengths.shape[1] for store in self.stores)
 
-    def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
-        index = torch.tensor(slots, device=self.device)
-        for layer in self.layers:
-            part = packed[layer.geometry.index]
-            layer.install_extras(part, index, seen)
-            if isinstance(layer, PagedStore):
-                layer.install(part, slots)
-            elif isinstance(layer, RingStore):
-                layer.install(part, index, seen)
-        for slot in slots:
-            self.seen[slot] = seen
-
     def make_room(self) -> None:
         """A page for the next entry of every live head."""
         live = np.array(self.seen) > 0
@@ -207,13 +197,12 @@ class PagedCache(SlotCache):
                 store.reserve(short, store.lengths[short] + 1)
 
     def advance(self, slots: Sequence[int]) -> None:
-        for slot in slots:
-            self.seen[slot] += 1
+        super().advance(slots)
         for store in self.stores:
             store.lengths[list(slots)] += 1
 
     def clear(self, slot: int) -> None:
-        self.seen[slot] = 0
+        super().clear(slot)
         for store in self.stores:
             store.clear(slot)
 
@@ -221,7 +210,7 @@ class PagedCache(SlotCache):
         return float(sum(store.lengths[slot].sum() for store in self.stores)) / max(1, self._heads)
 
     def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """Slots of which equally many rows are shown: that depends on a slot itself, never on its neighbours."""
+        """Slots with equally many shown rows. That number depends on the slot alone, never on its neighbours."""
         paged = [store for store in stores if isinstance(store, PagedStore)]
         groups: dict[tuple[tuple[int, bool], ...], list[int]] = {}
         for slot in slots:

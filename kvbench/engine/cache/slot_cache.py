@@ -17,13 +17,14 @@ from functools import cached_property
 import torch
 
 from kvbench.engine.attention.geometry import LayerGeometry
-from kvbench.engine.cache.prompt import PackedLayer
+from kvbench.engine.cache.prompt_layer import PackedLayer
+from kvbench.engine.rules import Batch, Rows
 from kvbench.eviction.api import Column, State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a cache is made for.
+    """The size of a cache.
 
     Attributes:
         rows: entries per head that a slot has room for, averaged over layers and heads.
@@ -42,32 +43,21 @@ class Shape:
 
 
 @dataclass(slots=True, kw_only=True)
-class Batch:
-    """Slots that a method decides about together, and what it needs to know of them."""
+class SlotBatch(Batch):
+    """Slots that a method decides about together.
+
+    Attributes:
+        index: [b] the slots as a tensor.
+        all_slots: these are all slots of the cache in order, so narrowed tensors serve without a copy.
+    """
 
     slots: list[int]
-    index: torch.Tensor  # [b] slots
-    everyone: bool  # all slots of the cache in order: narrowed tensors serve without a copy
-    seen: torch.Tensor  # [b]
-    prompt_len: torch.Tensor
-    evictions: torch.Tensor
-    noise_key: torch.Tensor
-    allowed: int  # entries that may stay
-
-
-@dataclass(slots=True)
-class Rows:
-    """Live rows of a batch in one layer. valid: None when every head holds equally many."""
-
-    keys: torch.Tensor  # [b, Hk, n, D]
-    values: torch.Tensor
-    positions: torch.Tensor  # [b, Hk, n] int64
-    columns: Mapping[str, torch.Tensor]
-    valid: torch.Tensor | None
+    index: torch.Tensor
+    all_slots: bool
 
 
 class Store:
-    """What every layer keeps in either layout: the newest queries and the method's states."""
+    """A layer of any kind: the newest queries and the method's states."""
 
     def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         g = self.geometry = geometry
@@ -78,14 +68,17 @@ class Store:
             s.name: torch.zeros(slots, *g.state_shape(s), device=device) for s in (shape.states if g.evicts else ())
         }
 
-    def install_extras(self, packed: PackedLayer, slots: torch.Tensor, seen: int) -> None:
-        """Queries and states of a sequence with `seen` tokens, into several slots."""
+    def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
+        """Copy a layer of one sequence with `seen` tokens to several slots; here its queries and states.
+
+        index: the slots as a tensor.
+        """
         for name, state in self.states.items():
-            state[slots] = packed.states[name]
+            state[index] = packed.states[name]
         if width := self.queries.shape[2]:
             count = min(width, packed.queries.shape[1])
-            at = torch.arange(seen - count, seen, device=slots.device) % width
-            self.queries[slots[:, None], :, at] = packed.queries[:, packed.queries.shape[1] - count :].transpose(0, 1)
+            at = torch.arange(seen - count, seen, device=index.device) % width
+            self.queries[index[:, None], :, at] = packed.queries[:, packed.queries.shape[1] - count :].transpose(0, 1)
 
     def keep_queries(self, query: torch.Tensor, positions: torch.Tensor) -> None:
         """Store one new query of every slot: query [S, Hq, 1, D], positions [S]."""
@@ -94,7 +87,7 @@ class Store:
         ring = (ring + (positions % width)[:, None]).view(-1)
         self.queries.view(-1, dim).index_copy_(0, ring, query.reshape(slots * heads, -1))
 
-    def newest_queries(self, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def newest_queries(self, batch: SlotBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """The newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
         _, heads, width, dim = self.queries.shape
         positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
@@ -105,7 +98,7 @@ class Store:
         return self.queries.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
 
     def extra_bytes(self) -> int:
-        """Of one slot's queries and states."""
+        """Bytes of one slot's queries and states."""
         tensors = [self.queries, *self.states.values()]
         return sum(t[0].numel() * t.element_size() for t in tensors)
 
@@ -120,13 +113,14 @@ class RingStore(Store):
         self.keys = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.head_dim, device=device, dtype=dtype)
         self.values = torch.zeros(shape.slots, g.kv_heads, self.capacity, g.value_dim, device=device, dtype=dtype)
 
-    def install(self, packed: PackedLayer, slots: torch.Tensor, seen: int) -> None:
+    def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
+        super().install(packed, slots, index, seen)
         heads = self.geometry.kv_heads
         kept = min(seen, self.capacity, len(packed.keys) // heads)
-        at = torch.arange(seen - kept, seen, device=slots.device) % self.capacity
+        at = torch.arange(seen - kept, seen, device=index.device) % self.capacity
         for mine, theirs in ((self.keys, packed.keys), (self.values, packed.values)):
             rows = theirs.view(heads, -1, theirs.shape[-1])  # the newest tokens, all heads alike
-            mine[slots[:, None], :, at] = rows[:, rows.shape[1] - kept :].transpose(0, 1)
+            mine[index[:, None], :, at] = rows[:, rows.shape[1] - kept :].transpose(0, 1)
 
     def bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in (self.keys, self.values))
@@ -136,19 +130,19 @@ class EvictingStore(Store, ABC):
     """A layer that methods evict."""
 
     @abstractmethod
-    def complete(self, batch: Batch) -> None:
+    def complete(self, batch: SlotBatch) -> None:
         """Write positions and initial columns of the rows appended since the last call."""
 
     @abstractmethod
-    def rows(self, batch: Batch) -> Rows:
+    def rows(self, batch: SlotBatch) -> Rows:
         """The batch's live rows."""
 
     @abstractmethod
-    def write(self, batch: Batch, name: str, value: torch.Tensor) -> None:
+    def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
         """New values [b, Hk, n] of a column."""
 
     @abstractmethod
-    def compact(self, batch: Batch, keep: torch.Tensor) -> None:
+    def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
         """Drop all rows but those of keep [b, Hk, n], in place."""
 
 
@@ -172,17 +166,22 @@ class SlotCache(ABC):
     def evicting(self) -> list[EvictingStore]:
         return [layer for layer in self.layers if isinstance(layer, EvictingStore)]
 
-    @abstractmethod
     def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
-        """Put one sequence of `seen` tokens, layer by layer as packed, into several slots."""
+        """Copy one sequence of `seen` tokens to several slots."""
+        index = torch.tensor(slots, device=self.device)
+        for layer in self.layers:
+            layer.install(packed[layer.geometry.index], slots, index, seen)
+        for slot in slots:
+            self.seen[slot] = seen
 
-    @abstractmethod
     def advance(self, slots: Sequence[int]) -> None:
         """One token was written to each of these slots."""
+        for slot in slots:
+            self.seen[slot] += 1
 
-    @abstractmethod
     def clear(self, slot: int) -> None:
         """The sequence has ended; its memory is free."""
+        self.seen[slot] = 0
 
     @abstractmethod
     def held(self, slot: int) -> float:
@@ -190,8 +189,9 @@ class SlotCache(ABC):
 
     @abstractmethod
     def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """The slots grouped so that, in these layers, a group can be decided about together and nobody's result
-        depends on who else is in it.
+        """The slots in groups that a method can decide about together, in these layers.
+
+        No sequence's result depends on the others of its group.
         """
 
     @abstractmethod
@@ -200,21 +200,21 @@ class SlotCache(ABC):
 
     @abstractmethod
     def live_bytes(self, slot: int) -> int:
-        """Bytes that a slot's sequence occupies: K, V, positions, columns, stored queries, states, rings."""
+        """Bytes of a slot's sequence: K, V, positions, columns, stored queries, states, rings."""
 
     @abstractmethod
     def extra_bytes(self, slot: int) -> int:
-        """Of `live_bytes`, what is neither key nor value: positions, columns, stored queries, states."""
+        """The part of `live_bytes` beside keys and values: positions, columns, stored queries, states."""
 
     @abstractmethod
     def bytes(self) -> int:
-        """Allocated in all."""
+        """Allocated bytes of all slots."""
 
     def slot_bytes(self) -> int:
         return self.bytes() // self.slots
 
     def fixed_bytes(self, seen: int) -> int:
-        """Of a slot with `seen` tokens, whatever its length: stored queries, states, and rings as far as filled."""
+        """Bytes of a slot with `seen` tokens beside its entries: stored queries, states, filled parts of rings."""
         rings = (layer for layer in self.layers if isinstance(layer, RingStore))
         element = self.dtype.itemsize
         filled = sum(min(seen, ring.capacity) * ring.geometry.entry_bytes(element) for ring in rings)
@@ -222,5 +222,5 @@ class SlotCache(ABC):
 
     @cached_property
     def stored_bytes(self) -> int:
-        """Of one slot's stored queries and states, which never change."""
+        """Bytes of one slot's stored queries and states, which never change."""
         return sum(layer.extra_bytes() for layer in self.layers)

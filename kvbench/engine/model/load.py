@@ -45,9 +45,6 @@ class LoadedModel:
     def decode(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
-    def weight_bytes(self) -> int:
-        return sum(p.numel() * p.element_size() for p in self.model.parameters())
-
 
 def pick_device(name: str) -> torch.device:
     """ "auto", "cpu", "cuda" or "cuda:N". Raises SetupError when no such device is visible."""

@@ -1,6 +1,6 @@
 """Faster linear layers on a CPU: weights packed once for oneDNN's matrix product of few rows.
 
-A decode step multiplies a few rows (one a slot) with every weight matrix. torch's default product packs the weights
+A decode step multiplies a few rows (one per slot) with every weight matrix. torch's default product packs the weights
 anew at each call; with 2 to 32 rows that costs 1.1 to 4 times the product itself. Packed layers give a row the same
 bits wherever it stands and whatever the other rows hold, like the default ones, but not the same last bits as those.
 """

@@ -1,4 +1,4 @@
-"""The shape of a model, which a plan is made from: its attention layers, and how many parameters a step reads.
+"""The shape of a model, the input of a plan: its attention layers, and the parameters that a step reads.
 
 read_shape(config)        without weights, on the meta device
 shape_of_model(model)     of a model that is built
@@ -47,7 +47,7 @@ def read_shape(config: Any) -> ModelShape:
 
     Raises:
         UserError: the model is not supported.
-        ProbeFailed: only the loaded model tells.
+        ProbeFailed: the layers show only in the loaded model.
     """
     model = _on_meta(config)
     return _shape(model, read_geometry(model))
@@ -82,7 +82,7 @@ def estimate_shape(config: Any) -> ModelShape:
         heads, layers = int(text.num_attention_heads), int(text.num_hidden_layers)
         kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
         dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    except Exception as error:  # of transformers' configurations, some of which have one number a layer
+    except Exception as error:  # of transformers' configurations, some of which have one number per layer
         raise _only_loaded(config, error) from error
     layer = {"query_heads": heads, "kv_heads": kv_heads, "head_dim": dim, "value_dim": dim, "scaling": dim**-0.5}
     return _shape(_on_meta(config), tuple(LayerGeometry(index=i, **layer) for i in range(layers)))
@@ -106,7 +106,7 @@ def _only_loaded(config: Any, error: Exception) -> ProbeFailed:
 
 def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
     decoder, head = text_model(model), model.get_output_embeddings()
-    tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}  # one row a slot is read
+    tables = {id(m.weight) for m in decoder.modules() if isinstance(m, torch.nn.Embedding)}  # one row per slot is read
     read = {id(p): p.numel() for p in decoder.parameters() if id(p) not in tables}  # no vision tower
     read |= {id(p): p.numel() for p in head.parameters()} if head is not None else {}
     routed = sum(read.get(id(p), 0) for p in _routed_experts(model))
@@ -122,11 +122,11 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
 def _routed_experts(model: Any) -> Iterator[torch.Tensor]:
     """Weights that transformers keeps for all experts of a layer together: [experts, rows, columns].
 
-    The module tells how many experts there are, or else the configuration.
+    Their number comes from the module, else from the configuration.
     """
-    told = _first(model.config.get_text_config(), EXPERTS)
+    configured = _first(model.config.get_text_config(), EXPERTS)
     for module in model.modules():
-        experts = getattr(module, "num_experts", told)
+        experts = getattr(module, "num_experts", configured)
         yield from (p for p in module.parameters(recurse=False) if p.ndim == 3 and p.shape[0] == experts)
 
 
@@ -138,7 +138,7 @@ def _active_share(config: Any) -> float:
 
 def _first(config: Any, names: tuple[str, ...]) -> int | None:
     """The first of these numbers that a configuration has; None without one, and where layers differ in it."""
-    return next((found for name in names if type(found := getattr(config, name, None)) is int), None)
+    return next((number for name in names if type(number := getattr(config, name, None)) is int), None)
 
 
 def use_threads(shape: ModelShape, device: torch.device) -> int:

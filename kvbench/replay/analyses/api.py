@@ -1,6 +1,6 @@
-"""What an analysis is: it listens while answers are read, and ends as tidy rows, a short table and pictures.
+"""The interface of an analysis: it listens while answers are read, and returns tidy rows, a short table and pictures.
 
-An analysis is one file beside this one, with a class under ``@register("name")``; being there is enough. No torch is
+An analysis is one file beside this one, with a class under ``@register("name")``; kvbench finds it there. No torch is
 imported until it works: ``--help`` lists the analyses.
 
     @register("sparsity")
@@ -18,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from kvbench.errors import UserError, show
-from kvbench.eviction.budget import Budget, entries, label
+from kvbench.eviction.budget import entries, label
 from kvbench.registry import did_you_mean
 
 if TYPE_CHECKING:
     import torch
 
+    from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import Trace
 
 WINDOW = 16  # queries of a window: those that G-KV and R-KV score by (w)
@@ -36,7 +37,7 @@ A = TypeVar("A", bound="type[Analysis]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """What analyses know of a task before anything is read.
+    """A task and its traces, as analyses know them before anything is read.
 
     Attributes:
         text: one token as text.
@@ -71,24 +72,11 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
-    """A method at a budget."""
-
-    method: str
-    budget: Budget | None
-    bounded: bool  # evicts while decoding, too
-
-    @property
-    def columns(self) -> Row:
-        whole = self.budget if isinstance(self.budget, int) else None
-        return {"method": self.method, "budget": whole, "budget_share": self.budget if whole is None else None}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """What a method holds of b traces as a block of the answer begins, or (`index` None) at the end.
 
     Attributes:
+        bounded: whether the method evicts while decoding, too.
         traces: places in `Study.traces`; layers: the model's indices of the L layers that evict.
         index, count: this block and how many the answer has.
         prompt, seen: tokens of the prompt, and read so far.
@@ -98,7 +86,8 @@ class Moment:
             the interval); None at the end.
     """
 
-    cell: Cell
+    chosen: Chosen
+    bounded: bool
     traces: list[int]
     layers: list[int]
     index: int | None
@@ -112,7 +101,7 @@ class Moment:
     @property
     def due(self) -> bool:
         """Whether a cache of this budget cannot hold everything any more: equal for all methods of a budget."""
-        return self.cell.budget is None or self.seen > entries(self.cell.budget, self.prompt)
+        return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
 class Analysis(ABC):
@@ -136,7 +125,7 @@ class Analysis(ABC):
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """What was found, once everything was read."""
+        """The results, once everything was read."""
 
     @staticmethod
     @abstractmethod
@@ -216,7 +205,7 @@ def named(row: Row) -> str:
 
 
 def panel(row: Row) -> str:
-    """``walk, budget 64``, for titles. What takes no budget stands in a panel of its own."""
+    """``walk, budget 64``, for titles. Methods without a budget have a panel of their own."""
     return row["task"] + ("" if size(row) == "-" else f", budget {size(row)}")
 
 

@@ -41,14 +41,21 @@ class Density(MethodAnalysis):
             share, uniform = kept[:, i] / held.sum(dim=1), tokens[i] / seen
             every = float(tokens[i] * layers * heads)
             sums = {"share": share, "uniform": uniform, "kept": kept[:, i], "entries": every}
-            self._tally.add((moment.cell, when, i), moment.traces, **sums)
+            self._tally.add((moment.chosen, when, i), moment.traces, **sums)
 
     def rows(self) -> list[Row]:
         """when: "evictions" or "end"; low, high: the bin."""
         ratios = {"density": ("share", "uniform"), "kept": ("kept", "entries")}
         return [
-            {"task": self.study.task, **cell.columns, "when": when, "low": i / BINS, "high": (i + 1) / BINS, **figures}
-            for (cell, when, i), figures in self._tally.figures(**ratios)
+            {
+                "task": self.study.task,
+                **chosen.columns,
+                "when": when,
+                "low": i / BINS,
+                "high": (i + 1) / BINS,
+                **figures,
+            }
+            for (chosen, when, i), figures in self._tally.figures(**ratios)
         ]
 
     @staticmethod

@@ -9,7 +9,7 @@ later one b:
     mass    = what b pays to S_a, over what b pays to all tokens older than a: kept by a cache that keeps S_a alone
 
 Method-independent (full cache). At most `ANCHORS` earlier windows are compared with the later ones, so memory stays
-ANCHORS x Hk x T flags a layer.
+ANCHORS x Hk x T flags per layer.
 """
 
 from __future__ import annotations

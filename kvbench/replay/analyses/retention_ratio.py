@@ -10,11 +10,15 @@ own right answers the script's ratio is a line of pandas on a run's rows (docs/a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from kvbench.eviction.budget import entries
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import Cell, MethodAnalysis, Moment, Row, Study, Table, fixed, panel, register, size
+from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Study, Table, fixed, panel, register, size
 from kvbench.replay.analyses.tally import Tally
+
+if TYPE_CHECKING:
+    from kvbench.replay.choices import Chosen
 
 
 @register("retention-ratio")
@@ -25,7 +29,8 @@ class RetentionRatio(MethodAnalysis):
     def __init__(self, study: Study) -> None:
         super().__init__(study)
         self._tally = Tally(study)
-        self._seen: dict[Cell, int] = {}
+        self._seen: dict[Chosen, int] = {}
+        self._bounded: dict[Chosen, bool] = {}
 
     def moment(self, moment: Moment) -> None:
         if moment.index is not None:
@@ -34,25 +39,26 @@ class RetentionRatio(MethodAnalysis):
         for i, place in enumerate(moment.traces):
             trace = self.study.traces[place]
             right = self.study.right.get((trace.request.doc_id, trace.sample), False)
-            self._seen[moment.cell] = self._seen.get(moment.cell, 0) + 1
+            self._bounded[moment.chosen] = moment.bounded
+            self._seen[moment.chosen] = self._seen.get(moment.chosen, 0) + 1
             total = len(trace.prompt) + len(trace.answer)
-            budget = moment.cell.budget
+            budget = moment.chosen.budget
             script = 1.0 if budget is None else min(1.0, entries(budget, len(trace.prompt)) / total)
             of = {"right": 1.0, "ratio": float(held[i]) / moment.seen, "script": script} if right else {"right": 0.0}
-            self._tally.add((moment.cell,), [place], **{"ratio": 0.0, "script": 0.0} | of)
+            self._tally.add((moment.chosen,), [place], **{"ratio": 0.0, "script": 0.0} | of)
 
     def rows(self) -> list[Row]:
         """answers, right: how many were read, and how many of them count."""
         return [
             {
                 "task": self.study.task,
-                **cell.columns,
-                "decode_bounded": cell.bounded,
-                "answers": self._seen[cell],
-                "right": int(self._tally.total((cell,), "right")),
+                **chosen.columns,
+                "decode_bounded": self._bounded[chosen],
+                "answers": self._seen[chosen],
+                "right": int(self._tally.total((chosen,), "right")),
                 **figures,
             }
-            for (cell,), figures in self._tally.figures(ratio=("ratio", "right"), script=("script", "right"))
+            for (chosen,), figures in self._tally.figures(ratio=("ratio", "right"), script=("script", "right"))
         ]
 
     @staticmethod

@@ -55,13 +55,13 @@ class Survival(MethodAnalysis):
             ages = slice(max(0, seen - oldest), seen - oldest // 2 if oldest > YOUNGEST else seen)
             sums = {name: part[..., ages].sum(dim=-1) for name, part in parts.items()}  # [L, b, Hk]
             self._tally.add(
-                (moment.cell, oldest, None, None),
+                (moment.chosen, oldest, None, None),
                 moment.traces,
                 **{name: s.sum(dim=(0, 2)) for name, s in sums.items()},
             )
             for layer in range(layers):
                 for head in range(heads):
-                    key = (moment.cell, oldest, moment.layers[layer], head)
+                    key = (moment.chosen, oldest, moment.layers[layer], head)
                     self._tally.add(key, moment.traces, **{name: s[layer, :, head] for name, s in sums.items()})
             oldest *= 2
 

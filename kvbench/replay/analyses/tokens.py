@@ -71,7 +71,7 @@ class Tokens(MethodAnalysis):
                     "task": self.study.task,
                     "doc_id": trace.request.doc_id,
                     "sample": trace.sample,
-                    **moment.cell.columns,
+                    **moment.chosen.columns,
                     "seen": moment.seen,
                     "end": moment.index is None,
                     "position": position,
@@ -85,7 +85,7 @@ class Tokens(MethodAnalysis):
 
     def _chosen(self, moment: Moment) -> bool:
         """Whether this block is one of the `SHOWN`, of all that begin with more tokens than the budget."""
-        budget = moment.cell.budget
+        budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)
         due = [i for i in range(moment.count) if moment.prompt + i * self.study.interval > most]
         return moment.index in {due[i * len(due) // SHOWN] for i in range(SHOWN if due else 0)}

@@ -21,9 +21,9 @@ from torch.nn import functional as F
 from kvbench import registry
 from kvbench.engine.attention.geometry import LayerGeometry, check_equal_heads, check_evicts, for_lengths
 from kvbench.engine.attention.interface import AttentionCall
-from kvbench.engine.cache.prompt import Rules, given
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import model_fields
+from kvbench.engine.rules import Rules
 from kvbench.eviction.api import Method
 from kvbench.eviction.terms.capacity import Hinge, capacity_loss
 from kvbench.eviction.terms.gates import Gate, GateForm, Tie
@@ -149,7 +149,7 @@ class Student:
         self.log_beta: list[torch.Tensor] = []
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
-        columns = given(self.rules.method, self.rules, self.geometry[call.layer], call)
+        columns = self.rules.columns_of_new_tokens(self.geometry[call.layer], call)
         if not columns:  # a layer with a sliding window
             return plain(call)
         self.log_beta.append(columns["log_beta"])

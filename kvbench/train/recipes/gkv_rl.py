@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from kvbench.engine.cache.prompt import KeptLog
 from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.rules import KeptLog
 from kvbench.eviction import noise
 from kvbench.records import Generation, Sampling
 from kvbench.train.gkv import SparseRecipe, request

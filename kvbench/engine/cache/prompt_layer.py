@@ -1,0 +1,163 @@
+"""One layer of a prompt's KV: it grows by blocks of tokens, loses rows at evictions, and is handed over packed.
+
+Heads may end with different numbers of entries; they are then padded to the longest, and `valid` marks the rows that
+exist.
+
+Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n rows, D head
+dimension, t new tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.rules import Rows
+from kvbench.eviction.api import Method
+from kvbench.eviction.columns import expanded
+
+
+@dataclass(slots=True)
+class PackedLayer:
+    """One layer of one sequence, the rows of its heads one after the other."""
+
+    lengths: list[int]  # of each head
+    keys: torch.Tensor  # [sum of lengths, D]
+    values: torch.Tensor
+    positions: torch.Tensor  # [sum of lengths] int32
+    columns: dict[str, torch.Tensor]
+    states: dict[str, torch.Tensor]
+    queries: torch.Tensor  # [Hq, w, D] the newest ones, oldest first
+
+    def bytes(self) -> int:
+        tensors = [self.keys, self.values, self.positions, self.queries, *self.columns.values(), *self.states.values()]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+
+class PromptLayer:
+    """One layer of b prompts."""
+
+    def __init__(
+        self, geometry: LayerGeometry, b: int, rows: int, method: Method, queries: int, like: torch.Tensor
+    ) -> None:
+        g = self.geometry = geometry
+        device = like.device
+        self.keys = torch.zeros(b, g.kv_heads, rows, g.head_dim, device=device, dtype=like.dtype)
+        self.values = torch.zeros(b, g.kv_heads, rows, g.value_dim, device=device, dtype=like.dtype)
+        self.positions = torch.zeros(b, g.kv_heads, rows, device=device, dtype=torch.int64)
+        self.specs = expanded(method.columns(), g.group) if g.evicts else ()
+        self.columns = {c.name: torch.full(self.positions.shape, c.init, device=device) for c in self.specs}
+        self.states = {
+            s.name: torch.zeros(b, *g.state_shape(s), device=device) for s in (method.states() if g.evicts else ())
+        }
+        width = queries if g.evicts else 0
+        self.queries = torch.zeros(b, g.query_heads, width, g.head_dim, device=device, dtype=like.dtype)
+        self.rows = 0
+        self.valid: torch.Tensor | None = None  # [b, Hk, rows]; None: every row exists
+
+    def append(self, key: torch.Tensor, value: torch.Tensor, query: torch.Tensor, start: int) -> None:
+        """Add t tokens from position `start`: key, value [b, Hk, t, D], query [b, Hq, t, D]."""
+        t = key.shape[2]
+        end = self.rows + t
+        if end > self.keys.shape[2]:
+            self._grow(end)
+        self.keys[:, :, self.rows : end] = key
+        self.values[:, :, self.rows : end] = value
+        self.positions[:, :, self.rows : end] = torch.arange(start, start + t, device=key.device)
+        for spec in self.specs:
+            self.columns[spec.name][:, :, self.rows : end] = spec.init
+        if self.valid is not None:
+            self.valid = torch.cat([self.valid, torch.ones_like(self.valid[:, :, :1]).expand(-1, -1, t)], dim=2)
+        if width := self.queries.shape[2]:
+            self.queries = torch.cat([self.queries, query[:, :, -width:]], dim=2)[:, :, -width:]
+        self.rows = end
+
+    def keep(self, mask: torch.Tensor) -> None:
+        """Drop all rows but those of mask [b, Hk, rows]; memory follows."""
+        counts = mask.sum(dim=-1)
+        longest = int(counts.max())
+        # A stable sort brings the kept to the front without changing their order.
+        order = (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :longest]
+        self._take(order)
+        exists = torch.arange(longest, device=mask.device) < counts[..., None]
+        self.valid = None if bool(exists.all()) else exists
+
+    def shown(self, rows: int) -> Rows:
+        """The first `rows` rows."""
+        columns = {name: column[:, :, :rows] for name, column in self.columns.items()}
+        valid = None if self.valid is None else self.valid[:, :, :rows]
+        return Rows(self.keys[:, :, :rows], self.values[:, :, :rows], self.positions[:, :, :rows], columns, valid)
+
+    def write(self, values: dict[str, torch.Tensor]) -> None:
+        """Store new values of columns [b, Hk, n], for the first n rows, and of states."""
+        for name, value in values.items():
+            if name in self.columns:
+                self.columns[name][:, :, : value.shape[-1]] = value
+            else:
+                self.states[name] = value
+
+    def truncate(self, rows: int) -> None:
+        """Forget the rows from `rows` on."""
+        self.rows = rows
+        if self.valid is not None:
+            self.valid = self.valid[:, :, :rows]
+
+    def forget_before(self, position: int) -> None:
+        """Drop the tokens that a sliding window has left behind."""
+        first = int((self.positions[0, 0, : self.rows] < position).sum())
+        order = torch.arange(first, self.rows, device=self.keys.device).expand(*self.positions.shape[:2], -1)
+        self._take(order)
+
+    def copy(self) -> PromptLayer:
+        other = object.__new__(PromptLayer)
+        other.__dict__ = {n: v.clone() if isinstance(v, torch.Tensor) else v for n, v in self.__dict__.items()}
+        other.columns = {n: c.clone() for n, c in self.columns.items()}
+        return other
+
+    def pack(self, row: int) -> PackedLayer:
+        keep = torch.ones_like(self.positions[row, :, : self.rows], dtype=torch.bool)
+        if self.valid is not None:
+            keep = self.valid[row]
+
+        def live(x: torch.Tensor) -> torch.Tensor:
+            return x[row, :, : self.rows][keep]
+
+        return PackedLayer(
+            lengths=keep.sum(dim=-1).tolist(),
+            keys=live(self.keys),
+            values=live(self.values),
+            positions=live(self.positions).int(),
+            columns={name: live(column) for name, column in self.columns.items()},
+            states={name: state[row] for name, state in self.states.items()},
+            queries=self.queries[row],
+        )
+
+    def held(self) -> float:
+        """Mean entries over heads (and prompts)."""
+        return float(self.rows if self.valid is None else self.valid.float().sum(dim=-1).mean())
+
+    def bytes(self) -> int:
+        """Of K and V and all that is stored beside them."""
+        tensors = [self.keys, self.values, self.queries, *self.columns.values(), *self.states.values()]
+        return sum(t.numel() * t.element_size() for t in tensors) + 4 * self.positions.numel()
+
+    def _take(self, order: torch.Tensor) -> None:
+        """Make the rows [b, Hk, m] of every head the only ones."""
+
+        def taken(x: torch.Tensor) -> torch.Tensor:
+            index = order if x.dim() == 3 else order[..., None].expand(-1, -1, -1, x.shape[-1])
+            return x.gather(2, index)
+
+        self.keys, self.values, self.positions = taken(self.keys), taken(self.values), taken(self.positions)
+        self.columns = {name: taken(column) for name, column in self.columns.items()}
+        self.rows, self.valid = order.shape[-1], None
+
+    def _grow(self, rows: int) -> None:
+        def longer(x: torch.Tensor, fill: float = 0) -> torch.Tensor:
+            shape = (*x.shape[:2], rows - x.shape[2], *x.shape[3:])
+            return torch.cat([x, x.new_full(shape, fill)], dim=2)
+
+        self.keys, self.values, self.positions = longer(self.keys), longer(self.values), longer(self.positions)
+        self.columns = {spec.name: longer(self.columns[spec.name], spec.init) for spec in self.specs}

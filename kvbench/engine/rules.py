@@ -1,0 +1,142 @@
+"""A method with its weights and RoPE, and the views of a layer that it decides on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.errors import BudgetViolation, UserError
+from kvbench.eviction.api import Method
+from kvbench.eviction.new_tokens import NewTokens
+from kvbench.eviction.rope import Rope
+from kvbench.eviction.view import LayerView
+
+# (noise key, tokens seen, layer, kept positions of each head)
+KeptLog = Callable[[int, int, int, list[torch.Tensor]], None]
+
+
+@dataclass(slots=True)
+class Rows:
+    """Live rows of b sequences in one layer. valid: [b, Hk, n] bool; None when every head holds equally many."""
+
+    keys: torch.Tensor  # [b, Hk, n, D]
+    values: torch.Tensor
+    positions: torch.Tensor  # [b, Hk, n] int64
+    columns: Mapping[str, torch.Tensor]
+    valid: torch.Tensor | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """Sequences that a method decides about together, and what it may know of them. Tensors are [b].
+
+    allowed: entries that may stay.
+    """
+
+    seen: torch.Tensor
+    prompt_len: torch.Tensor
+    evictions: torch.Tensor
+    noise_key: torch.Tensor
+    allowed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    """A method with its budget and what it needs of a model.
+
+    Attributes:
+        budget: entries; None: the method takes none.
+        interval: generated tokens between evictions.
+    """
+
+    method: Method
+    budget: int | None
+    interval: int
+    weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    rope: Rope | None = None
+
+    def decoding(self) -> Rules:
+        """The rules for generated tokens."""
+        return replace(self, method=self.method.during("decode"))
+
+    def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
+        """Columns [b, Hk, t] that follow from the new tokens of a layer.
+
+        Raises UserError when the model hides its hidden states.
+        """
+        method = self.method
+        if not method.reads_tokens or not geometry.evicts:
+            return {}
+        if call.hidden is None:
+            raise UserError(
+                f"{type(method).__name__} reads hidden states, which layer {call.layer} does not hand over."
+            )
+        return method.on_tokens(
+            NewTokens(layer=call.layer, hidden=call.hidden, keys=call.key, values=call.value, weights=self.weights)
+        )
+
+    def view(
+        self,
+        geometry: LayerGeometry,
+        ordinals: Mapping[int, int],
+        rows: Rows,
+        batch: Batch,
+        *,
+        queries: torch.Tensor,
+        query_positions: torch.Tensor,
+        states: Mapping[str, torch.Tensor],
+        **probe: Any,
+    ) -> LayerView:
+        """What the method sees of a layer.
+
+        Args:
+            ordinals: place of every evicting layer among these, by the layer's index.
+            probe: the fields of the view that describe a probe.
+        """
+        valid = rows.valid
+        if valid is None:  # one expanded element: no memory
+            valid = torch.ones(1, dtype=torch.bool, device=rows.positions.device).expand(rows.positions.shape)
+        return LayerView(
+            layer=geometry.index,
+            ordinal=ordinals[geometry.index],
+            layer_count=len(ordinals),
+            keys=rows.keys,
+            values=rows.values if self.method.needs().values else None,
+            positions=rows.positions,
+            valid=valid,
+            whole=rows.valid is None,
+            queries=queries,
+            query_positions=query_positions,
+            columns=rows.columns,
+            states=states,
+            weights=self.weights,
+            seen=batch.seen,
+            prompt_len=batch.prompt_len,
+            eviction_index=batch.evictions,
+            noise_key=batch.noise_key,
+            budget=batch.allowed,
+            interval=self.interval,
+            scaling=geometry.scaling,
+            softcap=geometry.softcap,
+            rope=self.rope,
+            **probe,
+        )
+
+
+def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
+    """Entries that an eviction may leave. Raises BudgetViolation when a bounded method wants more than its budget."""
+    entries = method.allowed(budget, prompt_len, seen, evictions)
+    if budget is not None and method.decode_bounded and entries > budget:
+        raise BudgetViolation(f"budget exceeded: {type(method).__name__} wants {entries} entries of {budget}.")
+    return entries
+
+
+def check_held(held: float, most: int) -> None:
+    """Raises BudgetViolation when layers that were decided about one by one hold more than allowed together."""
+    if held > most + 1e-6:
+        raise BudgetViolation(f"budget exceeded: {held:.2f} entries per head kept, {most} allowed.")

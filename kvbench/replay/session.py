@@ -1,0 +1,119 @@
+"""One replay from checked inputs to results: load the model, get each task's answers, and read them.
+
+session = Session(config, inputs, work, folder, progress)
+session.run()
+session.results                # of the comparison
+session.rows                   # of analyses
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from kvbench.config.run_config import RunConfig
+from kvbench.console import terminal
+from kvbench.engine.model.load import LoadedModel, load, pick_device
+from kvbench.engine.model.shape import known_shape, use_threads
+from kvbench.errors import UserError, show
+from kvbench.replay.analyses.api import Analysis, Row, Study
+from kvbench.replay.batches import Result
+from kvbench.replay.batches import replay as compare
+from kvbench.replay.choices import Chosen, LeftOut, Target, plan
+from kvbench.replay.correctness import check_scorable, scored, stored_scores
+from kvbench.replay.read_analyses import read
+from kvbench.replay.traces import Trace, answer_with_full_cache, stored_answers
+from kvbench.replay.work import Readings, Work
+from kvbench.runner.inputs import Prepared
+from kvbench.runner.workload import TaskWork
+
+
+class Session:
+    """Raises KVBenchError where a method that was named, a task or the model cannot be served.
+
+    Args:
+        folder: of the run whose answers are read; None: the model answers.
+
+    Attributes:
+        left_out: methods of ``all`` that cannot run.
+    """
+
+    def __init__(
+        self, config: RunConfig, inputs: Prepared, work: Work, folder: Path | None, progress: Readings
+    ) -> None:
+        self.config, self.inputs, self.work, self.folder, self.progress = config, inputs, work, folder, progress
+        self.works = _with_sample(inputs.works, work.sample)
+        self.scores = any(kind.scored for kind in work.kinds)
+        for task in self.works.values() if self.scores and folder is None else ():
+            check_scorable(task)
+        self.longest = {name: max(p.max_tokens for p in task.prompts) for name, task in self.works.items()}
+        self.results: list[Result] = []
+        self.rows: dict[type[Analysis], list[Row]] = {kind: [] for kind in work.kinds}
+        self.left_out: list[LeftOut] = []
+
+    def run(self) -> None:
+        """Read every task's answers."""
+        loaded, chosen = self._load()
+        for name, task in self.works.items():
+            traces = self._traces(name, task, loaded)
+            self.progress.end()
+            if self.work.kinds and not traces:
+                raise UserError(f"task {show(name)} has no answer to look at.")
+            readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)
+            self.progress.task(name, readings, "readings")
+            if self.work.kinds:
+                self._analyse(name, task, traces, loaded, chosen)
+            else:
+                lengths = {"interval": self.config.interval, "max_tokens": self.longest[name]}
+                self.results.append(compare(loaded, name, traces, chosen, **lengths, tick=self.progress.next))
+            self.progress.end()
+
+    def _load(self) -> tuple[LoadedModel, list[Chosen]]:
+        """The model, and the methods to read with. Methods that cannot run are refused before the model is loaded."""
+        config, inputs, work = self.config, self.inputs, self.work
+        load_model = partial(load, inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
+        shape, early = known_shape(inputs.config, load_model)
+        target = Target(shape.geometry, inputs.config, inputs.info.folder, max(self.longest.values()))
+        plan(work.named, work.every, config.budgets, target)
+        use_threads(shape, pick_device(config.device))
+        loaded = early or load_model()
+        target = replace(target, fingerprint=loaded.fingerprint)
+        chosen, self.left_out = plan(work.named, work.every, config.budgets, target)
+        return loaded, chosen
+
+    def _traces(self, name: str, task: TaskWork, loaded: LoadedModel) -> list[Trace]:
+        sample, seed = self.work.sample, self.config.seed
+        if self.folder is None:
+            prompts = [p for p in task.prompts if sample in (None, p.doc.doc_id)]
+            self.progress.task(f"{name}, answering", len(prompts), "answers")
+            asked = replace(task, prompts=prompts)
+            return answer_with_full_cache(asked, loaded, seed, terminal.warning, self.progress.next)
+        traces = stored_answers(self.folder, task, loaded.tokenizer, self.inputs.context, seed, terminal.warning)
+        return [t for t in traces if sample in (None, t.request.doc_id)][: self.work.most]
+
+    def _analyse(
+        self, name: str, task: TaskWork, traces: list[Trace], loaded: LoadedModel, chosen: Sequence[Chosen]
+    ) -> None:
+        right = {}
+        if self.scores:
+            right = stored_scores(self.folder, name) if self.folder else scored(task, traces, loaded)
+        decode = loaded.tokenizer.decode
+        study = Study(task=name, traces=traces, interval=self.config.interval, text=decode, right=right)
+        analyses = [kind(study) for kind in self.work.kinds]
+        read(loaded, study, analyses, chosen, max_tokens=self.longest[name], tick=self.progress.next)
+        for kind, analysis in zip(self.work.kinds, analyses):
+            self.rows[kind] += (rows := analysis.rows())
+            if not rows:
+                terminal.warning(f"analysis {kind.name} finds nothing in {show(name)}: answers are too short.")
+
+
+def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:
+    """The tasks that have a question of this name. Raises UserError when none has."""
+    if sample is None:
+        return works
+    chosen = {name: work for name, work in works.items() if any(p.doc.doc_id == sample for p in work.prompts)}
+    if not chosen:
+        raise UserError(f"--sample {show(sample)}: none of the tasks' first questions has this name (--limit).")
+    return chosen
