@@ -26,7 +26,7 @@ from kvbench.replay.correctness import check_scorable, scored, stored_scores
 from kvbench.replay.read_analyses import read
 from kvbench.replay.traces import Trace, answer_with_full_cache, stored_answers
 from kvbench.replay.work import Readings, Work
-from kvbench.runner.inputs import Prepared
+from kvbench.runner.inputs import Inputs
 from kvbench.runner.workload import TaskWork
 
 
@@ -40,9 +40,7 @@ class Session:
         left_out: methods of ``all`` that cannot run.
     """
 
-    def __init__(
-        self, config: RunConfig, inputs: Prepared, work: Work, folder: Path | None, progress: Readings
-    ) -> None:
+    def __init__(self, config: RunConfig, inputs: Inputs, work: Work, folder: Path | None, progress: Readings) -> None:
         self.config, self.inputs, self.work, self.folder, self.progress = config, inputs, work, folder, progress
         self.works = _with_sample(inputs.works, work.sample)
         self.scores = any(kind.scored for kind in work.kinds)
