@@ -1,7 +1,9 @@
 """The inputs of a run besides weights: the model's tokenizer and configuration, and every task's prompts.
 
-inputs = read_inputs(config, say)
-inputs.works["walk"].prompts
+    inputs = read_inputs(config, say)
+    inputs.works["walk"].prompts
+
+Judges and sandboxes that the tasks need are checked, too.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """The plan of a run, made before its weights are loaded, and its record in run.json.
 
-plan = RunPlan.make(config, before, name, dry_run=False, say=terminal.warning)
-plan.rows               # how many there will be
-plan.record(sources)    # `environment` of run.json
+    plan = RunPlan.make(config, before, name, dry_run=False, say=terminal.warning)
+    plan.rows               # how many there will be
+    plan.record(sources)    # `environment` of run.json
+
+Missing inputs, a method that the engine cannot serve and a changed model are errors here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,10 @@
 """Drives one execution cell by cell through engine, scores and journal, until it is done or stopped.
 
-runner = Runner(folder, plan, saved, progress, say)
-with runner.failures():
-    runner.run(loaded, done)
+    runner = Runner(folder, plan, saved, progress, say)
+    with runner.failures():
+        runner.run(loaded, done)
+
+Signals and failures end it with all finished rows saved.
 """
 
 from __future__ import annotations
