@@ -9,9 +9,9 @@ print it: ``snapkv(window=32, kernel=7)``. With free = C minus the protected ent
     capacity_h  (1 - floor_alpha) count_h + floor_alpha free, besides the protected entries
 
 and each head keeps its own best. `normalize` first multiplies a head's scores by the share of their sum that its best
-`free` hold. Negative scores (gkv, rkv) have no such share, so the layer's lowest score is subtracted first. If `base` has
-budgets per layer (pyramidkv), a layer's heads share that layer's budget. Defaults: floor_alpha 0.2 and normalize, as in
-the released prediction script.
+`free` hold. Negative scores (gkv, rkv) have no such share, so the layer's lowest score is subtracted first. If `base`
+has budgets per layer (pyramidkv), a layer's heads share that layer's budget. Defaults: floor_alpha 0.2 and normalize,
+as in the released prediction script.
 
 rounding=exact makes every layer's total exact (largest remainder). official rounds each head by itself and floor_alpha
 free down first, as the released code does, which loses some entries; an excess over the budget is taken back evenly.
