@@ -1,6 +1,6 @@
 """`file`: your own questions from a JSON-lines file, `kvbench run --task-file questions.jsonl`.
 
-One object a line. Fields:
+One object per line. Fields:
     question (or problem)  text, required
     answer                 text or a number, required
     id                     text or a number, default "line-N"; must be unique
@@ -9,8 +9,8 @@ One object a line. Fields:
     category, cluster_id   texts: a group for reports; questions that share a source (default: each its own)
 Other fields are ignored. The prompt asks for a box (style `default`) or is the question alone (style `plain`).
 
-An answer that is a number or LaTeX is compared by math-verify, any other as text after folding case, blanks and final
-points: with the box, or where there is none with the whole answer behind the thinking block. See `is_mathematics`.
+math-verify compares answers that are numbers or LaTeX (`is_mathematics`). Others are compared as text, ignoring case,
+blanks and final points: the box, or without one the whole answer after the thinking block.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvbench.sources.data import FILE_LIMIT, json_type, read_jsonl, read_plain
 from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
 from kvbench.taskkit.prompts import STYLES
 
-SHOWN = 5  # problems of a file that are spelled out
+SHOWN = 5  # problems of a file that a message lists
 TEXT_FIELDS = ("context", "system", "answer_prefix", "category", "cluster_id")
 
 
@@ -46,7 +46,7 @@ class FileTask(Task):
         if not str(path):
             raise UserError("task 'file' needs a file: --task-file FILE.")
         self.path = Path(path)
-        items = _items(self.path)  # found out before any work; not kept, since a task travels to scoring processes
+        items = _items(self.path)  # checked before any work; not kept, because tasks are pickled for scoring
         self._count = len(items)
         self._sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
         self.name = "file/" + (re.sub(r"[^\w.-]", "-", self.path.stem.lower(), flags=re.ASCII).lstrip(".-")[:64] or "x")
@@ -64,8 +64,8 @@ class FileTask(Task):
         answer = after_thinking(output.text, output.thinking)
         box = last_box(answer)
         right = [
-            float(said is not None and fold(said) == fold(doc.reference))
-            for said in (answer if box is None else box, box)
+            float(text is not None and fold(text) == fold(doc.reference))
+            for text in (answer if box is None else box, box)
         ]
         return Score(
             value=right[0], strict=right[1], extracted=box, aux={"no_answer": float(not (box or answer.strip()))}
@@ -96,7 +96,7 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Ids and items of a file. Raises UserError with up to `SHOWN` of its problems and their number."""
     label = show(path)[1:-1]
     if not os.path.isfile(path):
-        read_plain(path, f"--task-file {label}", FILE_LIMIT)  # says what it is instead
+        read_plain(path, f"--task-file {label}", FILE_LIMIT)  # raises an error that says what the path is
     problems: list[str] = []
     items: list[tuple[str, Mapping[str, Any]]] = []
     seen: dict[str, int] = {}
@@ -121,7 +121,7 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with one item."""
+    """The problems of one item."""
     identity = item.get("id")
     named = f" (item id {show(identity)})" if isinstance(identity, (str, int, float)) else ""
     question = "question" if "question" in item or "problem" not in item else "problem"

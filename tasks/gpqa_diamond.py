@@ -1,12 +1,11 @@
 """GPQA diamond (Rein et al. 2023): 198 questions of graduate level with four options. CC-BY-4.0, gated, never bundled.
 
-Every question is asked under eight orders of its options, so that no position is favoured. One document is a question
-under one order, sampled once; the documents of a question are one cluster (`Record ID`), which is what standard errors
-count. They come order by order: ``--limit 198`` asks each question once, ``--limit 396`` twice, and an unfinished run
-has asked all alike. ``--samples k`` draws k samples under each order.
+Every question is asked under eight orders of its options, so that no position is favoured. A document is a question
+under one order, sampled once; standard errors count questions (clusters, `Record ID`). Documents come order by order:
+``--limit 198`` asks each question once, ``--limit 396`` twice. ``--samples k`` draws k samples per order.
 
-Order `i` of a question is ``Random(f"gpqa-{SEED}-{record id}-{i}").shuffle`` of (right, wrong 1, wrong 2, wrong 3). It
-depends on nothing else, so that every method and every run sees the same prompts.
+Order `i` of a question is ``Random(f"gpqa-{SEED}-{record id}-{i}").shuffle`` of (right, wrong 1, wrong 2, wrong 3).
+Every method and every run therefore sees the same prompts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ ORDERS = 8  # of each question's options
 SEED = 0
 LETTERS = "ABCD"
 OPTIONS = ("Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2", "Incorrect Answer 3")
-# Of simple-evals (MIT licence), and the same in lighteval.
+# From simple-evals (MIT licence); lighteval has the same.
 DEFAULT = (
     "Answer the following multiple choice question. The last line of your response should be of the following format: "
     "'Answer: $LETTER' (without quotes) where LETTER is one of ABCD. Think step by step before answering.\n\n"

@@ -1,6 +1,6 @@
 """GSM8K test set: 1,319 word problems for grade school (OpenAI, MIT licence).
 
-The reference is the number behind ``####``. Side columns `lm_eval_strict` and `lm_eval_flexible` are lm-eval's two
+The reference is the number after ``####``. Side columns `lm_eval_strict` and `lm_eval_flexible` are lm-eval's two
 filters.
 """
 

@@ -1,17 +1,15 @@
 """LiveCodeBench code generation (Jain et al. 2024, arXiv:2403.07974), the lite set: programs for contest problems.
 
     livecodebench                   all 1055 problems (release_v6)
-    livecodebench/release_v3        the 612 of the first three files
-    livecodebench/v5                the 167 that came with the fifth
-    livecodebench/v4_v5             the 268 of two files
+    livecodebench/release_v3        612 problems, files 1 to 3
+    livecodebench/v5                167 problems, file 5
+    livecodebench/v4_v5             268 problems, files 4 and 5
 
-`score` is LiveCodeBench's own verdict, reproduced with what it misjudges so that numbers compare; `passed_native` is
-that of a real process. The program is taken from behind the thinking block: one that never ended has none (aux
-`official`: LiveCodeBench's rule, which takes drafts too). Problems that LiveCodeBench's errata name stay in the score
-and are flagged.
+`score` is LiveCodeBench's own verdict, bugs included, so that numbers compare; `passed_native` is the verdict of a real
+process. The program must follow the thinking block; an answer whose block never ends has none (aux `official` follows
+LiveCodeBench, which accepts drafts). Problems in LiveCodeBench's errata count, with a flag.
 
-The hub's copy is a set of raw files beside a loading script, which is not run. Programs run in
-`kvbench.scoring.sandbox` only.
+The hub holds raw files and a loading script, which is not run. Programs run in `kvbench.scoring.sandbox` only.
 """
 
 from __future__ import annotations

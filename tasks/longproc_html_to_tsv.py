@@ -6,7 +6,7 @@
 
 The prompt is the official one, bundled (Apache-2.0); greedy without thinking, as HELMET runs it, which asks the first
 100 of each level (--limit 100). Score: F1 over rows (`kvbench.scoring.html_to_tsv`). Rows and pages come from the
-repository's archive; rows of a file of one's own bring their page in the column `html`.
+repository's archive; rows of a user's file hold their page in the column `html`.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ class HtmlToTsv(Task):
 
     def score(self, doc: Doc, output: Output) -> Score:
         text = after_thinking(output.text, True) if output.thinking else output.text
-        found = score_tsv(text, doc.reference)
-        value = found.pop("f1")
-        no_answer = {"no_answer": 1.0 - found["extraction_rate"]}
-        return Score(value=float(value), aux=found | no_answer | {"row_dup_rate": row_dup_rate(text)})
+        scores = score_tsv(text, doc.reference)
+        value = scores.pop("f1")
+        no_answer = {"no_answer": 1.0 - scores["extraction_rate"]}
+        return Score(value=float(value), aux=scores | no_answer | {"row_dup_rate": row_dup_rate(text)})
 
     def _with_pages(self, rows: Any, source: DataSource) -> list[Doc]:
         """Documents whose pages lie beside the rows in the archive."""

@@ -1,13 +1,13 @@
 """Needle in a haystack: one sentence at eleven depths of texts from 1K to 32K tokens.
 
-    niah@8192                  a random number of seven digits among RULER's noise sentences: no download, and nothing
+    niah@8192                  a random number of seven digits among RULER's noise sentences: no download, and no text
                                that a model may know by heart
     niah/essay@8192            among Paul Graham's essays
     niah/sandwich@8192         the classic sentence about San Francisco among noise sentences
-    niah/essay-sandwich@8192   the classic test as it is known
+    niah/essay-sandwich@8192   the classic test
 
-Five needles a depth, each in another stretch of the haystack (`cluster_id`); --limit 110 asks for ten.
-Score: share of the key words found in the output. The depth is the category.
+Five needles per depth, each in another stretch of the haystack (`cluster_id`); --limit 110 asks for ten.
+Score: share of the key words in the output. The depth is the category.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvbench.taskkit.ruler.depth import DEPTHS, SANDWICH, Grid
 from kvbench.taskkit.ruler.material import ESSAYS, Sources
 from kvbench.taskkit.ruler.reading import document, place_of_needle, room_for
 
-NEEDLES = 5  # a depth, without --limit
+NEEDLES = 5  # per depth, without --limit
 NEW_TOKENS = 64
 
 
@@ -32,7 +32,7 @@ class NeedleInAHaystack(Task):
     cheap_score = True
 
     @property
-    def manifest(self) -> Manifest | None:  # type: ignore[override]  # what the haystack needs, if anything
+    def manifest(self) -> Manifest | None:  # type: ignore[override]  # of the haystack, if it needs one
         return ESSAYS if "essay" in self.variant else None
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
@@ -63,7 +63,7 @@ class NeedleInAHaystack(Task):
 
 
 def _rouge(text: str) -> dict[str, float]:
-    """Share of the sandwich sentence's words in an output; nothing without the package rouge (extra `longbench`)."""
+    """Share of the sandwich sentence's words in an output; {} without the package rouge (extra `longbench`)."""
     try:
         from rouge import Rouge
     except ModuleNotFoundError:

@@ -1,4 +1,4 @@
-"""What task files are made of: names, prompts, context templates, base classes, RULER's and the synthetic generators.
+"""Parts of task files: names, prompts, context templates, base classes, RULER's and the synthetic generators.
 
 Imports scorers and sources; no torch.
 """

@@ -1,4 +1,4 @@
-"""Prompt templates around a long text, in two parts: what a query-agnostic run may compress, and the question.
+"""Split a prompt template around a long text into context, which a query-agnostic run may compress, and question.
 
 context, question = parts("Read this.\\n\\n{context}\\n\\nQuestion: {input}", "{context}")
 # "Read this.\\n\\n{context}\\n\\n" and "Question: {input}": joined, the template byte for byte
@@ -14,23 +14,23 @@ from kvbench.sources.data import BUNDLED
 
 
 def bundled(path: str) -> str:
-    """The text of a file that comes with kvbench, its line ends as they are."""
+    """The text of a bundled file, with its own line ends."""
     return (BUNDLED / path).read_bytes().decode()
 
 
 def parts(template: str, mark: str) -> tuple[str, str]:
-    """A template up to its long text, with the line ends behind it, and from there on."""
+    """A template up to and with its long text and the line ends after it, and the rest."""
     head, _, tail = template.partition(mark)
     question = tail.lstrip("\n")
     return head + mark + tail[: len(tail) - len(question)], question
 
 
 def text_id(text: str) -> str:
-    """Names a text that several questions may share: their `Doc.cluster_id`."""
+    """The `Doc.cluster_id` of questions about one text."""
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 def check_ids(task: str, ids: Sequence[str], column: str) -> None:
-    """Raises SetupError when a name stands for two rows: they would be taken for one."""
+    """Raises SetupError if two rows share an id."""
     if len(set(ids)) < len(ids):
         raise SetupError(f"data of task {show(task)}: some values of {show(column)} occur twice.")

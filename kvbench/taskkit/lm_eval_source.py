@@ -1,14 +1,14 @@
-"""What lm-eval's own files say of a task: the YAML behind a name, how answers are drawn, which rows are asked.
+"""Read lm-eval's definition of a task: its YAML, its generation settings, and its rows.
 
-    found = definition("gsm8k")        # Definition(path=.../gsm8k.yaml, config=TaskConfig(...)); UserError if unknown
-    generation(found.config.generation_kwargs)            # as a GenSpec
-    local = LocalRows.find(found, data, "lm_eval:gsm8k")  # None: lm-eval loads its own data set
+    gsm8k = definition("gsm8k")        # Definition(path=.../gsm8k.yaml, config=TaskConfig(...)); UserError if unknown
+    generation(gsm8k.config.generation_kwargs)            # as a GenSpec
+    local = LocalRows.find(gsm8k, data, "lm_eval:gsm8k")  # None: lm-eval loads its own data set
 
-Only the tasks inside the lm-eval package are found here: a YAML file may name Python functions, and those of others run
-only where the user points lm-eval to them himself (``kvbench lm-eval --include_path``).
+Only tasks of the lm-eval package count: a YAML file may name Python functions, and third-party ones run only if the
+user points lm-eval to them (``kvbench lm-eval --include_path``).
 
-Rows of one's own lie in a data folder (``--data``, ``KVBENCH_DATA``) as ``lm_eval/<task>.jsonl``, with the columns of
-lm-eval's data set, and the rows to draw few-shot examples from as ``lm_eval/<task>.fewshot.jsonl``.
+A data folder (``--data``, ``KVBENCH_DATA``) may hold the rows as ``lm_eval/<task>.jsonl``, with the columns of
+lm-eval's data set, and rows for few-shot examples as ``lm_eval/<task>.fewshot.jsonl``.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _BY_LM_EVAL = "'kvbench lm-eval --tasks {}' runs it."
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One task of lm-eval. `config` is lm-eval's TaskConfig with functions still as names: nothing of it has run."""
+    """One task of lm-eval. `config`: lm-eval's TaskConfig with functions as names; none of them has run."""
 
     name: str
     path: Path
@@ -48,7 +48,7 @@ class Definition:
 
     @property
     def examples(self) -> int:
-        """Few-shot examples that are drawn from rows; examples written into the YAML are none of them."""
+        """Few-shot examples drawn from rows; examples written into the YAML do not count."""
         written = isinstance(self.config.fewshot_config.samples, (list, str))
         return 0 if written else int(self.config.num_fewshot or 0)
 
@@ -64,7 +64,7 @@ def definition(name: str) -> Definition:
     """Find a task of lm-eval by name.
 
     Raises:
-        UserError: there is none, it is a group, or kvbench cannot run it as a task of its own.
+        UserError: the task is unknown, a group, or kvbench cannot run it as a task of its own.
         SetupError: lm-eval is not installed.
     """
     try:
@@ -86,7 +86,7 @@ def definition(name: str) -> Definition:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """None of lm-eval's notes and progress bars."""
+    """Silence lm-eval's log and progress bars."""
     logger = logging.getLogger("lm_eval")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -98,7 +98,7 @@ def quiet() -> Iterator[None]:
 
 
 def _by_text(root: Path, name: str) -> Path | None:
-    """The one file that says ``task: name``; lm-eval's index of all its 14,000 files takes 8 seconds, this 0.3."""
+    """The only file with ``task: name``. lm-eval's index of its 14,000 files takes 8 seconds, this search 0.3."""
     line = re.compile(rf"""^["']?task["']?:[ \t]*["']?{re.escape(name)}["']?[ \t]*(#.*)?\r?$""".encode(), re.MULTILINE)
     files = [path for path in root.rglob("*.yaml") if line.search(path.read_bytes())]
     return files[0] if len(files) == 1 else None
@@ -122,7 +122,7 @@ def _by_index(name: str) -> Path:
 
 
 def _refuse(name: str, raw: Mapping[str, Any]) -> None:
-    """Raises UserError for tasks that cannot be asked question by question, each answer scored on its own."""
+    """Raises UserError for tasks that do not generate and score one answer per question."""
     task, kind = f"task {show(name)} of lm-eval", raw.get("output_type", "generate_until")
     if kind == "loglikelihood_rolling":
         raise UserError(f"{task} measures perplexity of whole texts, which evicts nothing between prompt and answer.")
@@ -144,9 +144,7 @@ def generation(asked: Mapping[str, Any]) -> GenSpec:
     kwargs: dict[str, Any] = dict(normalize_gen_kwargs(dict(asked), MAX_GEN_TOKS))
     until = tuple(str(text) for text in kwargs.pop("until") if text)
     longest, sampled = int(kwargs.pop("max_gen_toks")), bool(kwargs.pop("do_sample"))
-    temperature = (
-        float(kwargs.pop("temperature", 1.0)) if sampled else 0.0
-    )  # 1: what transformers draws with by default
+    temperature = float(kwargs.pop("temperature", 1.0)) if sampled else 0.0  # 1.0 is transformers' default
     kwargs.pop("temperature", None)
     filters = {key: type_(kwargs.pop(key)) for key, type_ in _FILTERS.items() if kwargs.get(key) is not None}
     if strange := [key for key, value in kwargs.items() if value not in _OFF.get(key, (None,))]:
@@ -161,17 +159,17 @@ _OFF = {"num_beams": (1,), "repetition_penalty": (1, 1.0), "num_return_sequences
 
 
 def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Stop strings parted into texts and special tokens: those never show in decoded text and stop as tokens."""
+    """Stop strings split into texts and special tokens, which never show in decoded text and stop as tokens."""
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     return tuple(s for s in until if s not in special), tuple(s for s in until if s in special)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRows:
-    """Rows from a folder in place of lm-eval's data set.
+    """Rows from a folder instead of lm-eval's data set.
 
-    `examples` None: few-shot examples come from the asked rows, each question without itself. `official` False: the
-    task draws its examples from rows of their own, which the folder does not hold.
+    `examples` None: few-shot examples come from the other asked rows. `official` False: the task draws its examples
+    from separate rows, which the folder lacks.
     """
 
     asked: list[dict[str, Any]]
@@ -179,32 +177,32 @@ class LocalRows:
     official: bool
 
     @classmethod
-    def find(cls, found: Definition, source: DataSource, task: str) -> LocalRows | None:
-        """None when no folder was given. Raises SetupError when it was and holds no rows of the task."""
-        given = (source.path or source.env_path) if isinstance(source, Data) else None
-        if given is None:
+    def find(cls, of: Definition, source: DataSource, task: str) -> LocalRows | None:
+        """None without a data folder. Raises SetupError if the folder has no rows of the task."""
+        folder = (source.path or source.env_path) if isinstance(source, Data) else None
+        if folder is None:
             return None
-        manifest, columns = Manifest(path=f"lm_eval/{found.name}.jsonl", rows=None), None
-        native, its = NATIVE.get(str(found.config.dataset_path), ("", ()))
+        manifest, columns = Manifest(path=f"lm_eval/{of.name}.jsonl", rows=None), None
+        native, its = NATIVE.get(str(of.config.dataset_path), ("", ()))
         other = Manifest(path=native, rows=None)
-        if native and not _holds(given, manifest) and _holds(given, other):
+        if native and not _holds(folder, manifest) and _holds(folder, other):
             manifest, columns = other, its
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
-            raise SetupError(f"data of task {show(task)} in {show(given)} have no rows.")
+            raise SetupError(f"data of task {show(task)} in {show(folder)} have no rows.")
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
-        if not found.examples:
+        if not of.examples:
             return cls(asked, None, True)
-        beside = Manifest(path=f"lm_eval/{found.name}.fewshot.jsonl", rows=None)
-        if given.is_dir() and _holds(given, beside):
+        beside = Manifest(path=f"lm_eval/{of.name}.fewshot.jsonl", rows=None)
+        if folder.is_dir() and _holds(folder, beside):
             return cls(asked, [dict(row) for row in source.rows(task, beside)], True)
-        config = found.config
+        config = of.config
         own = config.fewshot_config.split or config.training_split or config.validation_split or config.test_split
         return cls(asked, None, own == (config.test_split or config.validation_split))
 
     def overrides(self, config: Mapping[str, Any], *, examples: int) -> dict[str, Any]:
-        """What changes in a task's configuration. config: with its functions; examples: few-shot examples wanted."""
+        """Changes to a task's configuration. config: with its functions; examples: few-shot examples wanted."""
         import datasets
 
         splits = {ASKED: datasets.Dataset.from_list(self.asked)}
@@ -221,14 +219,12 @@ class LocalRows:
         }
 
 
-def _holds(given: Path, manifest: Manifest) -> bool:
-    return given.is_file() or in_folder(given, manifest, "--data") is not None
+def _holds(folder: Path, manifest: Manifest) -> bool:
+    return folder.is_file() or in_folder(folder, manifest, "--data") is not None
 
 
 def commit(config: Any, source: DataSource) -> str | None:
-    """The commit of the hub data set that lm-eval will load; None where that cannot be known: offline, or no data set
-    of the hub. Raises HubError.
-    """
+    """The commit of the hub data set that lm-eval will load; None offline or for other data. Raises HubError."""
     import huggingface_hub
 
     path, asked = config.dataset_path, (config.dataset_kwargs or {}).get("revision")
@@ -239,5 +235,5 @@ def commit(config: Any, source: DataSource) -> str | None:
         return hub.ask("dataset", str(path), chosen or asked).commit
     except hub.HubError as error:
         if error.why == "unreachable":
-            return None  # what lm-eval loaded before may still lie in the cache of `datasets`
+            return None  # the cache of `datasets` may still hold it
         raise

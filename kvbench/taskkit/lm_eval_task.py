@@ -33,7 +33,7 @@ from kvbench.taskkit.lm_eval_source import Definition, LocalRows, commit, defini
 RAW, CHAT = "lm_eval", "plain"  # prompt styles
 SEED, OTHER_SEED = 0, 1234  # lm-eval's defaults for Python's random numbers, and for NumPy's and few-shot examples
 VOTES = ("take_first_k", "majority_vote")  # filters over several answers to one question
-NO_MATCH = "[invalid]"  # what lm-eval's filters leave of an answer in which they find nothing
+NO_MATCH = "[invalid]"  # the result of lm-eval's filters for an answer without a match
 LONGEST = 500  # characters of an extracted answer that are kept
 
 
@@ -68,31 +68,31 @@ class LMEvalTask(Task):
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
 
     def docs(self, source: DataSource, *, style: str = RAW, limit: int | None = None) -> list[Doc]:
-        found = definition(self.known_as)
-        rows = LocalRows.find(found, source, self.name)
+        yaml = definition(self.known_as)
+        rows = LocalRows.find(yaml, source, self.name)
         if rows is None and not hub.may_ask(self.name):
             raise SetupError(
                 f"task {show(self.name)} has lm-eval load its data from the hub, and only the run's folder asks for "
                 f"it. Give --task {shlex.quote(self.name)} again, or a folder with --data."
             )
         try:
-            revision = None if rows else commit(found.config, source)
+            revision = None if rows else commit(yaml.config, source)
         except hub.HubError as error:
-            raise _no_data(error, self.name, found) from None
+            raise _no_data(error, self.name, yaml) from None
         with _as_lm_eval():
-            task = _load(self.name, found, rows, revision)
+            task = _load(self.name, yaml, rows, revision)
             self._first = dict(task.eval_docs[0])
             _filters(task.config, self.name)
             _metric(task, self.name)
-            task.set_config("num_fewshot", found.config.num_fewshot or 0)
+            task.set_config("num_fewshot", yaml.config.num_fewshot or 0)
             task.set_fewshot_seed(OTHER_SEED)
             chat: Any = _messages if style == CHAT else None
             try:
                 task.build_all_requests(limit=limit, apply_chat_template=chat is not None, chat_template=chat)
             except Exception as error:  # too few rows for the examples, a column that the prompt wants
                 raise _misfit(self.name, error) from None
-        self._describe(found, rows, task, revision)
-        spec = generation(found.config.generation_kwargs)
+        self._describe(yaml, rows, task, revision)
+        spec = generation(yaml.config.generation_kwargs)
         stop, stop_tokens = special_stops(spec.stop, getattr(self.reader, "tokenizer", None))
         return [
             Doc(
@@ -111,8 +111,8 @@ class LMEvalTask(Task):
         results: dict[str, Any] = {}
         for ensemble in filters:
             ensemble.apply([instance])
-            found = task.process_results(doc.reference, [instance.filtered_resps[ensemble.name]])
-            results |= {f"{name},{ensemble.name}": value for name, value in found.items()}
+            scored = task.process_results(doc.reference, [instance.filtered_resps[ensemble.name]])
+            results |= {f"{name},{ensemble.name}": value for name, value in scored.items()}
         headline, first = f"{metric},{filters[0].name}", instance.filtered_resps[filters[0].name]
         numbers = {name: number for name, value in results.items() if (number := _number(value)) is not None}
         value = numbers.pop(headline, None)
@@ -131,9 +131,9 @@ class LMEvalTask(Task):
     def notes(self) -> list[str]:
         return self._notes
 
-    def _describe(self, found: Definition, rows: LocalRows | None, task: Any, revision: str | None) -> None:
-        """Note where the documents came from, for the record and the user."""
-        config, shots = found.config, found.config.num_fewshot or 0
+    def _describe(self, yaml: Definition, rows: LocalRows | None, task: Any, revision: str | None) -> None:
+        """Note the source of the documents, for the record and the user."""
+        config, shots = yaml.config, yaml.config.num_fewshot or 0
         self._about = {"num_fewshot": shots}
         if rows is None:
             texts = "\n".join(json.dumps(dict(d), sort_keys=True, default=str) for d in task.eval_docs)
@@ -148,7 +148,7 @@ class LMEvalTask(Task):
         elif not rows.official:
             self._marks = ("fewshot-from-asked-rows",)
             self._notes.append(
-                f"task {show(self.name)}: the data folder has no lm_eval/{found.name}.fewshot.jsonl, so the {shots} "
+                f"task {show(self.name)}: the data folder has no lm_eval/{yaml.name}.fewshot.jsonl, so the {shots} "
                 "few-shot examples are other questions of the task itself. Scores are not the official ones."
             )
         if left_out := [f["name"] for f in config.filter_list or [] if _is_vote(f)]:
@@ -156,21 +156,21 @@ class LMEvalTask(Task):
             self._notes.append(f"task {show(self.name)}: {names} need several answers at once and are left out.")
 
 
-def _load(name: str, found: Definition, rows: LocalRows | None, revision: str | None) -> Any:
+def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | None) -> Any:
     """lm-eval's task with its data; revision: of a hub data set. Raises SetupError."""
     from lm_eval.api.task import ConfigurableTask
 
     try:
-        config = found.resolved()
+        config = yaml.resolved()
         if rows is not None:
-            config |= rows.overrides(config, examples=found.examples)
+            config |= rows.overrides(config, examples=yaml.examples)
         elif revision is not None:
             config["dataset_kwargs"] = {**(config.get("dataset_kwargs") or {}), "revision": revision}
         return ConfigurableTask(config=config)
     except ImportError as error:
         raise SetupError(f"task {show(name)} needs a package that is not installed ({error}).") from None
     except Exception as error:  # of the hub, of data that do not fit, of the task's own functions
-        raise (_misfit(name, error) if rows else _no_data(error, name, found)) from None
+        raise (_misfit(name, error) if rows else _no_data(error, name, yaml)) from None
 
 
 def _misfit(name: str, error: Exception) -> SetupError:
@@ -178,25 +178,25 @@ def _misfit(name: str, error: Exception) -> SetupError:
     return SetupError(f"the rows of task {show(name)} do not fit lm-eval's definition of it ({what}).")
 
 
-def _no_data(error: Exception, name: str, found: Definition) -> SetupError:
+def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
     if (error.why if isinstance(error, hub.HubError) else hub.why(error)) == "unreachable":
         return SetupError(
             f"task {show(name)} is not on this machine and the hub is unreachable. Run it once on a connected machine "
-            f"(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder that holds lm_eval/{found.name}.jsonl with "
+            f"(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder that holds lm_eval/{yaml.name}.jsonl with "
             "--data or KVBENCH_DATA."
         )
-    return hub_error(error, name, Manifest(path="", rows=None, hub=str(found.config.dataset_path)))
+    return hub_error(error, name, Manifest(path="", rows=None, hub=str(yaml.config.dataset_path)))
 
 
 @functools.cache
 def _scorer(name: str, first: bytes) -> Any:
-    """The task as lm-eval made it, but with the first document (pickled) as all its data: enough to score others."""
-    found = definition(name)
+    """lm-eval's task with the first document (pickled) as its only data: enough to score others."""
+    yaml = definition(name)
     rows = LocalRows([pickle.loads(first)], None, True)
     with _as_lm_eval():
         from lm_eval.api.task import ConfigurableTask
 
-        config = found.resolved()
+        config = yaml.resolved()
         changes = rows.overrides(config, examples=0) | {"process_docs": None, "num_fewshot": 0, "fewshot_config": None}
         return ConfigurableTask(config=config | changes)
 
@@ -230,16 +230,16 @@ def _filters(config: Any, name: str) -> list[Any]:
     from lm_eval.filters import build_filter_ensemble
 
     listed = config.filter_list or [{"name": "none", "filter": [{"function": "take_first"}]}]
-    made = [
+    ensembles = [
         build_filter_ensemble(
             f["name"], [(step["function"], {k: v for k, v in step.items() if k != "function"}) for step in f["filter"]]
         )
         for f in listed
         if not _is_vote(f)
     ]
-    if not made:
+    if not ensembles:
         raise UserError(f"task {show(name)} scores several answers to a question together, which kvbench does not.")
-    return made
+    return ensembles
 
 
 def _is_vote(listed: Mapping[str, Any]) -> bool:
@@ -247,7 +247,7 @@ def _is_vote(listed: Mapping[str, Any]) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number of Python or NumPy, or None: metrics of a whole corpus hand over pairs."""
+    """A finite number of Python or NumPy, or None: metrics of a whole corpus return pairs."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
@@ -256,7 +256,7 @@ def _number(value: Any) -> float | None:
 
 
 def _messages(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """Stands for a chat template while lm-eval builds prompts: kvbench renders the messages itself, later."""
+    """A stand-in for a chat template while lm-eval builds prompts; kvbench renders the messages later."""
     return json.dumps(messages)
 
 
@@ -270,7 +270,7 @@ def _turn(context: str, *, chat: bool) -> Turn:
 
 @contextlib.contextmanager
 def _as_lm_eval() -> Iterator[None]:
-    """lm-eval's seeds while its code makes documents, and none of its progress bars and notes."""
+    """Set lm-eval's seeds while its code builds documents, and silence it."""
     import datasets
     import numpy as np
 

@@ -1,4 +1,4 @@
-"""Names of tasks: ``base[/variant][@length]``, and patterns and groups of them.
+"""Names of tasks: ``base[/variant][@length]``, patterns and groups.
 
     get_task("ruler/vt@8k")          # one task
     expand("longbench")              # every set of a group: ["longbench/narrativeqa", ...]
@@ -18,7 +18,7 @@ from kvbench.errors import UserError, show
 from kvbench.registry import did_you_mean, tasks
 from kvbench.task import Task
 
-LM_EVAL = "lm_eval:"  # tasks of lm-eval, by their names there
+LM_EVAL = "lm_eval:"  # prefix of lm-eval's tasks
 _NAME = re.compile(r"[^\W.][\w.-]{0,63}")
 _LENGTH = re.compile(r"([1-9][0-9]{0,8})(k?)")
 _ALLOWED = "letters, digits, '-', '_', '.', up to 64"
@@ -54,7 +54,7 @@ def get_task(name: str) -> Task:
 
 
 def expand(name: str) -> list[str]:
-    """The names that one entry of --task stands for: itself, the members of a group, or those that fit a pattern."""
+    """The tasks that an entry of --task names: one task, the members of a group, or the matches of a pattern."""
     if name.strip().lower().startswith(LM_EVAL):
         return [LM_EVAL + name.strip()[len(LM_EVAL) :]]
     parts = _split(name)
@@ -76,15 +76,15 @@ def expand(name: str) -> list[str]:
 
 
 def collapsed(names: Sequence[str]) -> list[str]:
-    """Fewer names that stand for the same tasks: a group's own where all its members are among them."""
-    found = []
+    """Fewer names for the same tasks: a group's name if all its members are listed."""
+    shorter = []
     for name in names:
         base, at, length = base_name(name), *name.partition("@")[1:]
         group = f"{base}{at}{length}"
         members = set() if name.startswith(LM_EVAL) else set(expand(group))
         whole = name in members and members <= set(names)
-        found.append(group if whole else name)
-    return list(dict.fromkeys(found))
+        shorter.append(group if whole else name)
+    return list(dict.fromkeys(shorter))
 
 
 def task_names() -> list[str]:
@@ -97,12 +97,12 @@ def task_names() -> list[str]:
 
 
 def base_name(name: str) -> str:
-    """``ruler`` of ``ruler/vt@8192``: what the task's class is registered under."""
+    """``ruler`` of ``ruler/vt@8192``: the registered name."""
     return name if name.startswith(LM_EVAL) else re.split("[/@]", name, maxsplit=1)[0]
 
 
 def _split(name: str) -> _Parts:
-    """The parts of a name, its base as registered. Raises UserError for what is no name."""
+    """The parts of a name, its base as registered. Raises UserError for an invalid name."""
     path, at, length = (part.strip() for part in name.strip().lower().partition("@"))
     base, slash, variant = (part.strip() for part in path.partition("/"))
     if "*" in base and _NAME.fullmatch(base.replace("*", "x")):
@@ -133,7 +133,7 @@ def _listed(variants: tuple[str, ...]) -> str:
 
 
 def _tokens(parts: _Parts, name: str) -> int:
-    found = _LENGTH.fullmatch(parts.length)
-    if found is None:
+    length = _LENGTH.fullmatch(parts.length)
+    if length is None:
         raise UserError(f"{show(name)} names several lengths; give one, such as {parts.base}@4096.")
-    return int(found[1]) * (1024 if found[2] else 1)
+    return int(length[1]) * (1024 if length[2] else 1)

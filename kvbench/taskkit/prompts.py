@@ -73,12 +73,12 @@ STYLES = {style.name: style for style in _STYLES}
 
 def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool:
     """Whether prompts go through the chat template, from the task's default, the style and --no-chat-template."""
-    raw = style in STYLES and not STYLES[style].chat  # other styles are a task's own
+    raw = style in STYLES and not STYLES[style].chat  # styles outside STYLES belong to one task
     return chat and not raw and not no_chat_template
 
 
 def load_template(path: str | Path) -> str:
-    """The text of a --chat-template file. Raises UserError when it cannot be read, or is no Jinja."""
+    """The text of a --chat-template file. Raises UserError if it cannot be read or is not Jinja."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -102,7 +102,7 @@ def _check_syntax(text: str, origin: str) -> None:
 
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:
-    """The template in force, or None; a run's record holds its hash."""
+    """The template that a run uses, or None; the run records its hash."""
     if chat_template is not None:
         return chat_template
     try:
@@ -115,7 +115,7 @@ def template_text(tokenizer: Any, chat_template: str | None = None) -> str | Non
 def check_template(
     tokenizer: Any, *, task: str, chat: bool, chat_template: str | None = None, origin: str | None = None
 ) -> None:
-    """Raises UserError when a chat prompt could not be rendered. `origin` names the template's file."""
+    """Raises UserError if a chat prompt cannot be rendered. `origin` names the template's file."""
     if not chat:
         return
     if template_text(tokenizer, chat_template) is None:
@@ -161,10 +161,9 @@ def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
 
 
 def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tuple[list[int], int]:
-    """Token ids as of `encode`, and how many of them end within the turn's context or before it.
+    """Token ids as from `encode`, and the number of leading ones that end no later than the turn's context.
 
-    Raises UserError when the text does not hold the turn as it is (a template may change it), or when the tokenizer
-    does not say where its tokens lie.
+    Raises UserError if the template changed the turn's text, or if the tokenizer gives no offsets.
     """
     end = _context_end(text, turn)
     if not getattr(tokenizer, "is_fast", False):
@@ -172,8 +171,8 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
             "the tokenizer does not say which text a token covers, so the end of the context is unknown; "
             "use --compress query-aware."
         )
-    found = tokenizer(text, add_special_tokens=not chat, return_attention_mask=False, return_offsets_mapping=True)
-    ids, offsets = [int(i) for i in found["input_ids"]], found["offset_mapping"]
+    encoded = tokenizer(text, add_special_tokens=not chat, return_attention_mask=False, return_offsets_mapping=True)
+    ids, offsets = [int(i) for i in encoded["input_ids"]], encoded["offset_mapping"]
     leading = next((i for i, (_, stop) in enumerate(offsets) if stop > end), len(ids))
     return ids, leading
 
@@ -193,9 +192,9 @@ def _context_end(text: str, turn: Turn) -> int:
 def effective_thinking(
     tokenizer: Any, thinking: bool | None, *, chat: bool, chat_template: str | None = None
 ) -> bool | None:
-    """Whether outputs will hold a thinking block, for scoring: None when the template knows of none.
+    """Whether outputs will hold a thinking block, for scoring; None if the template has none.
 
-    A prompt that ends inside an open block thinks whatever was asked for (R1 distills have no switch).
+    A prompt that ends inside an open block makes the model think, whatever the switch (R1 distills have none).
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:

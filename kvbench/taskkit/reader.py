@@ -1,10 +1,10 @@
-"""The model as tasks and prompts know it: a tokenizer, a template and a length, no weights.
+"""The model as tasks and prompts see it: a tokenizer, a template and a length, without weights.
 
 reader = ModelReader(tokenizer=tokenizer, model_type="qwen3", context=32768, chat=True)
 reader.count("some text")
 reader.cut(turn, 7500)             # the first and last 3750 tokens of a turn's text
 talk = Talk(doc, reader, thinking=False, keep=True)
-talk.follow(("first answer",))     # what the model reads after its first answer
+talk.follow(("first answer",))     # the prompt after the first answer
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.scoring.boxed import after_thinking
 from kvbench.task import Doc, Turn
 from kvbench.taskkit import prompts
 
-ANSWER = "An answer."  # stands for one where only the template's own text matters
+ANSWER = "An answer."  # a placeholder to find the template's own text
 THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 
 
@@ -33,15 +33,15 @@ class ModelReader:
     origin: str | None = None
 
     def count(self, text: str) -> int:
-        found = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
-        return len(found["input_ids"])
+        encoded = self.tokenizer(text, add_special_tokens=False, return_attention_mask=False, verbose=False)
+        return len(encoded["input_ids"])
 
     def last_id(self, text: str) -> int:
         """The last token of a text without special tokens."""
         return int(self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"][-1])
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Tokens around a user's text, those at its seams included."""
+        """Tokens that the template adds to a user's text, merges at its ends included."""
         word = "word"
         doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
@@ -62,10 +62,10 @@ class ModelReader:
         return prompts.encode(self.tokenizer, text, chat=self.chat)
 
     def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
-        """A turn of at most `limit` tokens, its first and last half, and how many tokens are gone.
+        """A turn cut in its middle to at most `limit` tokens, and the number of tokens cut.
 
-        As LongBench's pred.py does it: on the text before any chat template, with the tokenizer's special tokens
-        counted. The question stays whole where the last half holds it.
+        As in LongBench's pred.py: before any chat template, counting the tokenizer's special tokens. The question stays
+        whole if the last half holds it.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
         if len(ids) <= limit:
@@ -81,8 +81,8 @@ class ModelReader:
 class Talk:
     """The later turns of a document, for `kvbench.records.Request`.
 
-    With `keep` the model goes on from its cache where the template only appends to what was read; otherwise, and where
-    a template changes earlier turns (many drop the thinking block), each turn is a new prompt.
+    With `keep` the model continues from its cache if the template only appends; otherwise, and if the template changes
+    earlier turns (many drop the thinking block), each turn is a new prompt.
     """
 
     doc: Doc
@@ -104,12 +104,12 @@ class Talk:
         if self.mode == "keep":
             appended = self._appended(len(answers)) or ""
             return FollowUp(ids=tuple(prompts.encode(self.reader.tokenizer, appended, chat=True)), fresh=False)
-        said = tuple(after_thinking(answer, self.thinks) for answer in answers)
-        text = self.reader.text(self.doc, thinking=self.thinking, answers=said)
+        visible = tuple(after_thinking(answer, self.thinks) for answer in answers)
+        text = self.reader.text(self.doc, thinking=self.thinking, answers=visible)
         return FollowUp(ids=tuple(self.reader.ids(text)), fresh=True)
 
     def tokens(self) -> int:
-        """Tokens of the later turns, answers apart."""
+        """Tokens of the later turns without answers."""
         empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in self._turns()]
         return self.reader.count(empty[-1]) - self.reader.count(empty[0])
 
@@ -117,12 +117,12 @@ class Talk:
         return range(len(self.doc.turns))
 
     def _appended(self, turn: int) -> str | None:
-        """The template's text between the answer before this turn and the next one; None when it is not appended."""
+        """The text that the template appends between two answers; None if it changes earlier text."""
         appended = None
         for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):
-            said = (answer,) * turn
-            before = self.reader.text(self.doc, thinking=self.thinking, answers=said[1:]) + answer
-            whole = self.reader.text(self.doc, thinking=self.thinking, answers=said)
+            answers = (answer,) * turn
+            before = self.reader.text(self.doc, thinking=self.thinking, answers=answers[1:]) + answer
+            whole = self.reader.text(self.doc, thinking=self.thinking, answers=answers)
             if not whole.startswith(before):
                 return None
             appended = whole.removeprefix(before)

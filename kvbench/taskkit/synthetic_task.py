@@ -1,7 +1,7 @@
-"""Base of the three tasks for the built-in model: problems from a generator, raw text, greedy, scored without a worker.
+"""Base of the three tasks for the built-in model: generated problems, raw text, greedy, scored without a worker.
 
-A cell (``orbit-300``) is a setting of the generator and a variant of its task. Problem i has the seed 10^9 + i, which
-training never draws. Budgets and what each cell shows: `kvbench.taskkit.synthetic.cells`.
+A variant (``orbit-300``) is a setting of the generator. Problem i has the seed 10^9 + i, which training never draws.
+`kvbench.taskkit.synthetic.cells` has the variants' budgets and purposes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from kvbench.taskkit.synthetic import cells
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 
 PROBLEMS = 128  # without --limit; more are generated on demand
-SLACK = 16  # tokens beyond the true trace (in the built-in model's tokens), so that a missed stop shows
+SLACK = 16  # tokens beyond the right answer (in the built-in model's tokens), so that a missed stop shows
 
 
 def cell_names(task: str) -> tuple[str, ...]:
@@ -41,14 +41,14 @@ class SyntheticTask(Task):
         return Score(value=exact, partial=partial, extracted=answer, aux={"no_answer": float(answer is None)})
 
     def size(self) -> None:
-        """As many as --limit asks for, `PROBLEMS` without it."""
+        """Unbounded: --limit decides, `PROBLEMS` without it."""
 
     def floor(self, budget: int, interval: int) -> float:
         return cells.floor(self.cell.knobs, budget, interval)
 
     def _doc(self, seed: int) -> Doc:
         problem = self.cell.generate(seed)
-        facts, line_end, rest = problem.prompt.partition("\n")  # the facts, then what is asked of them
+        facts, line_end, rest = problem.prompt.partition("\n")  # the facts, then the question
         turn = Turn(context=facts + line_end, question=rest)
         meta = {"category": self.variant, "seed": seed}
         return Doc(doc_id=f"{self.variant}-{seed}", turns=(turn,), reference=problem.answer, meta=meta)

@@ -95,7 +95,7 @@ class Child:
         return self.end(b"X", begun, limit)
 
     def end(self, state: bytes, begun: float, limit: int) -> bytes:
-        """Kill it, whatever it is doing, and report its end as `state`: X exit, T time, O output, C nobody asks."""
+        """Kill it, whatever it is doing, and report its end as `state`: X exit, T time, O output, C closed input."""
         for kill in (os.killpg, os.kill):  # its session is its own
             try:
                 kill(self.pid, signal.SIGKILL)
@@ -148,7 +148,7 @@ class Child:
 
 
 def _send(fd: int, data: memoryview) -> memoryview:
-    """What is left to send; nothing where nobody reads any more."""
+    """The rest to send; empty once the reader is gone."""
     try:
         return data[os.write(fd, data) :]
     except BlockingIOError:

@@ -170,7 +170,7 @@ class Packages:
 
 
 def sealed(data: bytes, seals: bool) -> int:
-    """A descriptor of a file in memory that holds the input and that nobody can change; elsewhere an unlinked file."""
+    """A descriptor of a sealed memory file that holds the input; an unlinked file where the system has none."""
     if not LINUX:
         import tempfile
 
