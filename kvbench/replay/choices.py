@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.config.run_config import MethodChoice
-from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.cache.layout import fit
 from kvbench.engine.model.weights import load_weights
 from kvbench.errors import KVBenchError, UserError, show
@@ -69,7 +69,7 @@ class Target:
         check_budget(choice.label, method, budget)
         method.drafts()
         fit(self.geometry, method, self.longest)
-        group = max(g.group for g in self.geometry)
+        group = largest_group(self.geometry)
         if method.per_query_head and isinstance(budget, int) and budget // group < method.min_budget():
             least = method.min_budget() * group
             raise UserError(
