@@ -78,14 +78,15 @@ class EvictionCache(Cache):
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
             raise UserError(f"interval must be a whole number of tokens, 1 or more; got {interval!r}.")
         self.method = from_label(method) if isinstance(method, str) else method
-        self.seed = seed
+        self.interval, self.seed = interval, seed
         loaded = prepare(model, tokenizer)
         self.max_tokens = max_tokens or loaded.context
         copies = largest_group(loaded.geometry) if self.method.per_query_head else 1
+        self.budget = check_budget(self.method, budget, copies)
         self._setup = set_up(
             loaded,
             self.method,
-            budget=check_budget(self.method, budget, copies),
+            budget=self.budget,
             interval=interval,
             lengths=Lengths.of(self.max_tokens),
         )
