@@ -41,8 +41,8 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """How one cell runs."""
+class SlotPlan:
+    """The slots of one cell, and what they hold."""
 
     slots: int
     entries_after: int | None  # right after an eviction; None: nothing is evicted
@@ -73,7 +73,7 @@ def plan_cell(
     max_output: int | None = None,
     tail: int = 0,
     chunk: int | None = None,
-) -> Plan:
+) -> SlotPlan:
     """Plan one cell of a run.
 
     Args:
@@ -107,7 +107,7 @@ def plan_cell(
     rows = held.rows
     live = rows if entries is None else min(entries + interval / 2, rows)
     mean = max_tokens / 2 if entries is None else live
-    return Plan(
+    return SlotPlan(
         slots=max(1, chosen),
         entries_after=entries,
         entries_peak=rows,

@@ -80,14 +80,15 @@ class EvictionCache(Cache):
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
             raise UserError(f"interval must be a whole number of tokens, 1 or more; got {interval!r}.")
         self.method = from_label(method) if isinstance(method, str) else method
-        self.seed = seed
+        self.interval, self.seed = interval, seed
         loaded = prepare(model, tokenizer)
         self.max_tokens = max_tokens or loaded.context
         self._group = largest_group(loaded.geometry)
+        self.budget = self._checked(budget) if self.method.takes_budget else None
         self._setup = set_up(
             loaded,
             self.method,
-            budget=self._checked(budget) if self.method.takes_budget else None,
+            budget=self.budget,
             interval=interval,
             lengths=Lengths.of(self.max_tokens),
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.config.run_config import MethodChoice
-from kvbench.engine.attention.geometry import LayerGeometry
+from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.cache.layout import fit
 from kvbench.engine.model.weights import load_weights
 from kvbench.errors import KVBenchError
@@ -66,7 +66,7 @@ class Target:
     def check(self, choice: MethodChoice, budget: Budget | None) -> None:
         """Raises KVBenchError when the method cannot run here."""
         method = choose.make(choice.name, dict(choice.options))
-        check_budget(choice.label, method, budget, group=max(g.group for g in self.geometry))
+        check_budget(choice.label, method, budget, group=largest_group(self.geometry))
         method.drafts()
         fit(self.geometry, method, self.longest)
         if (needed := method.weights()) is not None:

@@ -11,7 +11,7 @@ which for a plain mean is the clustered standard error and also serves ratios an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kvbench.replay.comparison import TraceFigures
@@ -59,7 +59,7 @@ def figures(traces: Sums, yardsticks: tuple[Sums, Sums] | None) -> dict[str, Any
     found: dict[str, Any] = {"traces": len(traces), "tokens": int(sum(sums["tokens"]))}
     for name, of in _FIGURES.items():
         wanted = name != "gap_closed" or yardsticks is not None
-        value, error = jackknife(sums, _clusters(traces), of) if wanted else (None, None)
+        value, error = jackknife(sums, numbered(t.trace.cluster for t in traces), of) if wanted else (None, None)
         found |= {name: value, f"{name}_se": error}
     return found | {"entries_peak": max((t.most for t in traces), default=0.0)}
 
@@ -108,9 +108,10 @@ def _known(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _clusters(traces: Sums) -> list[int]:
-    index: dict[str, int] = {}
-    return [index.setdefault(t.trace.cluster, len(index)) for t in traces]
+def numbered(names: Iterable[Any]) -> list[int]:
+    """The number of each name, from 0 in the order of their first mention."""
+    index: dict[Any, int] = {}
+    return [index.setdefault(name, len(index)) for name in names]
 
 
 def _low(traces: Sums) -> list[Any]:

@@ -15,7 +15,7 @@ from kvbench.engine.cache.layout import check_prefill
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.shape import ModelShape
 from kvbench.engine.model.weights import find, load_weights
-from kvbench.engine.plan import Machine, Plan, plan_cell
+from kvbench.engine.plan import Machine, SlotPlan, plan_cell
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.runner.method_source import Source, source_of
@@ -51,7 +51,7 @@ class CellPlan:
 
     cell: Cell
     rows: list[PlannedRow]
-    plan: Plan
+    plan: SlotPlan
     max_tokens: int  # of prompt and output
     max_output: int
     tail: int  # of a prompt, behind its context

@@ -26,8 +26,7 @@ class Tally:
     """Sums by key, name and trace."""
 
     def __init__(self, study: Study) -> None:
-        places: dict[str, int] = {}
-        self._clusters = [places.setdefault(t.cluster, len(places)) for t in study.traces]
+        self._clusters = [t.cluster for t in study.traces]
         self._sums: dict[Key, dict[str, Floats]] = {}
 
     def add(self, key: Key, traces: Sequence[int], **sums: torch.Tensor | float) -> None:
@@ -44,7 +43,7 @@ class Tally:
 
         A figure that cannot be had is None: a ratio to nothing, a standard error of one question.
         """
-        from kvbench.replay.figures import jackknife
+        from kvbench.replay.figures import jackknife, numbered
 
         for key, sums in self._sums.items():
             found: dict[str, float | None] = {}
@@ -54,8 +53,7 @@ class Tally:
                     found |= {name: None, f"{name}_se": None}
                     continue
                 chosen = {part: sums[part][there] for part in (above, below)}
-                places: dict[int, int] = {}
-                clusters = [places.setdefault(self._clusters[i], len(places)) for i in there]
+                clusters = numbered(self._clusters[i] for i in there)
                 value, error = jackknife(chosen, clusters, lambda s, a=above, b=below: s[a] / s[b])  # type: ignore[misc]
                 found |= {name: value, f"{name}_se": error}
             yield key, found
