@@ -1,6 +1,6 @@
 """Errors that reach the user, each with the exit code it ends the process with.
 
-One line names the problem, with the offending value quoted by `show`, and the cure. The command line prints
+One line names the problem, with the offending value quoted by `quote`, and the cure. The command line prints
 ``error: <message>`` and never a traceback, unless the error is not one of these (a bug, exit code 1).
 """
 
@@ -57,7 +57,7 @@ class BudgetViolation(KVBenchError):
     """A method kept more entries than its budget, or dropped protected ones. Its results would not be comparable."""
 
 
-def show(value: object) -> str:
+def quote(value: object) -> str:
     """Quote a value for a message; control characters appear escaped (\\x1b), never raw."""
     text = str(value)
     escaped = "".join(_escape(c) for c in text[:200])

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Generic, TypeVar
 
 from kvbench.console.faults import words
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 
 T = TypeVar("T")
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.ASCII)
@@ -36,7 +36,7 @@ def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
     """`` Did you mean 'a' or 'b'?`` with a leading blank, or nothing."""
-    names = [show(n) for n in near(name, known)]
+    names = [quote(n) for n in near(name, known)]
     if not names:
         return ""
     listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} or {names[-1]}"
@@ -70,10 +70,10 @@ class Registry(Generic[T]):
             origin = getattr(member, "__module__", "?")
             for n in (name, *aliases):
                 if not _NAME.fullmatch(n):
-                    raise UserError(f"{self.kind} {show(n)}: a name has lower-case letters, digits, '-', '_' and '.'.")
+                    raise UserError(f"{self.kind} {quote(n)}: a name has lower-case letters, digits, '-', '_' and '.'.")
                 taken = self._origin.get(n)
                 if taken is not None:
-                    raise NameTaken(f"{self.kind} {show(n)} is defined twice: in {taken} and in {origin}.")
+                    raise NameTaken(f"{self.kind} {quote(n)} is defined twice: in {taken} and in {origin}.")
             self._members[name] = member
             for n in (name, *aliases):
                 self._origin[n] = origin
@@ -108,9 +108,9 @@ class Registry(Generic[T]):
         hint = did_you_mean(name, [*self._members, *self._aliases])
         if hint:
             raise UserError(
-                f"unknown {self.kind} {show(name)}{foreign}.{hint} {command} shows all {len(self._members)}."
+                f"unknown {self.kind} {quote(name)}{foreign}.{hint} {command} shows all {len(self._members)}."
             )
-        raise UserError(f"unknown {self.kind} {show(name)}{foreign}. Known: {', '.join(self.names())} ({command}).")
+        raise UserError(f"unknown {self.kind} {quote(name)}{foreign}. Known: {', '.join(self.names())} ({command}).")
 
     def get(self, name: str) -> T:
         """The class registered under a name or alias. Raises UserError when unknown."""
@@ -138,7 +138,7 @@ class Registry(Generic[T]):
             except Exception as error:  # another distribution's code can fail in any way
                 owner = entry.dist.name if entry.dist else "an unknown distribution"
                 raise UserError(
-                    f"{self.kind} {show(entry.name)} of the installed package {show(owner)} cannot be loaded: "
+                    f"{self.kind} {quote(entry.name)} of the installed package {quote(owner)} cannot be loaded: "
                     f"{type(error).__name__}: {words(error)}. Repair or uninstall it."
                 ) from error
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.api import (
     Allocation,
     Column,
@@ -79,7 +79,7 @@ class AdaKV(Method):
             (RANK in inner.columns(), "a method whose scores compare between heads"),
         ):
             if wrong:
-                raise OptionError("base", f"must name {wanted}; got {show(self.base)}.")
+                raise OptionError("base", f"must name {wanted}; got {quote(self.base)}.")
 
     @cached_property
     def inner(self) -> Method:

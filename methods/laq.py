@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Column, Method, Needs, Once, Probe, Prompt, Protect, Trigger, option
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import OptionError
@@ -52,7 +52,8 @@ class LAQ(Method):
         if not (inner.takes_budget and apart) or inner.weights() is not None or inner.per_query_head:
             raise OptionError(
                 "inner",
-                f"must score KV heads from the newest queries alone, without state or weights; got {show(self.inner)}.",
+                f"must score KV heads from the newest queries alone, "
+                f"without state or weights; got {quote(self.inner)}.",
             )
 
     @cached_property

@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.scoring.math import score_math
@@ -94,7 +94,7 @@ def fold(text: str) -> str:
 
 def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Ids and items of a file. Raises UserError with up to `SHOWN` of its problems and their number."""
-    label = show(path)[1:-1]
+    label = quote(path)[1:-1]
     if not os.path.isfile(path):
         read_plain(path, f"--task-file {label}", FILE_LIMIT)  # raises an error that says what the path is
     problems: list[str] = []
@@ -105,7 +105,7 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
         wrong = list(_wrong(item))
         name = f"line-{line}" if identity is None else str(identity)
         if not wrong and name in seen:
-            wrong = [f"id {show(name)} is already used on line {seen[name]}."]
+            wrong = [f"id {quote(name)} is already used on line {seen[name]}."]
         seen.setdefault(name, line)
         problems += [f"{label}:{line}: {what}" for what in wrong]
         items.append((name, item))
@@ -123,20 +123,20 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
     """The problems of one item."""
     identity = item.get("id")
-    named = f" (item id {show(identity)})" if isinstance(identity, (str, int, float)) else ""
+    named = f" (item id {quote(identity)})" if isinstance(identity, (str, int, float)) else ""
     question = "question" if "question" in item or "problem" not in item else "problem"
     for field, numbers, needed in (("id", True, False), (question, False, True), ("answer", True, True), *_TEXTS):
         value = item.get(field)
         if field not in item:
             if needed:
-                yield f"field {show(field)} is missing{named}."
+                yield f"field {quote(field)} is missing{named}."
         elif isinstance(value, bool) or not isinstance(value, (str, int, float) if numbers else str):
             if needed or value is not None:  # an optional field may be null
-                yield f"{show(field)} must be text{' or a number' * numbers}; got {json_type(value)}."
+                yield f"{quote(field)} must be text{' or a number' * numbers}; got {json_type(value)}."
         elif needed and isinstance(value, str) and not value.strip():
-            yield f"{show(field)} is empty{named}."
+            yield f"{quote(field)} is empty{named}."
         elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-            yield f"{show(field)} holds half a character (a lone surrogate){named}."
+            yield f"{quote(field)} holds half a character (a lone surrogate){named}."
 
 
 _TEXTS = tuple((field, False, False) for field in TEXT_FIELDS)

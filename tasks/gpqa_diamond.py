@@ -14,7 +14,7 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
 from kvbench.scoring.choice import letter_last, simple_evals
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
@@ -56,10 +56,10 @@ class GPQADiamond(Task):
         try:
             names = [str(row["Record ID"]) for row in rows]
             if len(set(names)) < len(names):
-                raise SetupError(f"data of task {show(self.name)}: some values of 'Record ID' occur twice.")
+                raise SetupError(f"data of task {quote(self.name)}: some values of 'Record ID' occur twice.")
             return [_doc(row, index, style) for index in range(ORDERS) for row in rows][:limit]
         except KeyError as error:
-            raise SetupError(f"data of task {show(self.name)} have no column {show(error.args[0])}.") from None
+            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
 
     def gen(self, model_type: str) -> GenSpec:
         """One sample of each document: the eight samples of a question are its eight documents."""

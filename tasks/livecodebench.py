@@ -19,7 +19,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.livecodebench import SECONDS, Grades, Verdict, extract_code, grade
@@ -82,9 +82,9 @@ class LiveCodeBench(Task):
             rows = sorted(source.rows(self.name, self.manifest), key=lambda row: str(row["question_id"]))
             docs = [_doc(row, style, constants) for row in rows[:limit]]
         except KeyError as error:
-            raise SetupError(f"data of task {show(self.name)} have no column {show(error.args[0])}.") from None
+            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
         except ValueError as error:
-            raise SetupError(f"data of task {show(self.name)}: metadata are not JSON ({error}).") from None
+            raise SetupError(f"data of task {quote(self.name)}: metadata are not JSON ({error}).") from None
         check_ids(self.name, [doc.doc_id for doc in docs], "question_id")
         return docs
 
@@ -131,7 +131,7 @@ class LiveCodeBench(Task):
                 "sandbox_selftest": sandbox.digest or None,
                 "python_version": platform.python_version(),
             },
-            note=show(verdict.detail)[1:-1],
+            note=quote(verdict.detail)[1:-1],
         )
 
     def sources(self) -> dict[str, str]:

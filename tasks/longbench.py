@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.longbench import require, score_row
@@ -101,7 +101,7 @@ class LongBench(Task):
         try:
             docs = [self.doc(row) for row in self.rows(source)[:limit]]
         except KeyError as error:
-            raise SetupError(f"data of task {show(self.name)} have no column {show(error.args[0])}.") from None
+            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
         check_ids(self.name, [doc.doc_id for doc in docs], "_id")
         return docs
 

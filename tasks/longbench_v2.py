@@ -16,7 +16,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.choice import letter_last, longbench_v2
@@ -65,7 +65,7 @@ class LongBenchV2(Task):
         try:
             docs = [self._doc(row) for row in rows[:limit]]
         except KeyError as error:
-            raise SetupError(f"data of task {show(self.name)} have no column {show(error.args[0])}.") from None
+            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
         check_ids(self.name, [doc.doc_id for doc in docs], "_id")
         return docs
 
@@ -88,7 +88,7 @@ class LongBenchV2(Task):
         if self.short_kept is None:
             return []
         return [
-            f"task {show(self.name)} keeps the questions of length {SHORT}, {self.short_kept} here; "
+            f"task {quote(self.name)} keeps the questions of length {SHORT}, {self.short_kept} here; "
             f"all {self.size()} are asked where a model's context holds {OFFICIAL_LIMIT:,} tokens."
         ]
 

@@ -16,7 +16,7 @@ import zipfile
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.html_to_tsv import row_dup_rate, score_tsv
@@ -58,7 +58,7 @@ class HtmlToTsv(Task):
             else:
                 docs = self._with_pages(rows, source)
         except KeyError as error:
-            raise SetupError(f"data of task {show(self.name)} have no {show(error.args[0])}.") from None
+            raise SetupError(f"data of task {quote(self.name)} have no {quote(error.args[0])}.") from None
         check_ids(self.name, [doc.doc_id for doc in docs], "task_id")
         return docs
 
@@ -79,7 +79,9 @@ class HtmlToTsv(Task):
             with zipfile.ZipFile(file) as archive:
                 return [_doc(row, _page(archive, row["html_path"])) for row in rows]
         except (zipfile.BadZipFile, OSError, UnicodeDecodeError) as error:
-            raise SetupError(f"the pages of task {show(self.name)} in {show(file)} cannot be read: {error}.") from None
+            raise SetupError(
+                f"the pages of task {quote(self.name)} in {quote(file)} cannot be read: {error}."
+            ) from None
 
 
 def _page(archive: zipfile.ZipFile, path: str) -> str:

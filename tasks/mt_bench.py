@@ -13,7 +13,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
 from kvbench.scoring import judge
 from kvbench.scoring.boxed import after_thinking
@@ -49,7 +49,7 @@ class MTBench(Task):
         try:
             return [self._doc(row) for row in rows]
         except KeyError as error:
-            raise SetupError(f"data of task {show(self.name)} have no {show(error.args[0])}.") from None
+            raise SetupError(f"data of task {quote(self.name)} have no {quote(error.args[0])}.") from None
 
     def gen(self, model_type: str) -> GenSpec:
         """Greedy but for the categories in `TEMPERATURES`; `max_new_tokens` holds for each turn."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import KVBenchError, UserError, show
+from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.report import stats
 from kvbench.scoring.pool import ScorePool
 from kvbench.sources.data import read_jsonl
@@ -51,7 +51,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
     """The rows of every golden file in a folder, by file name. Raises UserError for a missing or broken file."""
     files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
     if not files:
-        raise UserError(f"{show(folder)} holds no golden files ({', '.join(sorted(FILES))}).")
+        raise UserError(f"{quote(folder)} holds no golden files ({', '.join(sorted(FILES))}).")
     return {path.name: [row for _, row in read_jsonl(path, str(path))] for path in files}
 
 
@@ -201,7 +201,7 @@ def _stats(row: Golden, pool: ScorePool) -> Values:
         case "paired_diff":
             compared = stats.paired(row["scores_a"], row["scores_b"], permutations=1)
             return {"mean_diff": compared.diff, "se_paired": compared.se}
-    raise UserError(f"no statistic {show(row['metric'])} is known")
+    raise UserError(f"no statistic {quote(row['metric'])} is known")
 
 
 FILES: dict[str, Callable[[Golden, ScorePool], Values]] = {

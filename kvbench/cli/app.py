@@ -19,8 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from kvbench import __version__
 from kvbench.cli.index import COMMANDS, load
 from kvbench.console import faults, signals, streams, terminal
-from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError
-from kvbench.errors import show as quoted
+from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError, quote
 
 EPILOG = """Start here:
   kvbench run --suite demo
@@ -38,7 +37,7 @@ class _Group(TyperGroup):
 
             known = self.list_commands(ctx)
             raise UserError(
-                f"no command {quoted(args[0])}.{did_you_mean(args[0], known) or ' There are ' + ', '.join(known) + '.'}"
+                f"no command {quote(args[0])}.{did_you_mean(args[0], known) or ' There are ' + ', '.join(known) + '.'}"
             )
         return super().resolve_command(ctx, args)
 
@@ -150,7 +149,7 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
 
 def _system(error: OSError) -> SetupError:
     """Error for a failed system call that no check covers, such as a file name that is too long."""
-    where = f" {quoted(error.filename)}" if error.filename else ""
+    where = f" {quote(error.filename)}" if error.filename else ""
     return SetupError(f"the system refuses{where}: {(error.strerror or faults.words(error)).lower()}.")
 
 
@@ -161,7 +160,7 @@ def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
         from kvbench.registry import did_you_mean
 
         known = [name for p in error.ctx.command.params for name in (*p.opts, *p.secondary_opts)]
-        return UserError(f"no option {quoted(option)}.{did_you_mean(option, known)}")
+        return UserError(f"no option {quote(option)}.{did_you_mean(option, known)}")
     message = str(error.format_message()).strip()
     if "unexpected extra argument" in message and (meant := _with_commas(given)):
         return UserError(f"{message[:1].lower() + message[1:].rstrip('.')}. Did you mean {meant}?")
@@ -173,7 +172,7 @@ def _with_commas(given: Sequence[str]) -> str:
     for place, option in enumerate(given):
         values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
         if option in LISTS and len(values) > 1:
-            return f"{option} {quoted(','.join(values))[1:-1]}"
+            return f"{option} {quote(','.join(values))[1:-1]}"
     return ""
 
 

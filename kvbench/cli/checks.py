@@ -13,7 +13,7 @@ from pathlib import Path
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console.problems import Problems
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget
@@ -51,7 +51,7 @@ def refuse_oracle(name: str, method: Method) -> None:
     """Raise UserError for a method that knows the future, alone or as one of two."""
     if method.during("prefill").oracle or method.during("decode").oracle:
         raise UserError(
-            f"method {show(name)} is an oracle: it knows the future of a finished sequence. "
+            f"method {quote(name)} is an oracle: it knows the future of a finished sequence. "
             f"Use 'kvbench replay --method {name}'."
         )
 
@@ -79,20 +79,20 @@ def _check_data(config: RunConfig, problems: Problems) -> None:
         return
     data = Path(config.data).expanduser()
     if not os.path.exists(data):
-        raise SetupError(f"--data {show(config.data)} does not exist.")
+        raise SetupError(f"--data {quote(config.data)} does not exist.")
     idle = [n for n in config.tasks if not n.startswith(LM_EVAL) and not load_task(n, config.task_file).manifest]
     if len(idle) == len(config.tasks) or (idle and not data.is_dir()):
         more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
-        these = f"{', '.join(map(show, idle[:3]))}{more}"
+        these = f"{', '.join(map(quote, idle[:3]))}{more}"
         reads = f"task {these} reads" if len(idle) == 1 else f"tasks {these} read"
-        problems.warn(f"{reads} no data; --data {show(config.data)} has no effect there.")
+        problems.warn(f"{reads} no data; --data {quote(config.data)} has no effect there.")
 
 
 def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems: Problems, duplicates: bool) -> None:
     spec = task.gen(model.model_type if model else "")
     limit, size = config.limit_for(task.name), task.size()
     if limit is not None and size is not None and limit > size:
-        problems.warn(f"task {show(task.name)} has {size} items; --limit {limit} has no effect.")
+        problems.warn(f"task {quote(task.name)} has {size} items; --limit {limit} has no effect.")
     with problems.collect():
         samples = config.samples or spec.n
         temperature = spec.temperature if config.temperature is None else config.temperature
@@ -107,7 +107,9 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
     with problems.collect():
         if config.prompt_style is not None and config.prompt_style not in task.prompt_styles:
             styles = ", ".join(task.prompt_styles)
-            raise UserError(f"task {show(task.name)} has no prompt style {show(config.prompt_style)}; it has {styles}.")
+            raise UserError(
+                f"task {quote(task.name)} has no prompt style {quote(config.prompt_style)}; it has {styles}."
+            )
         _check_template(config, task, spec, model)
 
 
@@ -116,5 +118,5 @@ def _check_template(config: RunConfig, task: Task, spec: GenSpec, model: ModelIn
 
     chat = uses_chat(spec.chat, config.prompt_style or task.prompt_styles[0], no_chat_template=config.no_chat_template)
     if chat and config.chat_template is None and model is not None and model.has_chat_template is False:
-        needs = f"the tokenizer of {show(model.name)} has no chat template and task {show(task.name)} needs one"
+        needs = f"the tokenizer of {quote(model.name)} has no chat template and task {quote(task.name)} needs one"
         raise UserError(f"{needs}. Pass --chat-template FILE or --no-chat-template.")

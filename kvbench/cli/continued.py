@@ -25,7 +25,7 @@ from kvbench.config.run_config import MethodChoice, RunConfig
 from kvbench.config.settings import OPERATIONAL, PARSERS, SOURCES
 from kvbench.console.problems import Problems
 from kvbench.console.redact import HIDDEN, hide_keys
-from kvbench.errors import NEW_RUN, SetupError, UserError, show
+from kvbench.errors import NEW_RUN, SetupError, UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
 from kvbench.sources import models
@@ -89,8 +89,8 @@ def _check_layers(gathered: Gathered) -> None:
     for layer in gathered.files:
         for key, given in layer.items():
             if key not in FREE:
-                where = given.source.removesuffix(f": {show(key)}")
-                raise UserError(f"{where}: {show(key)} cannot be given with --resume. {KEEPS}")
+                where = given.source.removesuffix(f": {quote(key)}")
+                raise UserError(f"{where}: {quote(key)} cannot be given with --resume. {KEEPS}")
     if (options := gathered.typed("method_opt")) is not None:
         raise UserError(f"{options.source} cannot be given with --resume. {KEEPS}")
 
@@ -133,7 +133,7 @@ def _check_again(
     listed = ", ".join(f"--{key.replace('_', '-')}" for key in missing)
     them = "it" if len(missing) == 1 else "them"
     raise UserError(
-        f"run {show(run)} used {listed}, which kvbench never takes from a run's folder. If you trust {them}, give "
+        f"run {quote(run)} used {listed}, which kvbench never takes from a run's folder. If you trust {them}, give "
         f"{them} again{hidden}: {line}"
     )
 
@@ -154,7 +154,8 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
         if not os.path.lexists(os.path.expanduser(was)):
             line = _typed_with({"model": "PATH"})
             raise SetupError(
-                f"model folder {show(was)} of run {show(run)} does not exist. If it was moved, say where it is: {line}"
+                f"model folder {quote(was)} of run {quote(run)} does not exist. "
+                f"If it was moved, say where it is: {line}"
             )
         return None
     place = parse(typed.source, PARSERS["model"], typed.value)
@@ -162,11 +163,11 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
         return None
     files = models.state(models.describe(place)).files
     if not files:
-        raise UserError(f"{_said(typed, place)} is no folder; run {show(run)} began with the model in {show(was)}.")
+        raise UserError(f"{_said(typed, place)} is no folder; run {quote(run)} began with the model in {quote(was)}.")
     if differing := sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name)):
         more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise UserError(
-            f"{_said(typed, place)} differs from model {show(was)} of run {show(run)} in {bare(differing[0])}{more}. "
+            f"{_said(typed, place)} differs from model {quote(was)} of run {quote(run)} in {bare(differing[0])}{more}. "
             f"Give the folder as it was, or {NEW_RUN}."
         )
     return str(place)
@@ -175,13 +176,15 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
 def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
     """Raise UserError for a file of another task; `same_run` compares its hash."""
     if record["config"].get("task_file") is None:
-        raise UserError(f"--task-file {show(path)} differs from the run's default. {KEEPS}")
+        raise UserError(f"--task-file {quote(path)} differs from the run's default. {KEEPS}")
     from kvbench.tasks.file import FileTask
 
     task = FileTask(path)
     tasks = record["environment"].get("tasks", {})
     if task.name not in tasks:
-        raise UserError(f"--task-file {show(path)} is task {show(task.name)}; run {show(run)} has {', '.join(tasks)}.")
+        raise UserError(
+            f"--task-file {quote(path)} is task {quote(task.name)}; run {quote(run)} has {', '.join(tasks)}."
+        )
 
 
 def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
@@ -196,10 +199,10 @@ def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
         if not config.cells():
             raise ValueError(config.grids)
     except UserError as error:
-        raise UserError(f"{show(folder / manifest.NAME)} has settings that no run has: {error}") from None
+        raise UserError(f"{quote(folder / manifest.NAME)} has settings that no run has: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise SetupError(
-            f"{show(folder / manifest.NAME)} is damaged ({type(error).__name__} in its settings)."
+            f"{quote(folder / manifest.NAME)} is damaged ({type(error).__name__} in its settings)."
         ) from None
     return config
 
@@ -240,9 +243,9 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    return "default" if kept in (None, "") else show(hide_keys(str(kept)))[1:-1]
+    return "default" if kept in (None, "") else quote(hide_keys(str(kept)))[1:-1]
 
 
 def _said(given: Given, value: Any) -> str:
     """``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
-    return f"{given.source}{' ' if given.source.startswith('--') else '='}{show(hide_keys(str(value)))[1:-1]}"
+    return f"{given.source}{' ' if given.source.startswith('--') else '='}{quote(hide_keys(str(value)))[1:-1]}"

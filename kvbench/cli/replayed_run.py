@@ -13,7 +13,7 @@ from kvbench.cli.request import build
 from kvbench.config.layers import Gathered, gather
 from kvbench.config.run_config import RunConfig
 from kvbench.console.problems import Problems
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.store import manifest
 
@@ -36,7 +36,7 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
     if asked is None:
         return None
     if strange := [task for task in asked.tasks if task not in config.tasks]:
-        raise UserError(f"run {show(folder.name)} has no task {show(strange[0])}. It has {', '.join(config.tasks)}.")
+        raise UserError(f"run {quote(folder.name)} has no task {quote(strange[0])}. It has {', '.join(config.tasks)}.")
     grids = (dataclasses.replace(g, tasks=(t,), limit=config.limit_for(t)) for g in asked.grids for t in g.tasks)
     own: dict[str, Any] = {
         "grids": tuple(grids),

@@ -20,7 +20,7 @@ from kvbench.config.run_config import Grid, MethodChoice, RunConfig
 from kvbench.config.settings import PARSERS
 from kvbench.console.problems import Problems
 from kvbench.console.redact import holds_secret
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
 from kvbench.eviction.options import split_option
@@ -117,7 +117,7 @@ class Builder:
                 with self.problems.collect():
                     for member in self._members(key, given.source, typed, position if len(raw) > 1 else None):
                         if any(member == other and type(member) is type(other) for other in members):
-                            self.problems.warn(f"{key} {show(member_name(member))} is given twice; it runs once.")
+                            self.problems.warn(f"{key} {quote(member_name(member))} is given twice; it runs once.")
                         else:
                             members.append(member)
         return members
@@ -152,7 +152,7 @@ class Builder:
         for task in tasks:
             if task not in known:
                 raise UserError(
-                    f"{wanted.source} {show(task)} is in no [[grid]] of the file, which has {', '.join(known)}."
+                    f"{wanted.source} {quote(task)} is in no [[grid]] of the file, which has {', '.join(known)}."
                 )
         kept = (dataclasses.replace(g, tasks=tuple(t for t in g.tasks if t in tasks)) for g in grids)
         return tuple(grid for grid in kept if grid.tasks)
@@ -183,7 +183,7 @@ class Builder:
         present = {n for grid in grids for m in grid.methods for n in (m.name, *m.name.split("+"))}
         for method, _, _ in self.options:
             if method and method not in present:
-                raise UserError(f"--method-opt is for method {show(method)}, which is not in this run.")
+                raise UserError(f"--method-opt is for method {quote(method)}, which is not in this run.")
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:

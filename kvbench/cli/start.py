@@ -21,7 +21,7 @@ from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import Progress, size
 from kvbench.console.redact import holds_secret
-from kvbench.errors import IncompleteError, UserError, show
+from kvbench.errors import IncompleteError, UserError, quote
 from kvbench.eviction.budget import label
 from kvbench.sources import hub
 from kvbench.sources.models import TINY, ModelInfo, describe
@@ -91,7 +91,7 @@ def _tell(result: RunResult, chosen: RunConfig, *, quiet: bool, json: bool) -> N
         _print_plan(result)
     elif result.run_dir is not None:
         if result.repeated and not quiet:
-            terminal.note(f"nothing was run: all {result.planned} rows of {show(result.run_dir)} were there already.")
+            terminal.note(f"nothing was run: all {result.planned} rows of {quote(result.run_dir)} were there already.")
         report_on(result.run_dir, quiet=quiet)
     failed = sum(result.failed.values())
     if json:
@@ -139,7 +139,7 @@ def _check_names(run_name: str | None, resume: str | None) -> None:
         if name is not None:
             check_run_name(name, option)
     if run_name is not None and resume is not None and run_name != resume:
-        raise UserError(f"--resume {show(resume)} and --run-name {show(run_name)} name two runs; give one of them.")
+        raise UserError(f"--resume {quote(resume)} and --run-name {quote(run_name)} name two runs; give one of them.")
 
 
 def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problems) -> RunConfig | None:

@@ -21,7 +21,7 @@ from typing import Any
 
 from kvbench.config.parsers import unknown_key
 from kvbench.config.settings import PARSERS
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.registry import did_you_mean, near
 
 AXES = ("method", "budget", "task")
@@ -65,7 +65,7 @@ class Gathered:
         seen: dict[str, list[dict[str, Any]]] = {}
         for layer in (*self.files, self.variables, self.flags):
             for key, given in layer.items():
-                source = given.source.removesuffix(f": {show(key)}")
+                source = given.source.removesuffix(f": {quote(key)}")
                 seen.setdefault(key, []).append({"source": source, "value": given.value})
         return seen
 
@@ -82,7 +82,7 @@ def gather(
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
         if Path(config).suffix.lower() != ".toml":
-            raise UserError(f"--config {show(config)}: config files are TOML.")
+            raise UserError(f"--config {quote(config)}: config files are TOML.")
         files.append(read(Path(config), "--config"))
     typed = {
         key: value if isinstance(value, Given) else Given(value, "--" + key.replace("_", "-"))
@@ -119,23 +119,23 @@ def suite_path(name: str) -> Path:
         return shipped[name.strip().lower()]
     if name.endswith(".toml") or "/" in name:
         return Path(name)
-    raise UserError(f"unknown suite {show(name)}.{did_you_mean(name, list(shipped))} Known: {', '.join(shipped)}.")
+    raise UserError(f"unknown suite {quote(name)}.{did_you_mean(name, list(shipped))} Known: {', '.join(shipped)}.")
 
 
 def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
     """Settings and grid blocks of a TOML file, each with its line. Unknown keys are errors with file and line."""
     if os.path.isdir(path):
-        raise UserError(f"{option}: {show(path)} is a folder.")
+        raise UserError(f"{option}: {quote(path)} is a folder.")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UserError(f"{option}: there is no file {show(path)}.") from None
+        raise UserError(f"{option}: there is no file {quote(path)}.") from None
     except UnicodeDecodeError as error:
         raise UserError(
             f"{path.name} is not UTF-8 (byte 0x{error.object[error.start]:02x} at offset {error.start})."
         ) from None
     except (OSError, ValueError) as error:
-        raise UserError(f"{option}: cannot read {show(path)} ({getattr(error, 'strerror', None) or error}).") from None
+        raise UserError(f"{option}: cannot read {quote(path)} ({getattr(error, 'strerror', None) or error}).") from None
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -170,5 +170,5 @@ class _Lines:
             line = self._at.get((header, index, key), 1)
             if key not in known:
                 raise UserError(f"{self.name}:{line}: {unknown_key(key, known)}")
-            layer[key] = Given(value, f"{self.name}:{line}: {show(key)}")
+            layer[key] = Given(value, f"{self.name}:{line}: {quote(key)}")
         return layer

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import field
 from typing import Any
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.options import SWITCH, as_number, as_whole
 from kvbench.registry import did_you_mean
@@ -55,7 +55,7 @@ def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str
 def got(raw: object) -> str:
     """The offending value for a message: plain numbers bare, all else quoted and escaped."""
     text = str(raw)
-    return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else show(raw)
+    return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else quote(raw)
 
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
@@ -92,7 +92,7 @@ def number(need: str, fits: Callable[[float], bool]) -> Parser:
 def choice(*names: str) -> Parser:
     def parser(raw: object) -> str:
         if raw not in names:
-            raise BadValue(predicate=f"{show(raw)}: choose {', '.join(names)}.")
+            raise BadValue(predicate=f"{quote(raw)}: choose {', '.join(names)}.")
         return str(raw)
 
     return parser
@@ -101,7 +101,7 @@ def choice(*names: str) -> Parser:
 def text(raw: object) -> str:
     """A text that is not empty."""
     if not isinstance(raw, str):
-        raise BadValue("a text", show(raw))
+        raise BadValue("a text", quote(raw))
     if not raw.strip():
         raise BadValue(predicate="is empty.")
     if "\0" in raw:
@@ -119,7 +119,7 @@ def strings(raw: object) -> tuple[str, ...]:
     texts = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
     for string in texts:
         if not isinstance(string, str) or not string:
-            raise BadValue("a text of one character or more", show(string))
+            raise BadValue("a text of one character or more", quote(string))
     return texts
 
 
@@ -127,7 +127,7 @@ def flag(raw: object) -> bool:
     """A switch: true or false in a file, also 1/0, yes/no, on/off in an environment variable."""
     value = SWITCH.get(str(raw).strip().lower())
     if value is None:
-        raise BadValue("true or false", show(raw))
+        raise BadValue("true or false", quote(raw))
     return value
 
 
@@ -143,13 +143,13 @@ def budget(raw: object, entry: int | None = None) -> Budget:
             return _share(literal)
         number_like = as_number(literal)
         if number_like is None and entry is not None:
-            raise BadValue(predicate=f"entry {entry} ({show(raw)}) is not a number.")
+            raise BadValue(predicate=f"entry {entry} ({quote(raw)}) is not a number.")
         hint = ""
         if number_like is not None and "e" in literal.lower() and number_like >= 1 and number_like.is_integer():
             hint = f" Did you mean {int(number_like)}?"
         elif number_like is not None and 0 < number_like < 1:
             hint = f" Did you mean {label(number_like)}?"
-        raise BadValue(predicate=f"{_TAKES}; got {show(literal)}.{hint}")
+        raise BadValue(predicate=f"{_TAKES}; got {quote(literal)}.{hint}")
     if value == 0:
         raise BadValue(predicate="must be at least 1 token per KV head; use --method full for no eviction.")
     if value < 0:
@@ -163,7 +163,7 @@ _TAKES = "takes whole tokens per KV head (512) or a share of the prompt (25%)"
 def _share(literal: str) -> float:
     share = as_number(literal[:-1])
     if share is None:
-        raise BadValue(predicate=f"{_TAKES}; got {show(literal)}.")
+        raise BadValue(predicate=f"{_TAKES}; got {quote(literal)}.")
     if share <= 0:
         raise BadValue(predicate=f"{literal} keeps nothing; give whole tokens per KV head (512) or a larger share.")
     if share > 100:
@@ -182,10 +182,10 @@ def split(label: str, raw: object, hint: str) -> list[Any]:
         if parts == [""]:
             raise UserError(f"{label} is empty. {hint}")
         if "" in parts:
-            raise UserError(f"{label} has an empty entry at position {parts.index('') + 1} in {show(item)}.")
+            raise UserError(f"{label} has an empty entry at position {parts.index('') + 1} in {quote(item)}.")
         members += parts
     return members
 
 
 def unknown_key(name: str, known: Iterable[str]) -> str:
-    return f"unknown key {show(name)}.{did_you_mean(name, list(known))}"
+    return f"unknown key {quote(name)}.{did_you_mean(name, list(known))}"

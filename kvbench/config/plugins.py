@@ -23,7 +23,7 @@ from pathlib import Path
 from kvbench import registry
 from kvbench.console.faults import words
 from kvbench.console.signals import Signalled
-from kvbench.errors import NEW_RUN, KVBenchError, UserError, show
+from kvbench.errors import NEW_RUN, KVBenchError, UserError, quote
 from kvbench.registry import NameTaken
 
 
@@ -39,7 +39,7 @@ _LOADED: dict[Path, _Plugin] = {}
 
 def load_plugin(path: str) -> list[str]:
     """Import a file once and return the names it registered. Raises UserError; nothing of the file stays registered."""
-    label = f"--plugin {show(path)}"
+    label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
     if file in _LOADED:
         return list(_LOADED[file].names)
@@ -66,7 +66,7 @@ def load_plugin(path: str) -> list[str]:
 
 
 def _source(path: str) -> bytes:
-    label = f"--plugin {show(path)}"
+    label = f"--plugin {quote(path)}"
     file = Path(path).expanduser().resolve()
     if os.path.isdir(file):
         raise UserError(f"{label} is a folder; give a Python file.")
@@ -93,13 +93,14 @@ def check_same(
     for sha256, path in has.items():
         if sha256 not in was and not more:
             raise UserError(
-                f"--plugin {show(path)} ({sha256[:12]}) is none of the plug-ins that run {show(run)} began with "
-                f"({show(had)[1:-1]}). Give the file as it was, or {NEW_RUN}."
+                f"--plugin {quote(path)} ({sha256[:12]}) is none of the plug-ins that run {quote(run)} began with "
+                f"({quote(had)[1:-1]}). Give the file as it was, or {NEW_RUN}."
             )
     for sha256, name in was.items():
         if sha256 not in has:
             raise UserError(
-                f"run {show(run)} began with plug-in {show(name)} ({show(sha256[:12])[1:-1]}): give it with --plugin."
+                f"run {quote(run)} began with plug-in {quote(name)} ({quote(sha256[:12])[1:-1]}): "
+                "give it with --plugin."
             )
 
 
@@ -147,4 +148,4 @@ def _cause(error: BaseException, file: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     where = f", line {lines[-1]}" if lines else ""
     first = (words(error).splitlines() or [""])[0]
-    return f"{where}: {type(error).__name__}{f' ({show(first)[1:-1]})' if first else ''} while it was imported."
+    return f"{where}: {type(error).__name__}{f' ({quote(first)[1:-1]})' if first else ''} while it was imported."

@@ -21,7 +21,7 @@ from typing import Any
 from kvbench import registry
 from kvbench.config.parsers import budget, parse, unknown_key
 from kvbench.config.settings import DEFAULTS, OPERATIONAL, PARSERS, Settings
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.budget import Budget, label, order
 from kvbench.task import Services
 
@@ -101,7 +101,7 @@ class RunConfig(Settings):
                 parse("'budget'", budget, label(size))
             for task in grid.tasks:
                 if limits.setdefault(task, grid.limit) != grid.limit:
-                    raise UserError(f"task {show(task)} has two limits: {limits[task]} and {grid.limit}.")
+                    raise UserError(f"task {quote(task)} has two limits: {limits[task]} and {grid.limit}.")
 
     def cells(self) -> tuple[Cell, ...]:
         """The grid expanded, each cell once; a method that does not evict appears once per task, without a budget."""

@@ -3,7 +3,7 @@
     note("..."), warning("..."), fail(error)     # one line each on stderr
     table(rich_table), data(document)            # stdout
 
-On stdout, text from outside (model output, file names) must pass `kvbench.errors.show` or `clean` before it gets here.
+On stdout, text from outside (model output, file names) must pass `kvbench.errors.quote` or `clean` before it gets here.
 Text to stderr is cleaned here, and keys in it are hidden. An error keeps ``name=value``, because the user types the
 commands in it; the text of a foreign exception loses such values before it enters an error (`faults.words`).
 """
@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvbench.console import streams
-from kvbench.errors import Interrupted, KVBenchError, show
+from kvbench.errors import Interrupted, KVBenchError, quote
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,7 @@ def _redact() -> ModuleType:
 
 def clean(text: str) -> str:
     """Text of unknown origin on one terminal line, with control and direction characters escaped, never raw."""
-    return "".join(show(part)[1:-1] for part in _chunks(text, 200))
+    return "".join(quote(part)[1:-1] for part in _chunks(text, 200))
 
 
 def _chunks(text: str, size: int) -> list[str]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _PLACE = re.compile(rf"(?:^|\.)layers\.(\d+)\.(?:.*\.)?({'|'.join(PROJECTIONS)})$")
@@ -41,11 +41,11 @@ def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
         for name in (key[2:] for key in weights if key.startswith("A.")):
             module = places.get(name)
             if module is None:
-                raise SetupError(f"the adapter is for {show(name)}, which this model does not have.")
+                raise SetupError(f"the adapter is for {quote(name)}, which this model does not have.")
             a, b = weights[f"A.{name}"], weights[f"B.{name}"]
             if (a.shape[1], b.shape[0]) != (module.in_features, module.out_features):
                 ours, theirs = [module.in_features, module.out_features], [a.shape[1], b.shape[0]]
-                raise SetupError(f"the adapter of {show(name)} maps {theirs[0]} to {theirs[1]}; the model's {ours}.")
+                raise SetupError(f"the adapter of {quote(name)} maps {theirs[0]} to {theirs[1]}; the model's {ours}.")
             hooks.append(module.register_forward_hook(_add(a, b, weights["scaling"])))
         yield
     finally:

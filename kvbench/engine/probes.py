@@ -17,7 +17,7 @@ from kvbench.engine.adapter import adapted
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.writers import BlockWriter
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.api import Method, Probe
 
 # (writer, probe, first position) -> logits [V], rows
@@ -40,7 +40,7 @@ class Drafts:
         if name not in self._loaded:
             draft = self.load(name)
             if _vocabulary(draft) != _vocabulary(self.target):
-                raise SetupError(f"draft model {show(name)} has another tokenizer than the model; they must share it.")
+                raise SetupError(f"draft model {quote(name)} has another tokenizer than the model; they must share it.")
             self._loaded[name] = draft
         model = self._loaded[name].model
         tokens = torch.tensor([list(ids)], device=model.device)

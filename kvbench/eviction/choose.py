@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Method
 from kvbench.eviction.combined import Combined
 from kvbench.eviction.options import describe, parse_options
@@ -20,12 +20,12 @@ def canonical(name: str) -> str:
     if "(" in name:
         bare, option = name.partition("(")[0].strip(), name.partition("(")[2].partition("=")[0].strip() or "NAME"
         raise UserError(
-            f"method {show(name)}: give the name alone here, and options with --method-opt {bare}.{option}=VALUE."
+            f"method {quote(name)}: give the name alone here, and options with --method-opt {bare}.{option}=VALUE."
         )
     if len(parts) > 1 and not all(part.strip() for part in parts):
-        raise UserError(f"method {show(name)}: a name is missing beside the '+'.")
+        raise UserError(f"method {quote(name)}: a name is missing beside the '+'.")
     if len(parts) > 2:
-        raise UserError(f"method {show(name)}: at most two methods can be combined, one for the prompt and one after.")
+        raise UserError(f"method {quote(name)}: at most two methods can be combined, one for the prompt and one after.")
     spelled = [methods.canonical(part) for part in parts]
     return "+".join(dict.fromkeys(spelled))  # a method combined with itself is that method
 
@@ -63,7 +63,7 @@ def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
     if dot:
         method = methods.canonical(method)
         if method not in parts:
-            raise UserError(f"option {show(option)} is for method {show(method)}, which is not in {show(name)}.")
+            raise UserError(f"option {quote(option)} is for method {quote(method)}, which is not in {quote(name)}.")
         return [(f"{method}.{bare}" if len(parts) > 1 else bare, value)]
     if len(parts) == 1:
         return [(option, value)]
@@ -79,12 +79,12 @@ def from_label(label: str) -> Method:
     """``snapkv(kernel=5, window=16)`` or ``snapkv``. Raises UserError."""
     name, bracket, rest = label.strip().partition("(")
     if bracket and not rest.endswith(")"):
-        raise UserError(f"method {show(label)}: a bracket is not closed.")
+        raise UserError(f"method {quote(label)}: a bracket is not closed.")
     pairs = []
     for item in filter(None, (part.strip() for part in _split(rest.removesuffix(")")))):
         option, equals, value = item.partition("=")
         if not equals:
-            raise UserError(f"method {show(label)}: options are NAME=VALUE; got {show(item)}.")
+            raise UserError(f"method {quote(label)}: options are NAME=VALUE; got {quote(item)}.")
         pairs.append((option.strip(), value.strip()))
     return parse(name.strip(), pairs)
 

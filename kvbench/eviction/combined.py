@@ -6,7 +6,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Column, Method, Needs, Phase, Probe, Prompt, Protect, State, Trigger, Weights
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -26,16 +26,16 @@ class Combined(Method):
     def __post_init__(self) -> None:
         for name, part in zip(self.names, (self.first, self.second)):
             if not part.takes_budget:
-                raise UserError(f"method {show(name)} takes no budget and cannot be combined with another.")
+                raise UserError(f"method {quote(name)} takes no budget and cannot be combined with another.")
         if not self.second.decode_bounded:
             raise UserError(
-                f"method {show(self.names[1])} evicts nothing while decoding; "
+                f"method {quote(self.names[1])} evicts nothing while decoding; "
                 "give a method that does after the '+' ('kvbench list methods' shows which)."
             )
         if set(_memories(self.first)) & set(_memories(self.second)):
-            raise UserError(f"methods {show(self.names[0])} and {show(self.names[1])} keep the same state; give one.")
+            raise UserError(f"methods {quote(self.names[0])} and {quote(self.names[1])} keep the same state; give one.")
         if self.first.weights() and self.second.weights():
-            raise UserError(f"methods {show(self.names[0])} and {show(self.names[1])} both need weights; give one.")
+            raise UserError(f"methods {quote(self.names[0])} and {quote(self.names[1])} both need weights; give one.")
 
     def during(self, phase: Phase) -> Method:
         return self.first if phase == "prefill" else self.second

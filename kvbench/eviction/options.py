@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.budget import Budget
 from kvbench.registry import did_you_mean
 
@@ -35,7 +35,7 @@ class OptionError(UserError):
     """An invalid value of an option. `reason` is the message without the option's name."""
 
     def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"option {show(name)} {reason}")
+        super().__init__(f"option {quote(name)} {reason}")
         self.name, self.reason = name, reason
 
 
@@ -79,7 +79,7 @@ def split_option(text: str) -> tuple[str | None, str, str]:
     name, equals, value = text.partition("=")
     method, dot, option_name = (part.strip() for part in name.rpartition("."))
     if not equals or not option_name or (dot and not method):
-        raise UserError(f"--method-opt takes NAME=VALUE; got {show(text)}.")
+        raise UserError(f"--method-opt takes NAME=VALUE; got {quote(text)}.")
     return (method if dot else None), option_name.replace("-", "_"), value.strip()
 
 
@@ -90,18 +90,18 @@ def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str
     for name, text in pairs:
         if name not in hints:
             known = did_you_mean(name, list(hints)) or _known(list(hints))
-            raise UserError(f"method {show(method_name)} has no option {show(name)}.{known}")
+            raise UserError(f"method {quote(method_name)} has no option {quote(name)}.{known}")
         if name in values:
-            raise UserError(f"option {show(name)} of method {show(method_name)} is given twice.")
+            raise UserError(f"option {quote(name)} of method {quote(method_name)} is given twice.")
         try:
             values[name] = parse_value(text, hints[name])
         except ValueError:
-            wanted = f"option {show(name)} of method {show(method_name)} takes {_words(hints[name])}"
-            raise UserError(f"{wanted}; got {show(text)}.") from None
+            wanted = f"option {quote(name)} of method {quote(method_name)} takes {_words(hints[name])}"
+            raise UserError(f"{wanted}; got {quote(text)}.") from None
     try:
         return cls(**values)
     except OptionError as error:
-        raise UserError(f"option {show(error.name)} of method {show(method_name)} {error.reason}") from None
+        raise UserError(f"option {quote(error.name)} of method {quote(method_name)} {error.reason}") from None
 
 
 def describe(cls: type[Method]) -> list[OptionInfo]:
@@ -123,18 +123,19 @@ def check_budget(
     if not method.takes_budget:
         if budget is not None:
             why = "with these options" if method.evicts else "evicts nothing and"
-            raise UserError(f"method {show(method_name)} {why} takes no {word}.")
+            raise UserError(f"method {quote(method_name)} {why} takes no {word}.")
         return
     if budget is None:
         example = f"{word} 512" if word.startswith("-") else f"{word}=512"
-        raise UserError(f"method {show(method_name)} needs {word}. Example: {example}.")
+        raise UserError(f"method {quote(method_name)} needs {word}. Example: {example}.")
     minimum = method.min_budget()
     copies = group if method.per_query_head else 1
     if isinstance(budget, float) or budget >= minimum * copies:
         return
     if budget >= minimum:
         raise UserError(
-            f"method {show(method_name)} shares the budget of a KV head among the caches of its query heads, so {word} "
+            f"method {quote(method_name)} shares the budget of a KV head among the caches of its query heads, "
+            f"so {word} "
             f"must be at least {minimum * copies} ({minimum} in each of {copies} query heads); got {budget}."
         )
     protect = method.protect(minimum)
@@ -144,7 +145,7 @@ def check_budget(
     always = f"keeps {kept} {tokens} at all times, so" if kept else "keeps at least one entry, so"
     if minimum > protect.sinks + protect.recent + 1:
         always = f"needs room for {minimum} entries, so"
-    raise UserError(f"method {show(method_name)} {always} {word} must be at least {minimum}; got {budget}.")
+    raise UserError(f"method {quote(method_name)} {always} {word} must be at least {minimum}; got {budget}.")
 
 
 def _types(cls: type[Method]) -> dict[str, Any]:
@@ -201,7 +202,7 @@ def _strip_none(kind: Any) -> tuple[Any, bool]:
 def _words(kind: Any) -> str:
     inner, optional = _strip_none(kind)
     if typing.get_origin(inner) is Literal:
-        names = [show(v) for v in typing.get_args(inner)]
+        names = [quote(v) for v in typing.get_args(inner)]
         words = f"{', '.join(names[:-1])} or {names[-1]}" if len(names) > 1 else names[0]
     else:
         words = {int: "a whole number", float: "a number", bool: "true or false"}.get(inner, "a text")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench.console.faults import words
-from kvbench.errors import BudgetViolation, KVBenchError, MethodError, show
+from kvbench.errors import BudgetViolation, KVBenchError, MethodError, quote
 from kvbench.eviction.api import Allocation, Method, Protect, ScoreOut, TopK
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
@@ -70,7 +70,7 @@ def _score(method: Method, view: LayerView) -> ScoreOut:
     scored = out if isinstance(out, ScoreOut) else ScoreOut(out)
     shape = getattr(scored.score, "shape", None)
     if shape != view.positions.shape:
-        got = f"a tensor {list(shape)}" if shape is not None else show(type(out).__name__)
+        got = f"a tensor {list(shape)}" if shape is not None else quote(type(out).__name__)
         wanted = f"a tensor [b, Hk, N] = {list(view.positions.shape)}"
         raise MethodError(f"{type(method).__name__}.score() must return {wanted}; got {got}.")
     return scored

@@ -34,7 +34,7 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import load
 from kvbench.engine.model.shape import shape_of_model, use_threads
 from kvbench.engine.plan import measure, plan_cell
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.integrations.model_args import ModelArgs, in_its_words, read
 from kvbench.integrations.yaml_tasks import DOC, TASK
 from kvbench.records import Generation, Request, Sampling, Usage
@@ -129,7 +129,7 @@ class KVBenchLM(TemplateLM):
                 **switch,
             )
         except Exception as error:  # a template is a program
-            raise UserError(f"the chat template fails: {show(words(error) or type(error).__name__)}.") from None
+            raise UserError(f"the chat template fails: {quote(words(error) or type(error).__name__)}.") from None
         return str(text)
 
     # --- requests -----------------------------------------------------------------------------------------------------
@@ -290,11 +290,11 @@ class KVBenchLM(TemplateLM):
             return
         mine, theirs = self._identity(), answers.get(MARK)
         if theirs is None and len(answers):
-            raise UserError(f"--use_cache {show(answers.filename)} holds answers of another model. Give another file.")
+            raise UserError(f"--use_cache {quote(answers.filename)} holds answers of another model. Give another file.")
         if theirs is not None and theirs != mine:
             changed = ", ".join(f"{k} {theirs.get(k)}, now {mine[k]}" for k in mine if mine[k] != theirs.get(k))
             raise UserError(
-                f"--use_cache {show(answers.filename)} holds answers of another model ({changed}). Give another file."
+                f"--use_cache {quote(answers.filename)} holds answers of another model ({changed}). Give another file."
             )
         answers[MARK] = mine
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.replay.traces import Trace
 from kvbench.runner.workload import TaskWork
 from kvbench.scoring.pool import ScorePool
@@ -20,8 +20,8 @@ def check_scorable(work: TaskWork) -> None:
     """Raises UserError where scoring would ask a judge or run programs."""
     if work.task.needs:
         raise UserError(
-            f"task {show(work.task.name)} is not scored by its text alone, so it is not known which answers are right. "
-            "Give --run with a run that has scored them."
+            f"task {quote(work.task.name)} is not scored by its text alone, so it is not known which answers are "
+            "right. Give --run with a run that has scored them."
         )
 
 

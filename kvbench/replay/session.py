@@ -17,7 +17,7 @@ from kvbench.config.run_config import RunConfig
 from kvbench.console import terminal
 from kvbench.engine.model.load import LoadedModel, load, pick_device
 from kvbench.engine.model.shape import known_shape, use_threads
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.replay.analyses.api import Analysis, Row, Study
 from kvbench.replay.batches import Result
 from kvbench.replay.batches import replay as compare
@@ -58,7 +58,7 @@ class Session:
             traces = self._traces(name, task, loaded)
             self.progress.end()
             if self.work.kinds and not traces:
-                raise UserError(f"task {show(name)} has no answer to look at.")
+                raise UserError(f"task {quote(name)} has no answer to look at.")
             readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)
             self.progress.task(name, readings, "readings")
             if self.work.kinds:
@@ -104,7 +104,7 @@ class Session:
         for kind, analysis in zip(self.work.kinds, analyses):
             self.rows[kind] += (rows := analysis.rows())
             if not rows:
-                terminal.warning(f"analysis {kind.name} finds nothing in {show(name)}: answers are too short.")
+                terminal.warning(f"analysis {kind.name} finds nothing in {quote(name)}: answers are too short.")
 
 
 def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:
@@ -113,5 +113,5 @@ def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, Ta
         return works
     chosen = {name: work for name, work in works.items() if any(p.doc.doc_id == sample for p in work.prompts)}
     if not chosen:
-        raise UserError(f"--sample {show(sample)}: none of the tasks' first questions has this name (--limit).")
+        raise UserError(f"--sample {quote(sample)}: none of the tasks' first questions has this name (--limit).")
     return chosen

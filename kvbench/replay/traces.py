@@ -16,7 +16,7 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.shape import shape_of_model
 from kvbench.engine.plan import measure, plan_cell
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.records import Request, Sampling
 from kvbench.runner.prompt import Prompt
 from kvbench.runner.workload import TaskWork
@@ -58,7 +58,7 @@ def answer_with_full_cache(
     """
     prompts = {p.doc.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
-        raise UserError(f"task {show(work.task.name)} has no question that fits the model's context.")
+        raise UserError(f"task {quote(work.task.name)} has no question that fits the model's context.")
     batches: dict[Sampling, list[Request]] = {}
     for prompt in prompts.values():
         batches.setdefault(Sampling.of(prompt.spec), []).append(_request(work, prompt, seed, 0))
@@ -72,7 +72,7 @@ def answer_with_full_cache(
                 forced = replace(answer.request, forced=answer.token_ids)
                 traces[name] = Trace(request=forced, cluster=prompts[name].doc.cluster)
     if missing := len(work.prompts) - len(traces):
-        say(f"task {show(work.task.name)}: {missing} of {len(work.prompts)} questions have no answer to replay.")
+        say(f"task {quote(work.task.name)}: {missing} of {len(work.prompts)} questions have no answer to replay.")
     return [traces[name] for name in prompts if name in traces]
 
 
@@ -113,10 +113,10 @@ def stored_answers(folder: Path, work: TaskWork, tokenizer: Any, context: int, s
         ids = ids[: context - len(prompt.ids)]
         traces.append(Trace(request=replace(request, forced=tuple(ids)), cluster=prompt.doc.cluster))
     if prompt_mismatch := len(rows) - len(traces):
-        name = show(work.task.name)
-        say(f"task {name}: {prompt_mismatch} answers of {show(folder)} are empty, or not to these prompts.")
+        name = quote(work.task.name)
+        say(f"task {name}: {prompt_mismatch} answers of {quote(folder)} are empty, or not to these prompts.")
     if not traces:
-        raise UserError(f"run {show(folder)} has no answers of the full cache to {show(work.task.name)} to replay.")
+        raise UserError(f"run {quote(folder)} has no answers of the full cache to {quote(work.task.name)} to replay.")
     return traces
 
 

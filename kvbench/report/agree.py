@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.report.rows import RUN, Rows, Text
 from kvbench.store.schema import NAMES
 
@@ -123,7 +123,7 @@ def check(task: str, rows: Rows) -> None:
         raise _error(rows, difference)
     if (question := _torn(rows, rows.text("prompt_sha256").codes)) is not None:
         raise UserError(
-            f"question {show(question)} of task {show(task)} had two different prompts (other data or template); "
+            f"question {quote(question)} of task {quote(task)} had two different prompts (other data or template); "
             f"scores are not comparable. {ONE_BY_ONE}"
         )
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from kvbench.errors import KVBenchError, SetupError, show
+from kvbench.errors import KVBenchError, SetupError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import Budget
 from kvbench.report import stats
@@ -100,7 +100,7 @@ def options_of(text: str) -> dict[str, Any]:
         options = None
     if not isinstance(options, dict):
         raise SetupError(
-            f"column options of rows.parquet holds {show(text)}, which are no options: the table is damaged."
+            f"column options of rows.parquet holds {quote(text)}, which are no options: the table is damaged."
         )
     return options
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import KVBenchError, UserError, show
+from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.registry import did_you_mean
 from kvbench.report import agree
 from kvbench.report.agree import NOTED, ONE_BY_ONE, SAME, Mixture
@@ -77,12 +77,12 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
         elif os.path.isdir(path):
             inside = [path / run for run in list_runs(path)]
             if not inside:
-                raise UserError(f"{show(name)} has no kvbench run (no {manifest.NAME}).")
+                raise UserError(f"{quote(name)} has no kvbench run (no {manifest.NAME}).")
             runs_and_tables += inside
         else:
             runs = list_runs(results)
-            known = f" Runs in {show(results)[1:-1]}: {', '.join(runs)}." if runs else ""
-            raise UserError(f"no run {show(name)}.{did_you_mean(name, runs)}{known}")
+            known = f" Runs in {quote(results)[1:-1]}: {', '.join(runs)}." if runs else ""
+            raise UserError(f"no run {quote(name)}.{did_you_mean(name, runs)}{known}")
     return list(dict.fromkeys(runs_and_tables))
 
 
@@ -102,7 +102,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
     """
     for name in group_by:
         if name not in SAME:
-            raise UserError(f"--group-by {show(name)}.{did_you_mean(name, list(SAME))} Columns: {', '.join(SAME)}.")
+            raise UserError(f"--group-by {quote(name)}.{did_you_mean(name, list(SAME))} Columns: {', '.join(SAME)}.")
     tables: list[tuple[str, pa.Table]] = []
     runs: list[dict[str, Any]] = []
     unfinished: dict[str, str] = {}
@@ -114,11 +114,11 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
         except KVBenchError as error:
             if not skip or not path.is_dir():
                 raise
-            notices.append(f"run {show(name)} is left out: {error}")
+            notices.append(f"run {quote(name)} is left out: {error}")
         else:
             runs.append({"run": name, "path": str(path), "rows": len(tables[-1][1])})
     if not any(run["rows"] for run in runs):
-        there = ", ".join(show(r["run"]) for r in runs)
+        there = ", ".join(quote(r["run"]) for r in runs)
         raise UserError("\n".join([*notices, f"there are no rows yet in {there}." if there else "no run can be read."]))
     rows, repeated = _each_once(Rows.of(tables))
     rows = _filled(rows.without(KEY))

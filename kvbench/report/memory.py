@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kvbench.console.progress import size
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.eviction.budget import Budget
 from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, entries, own, percent
 from kvbench.report.cells import cells_of, present
@@ -168,7 +168,9 @@ def read_layers(path: Path) -> list[Layer] | None:
             return None
         return [_layer(layer, cache["element_bytes"]) for layer in cache["layers"]]
     except (AttributeError, KeyError, TypeError, ValueError):
-        raise SetupError(f"{show(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers.") from None
+        raise SetupError(
+            f"{quote(folder / manifest.NAME)} is damaged: its kv_cache does not describe layers."
+        ) from None
 
 
 def _layer(layer: Mapping[str, Any], element_bytes: int) -> Layer:

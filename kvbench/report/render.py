@@ -19,7 +19,7 @@ from typing import Any
 
 from kvbench import __version__
 from kvbench.console import terminal
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.report.agree import sentence
 from kvbench.report.blocks import Column, Report
 from kvbench.store import manifest
@@ -96,7 +96,7 @@ def write(report: Report, folder: Path) -> list[Path]:
             with replacing(folder / file) as target:
                 target.write((content + "\n").encode())
     except OSError as error:
-        raise SetupError(f"cannot write the report in {show(folder)} ({reason(error)}).") from None
+        raise SetupError(f"cannot write the report in {quote(folder)} ({reason(error)}).") from None
     return [folder / file for file in texts]
 
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvbench.errors import KVBenchError, UserError, show
+from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label as label_of
 from kvbench.registry import did_you_mean
@@ -57,7 +57,9 @@ def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
     labels = {method_label(method, options, shared[method]) for method, options in pairs}
     name = "full" if not baseline else baseline if baseline in (*labels, *there) else choose.canonical(baseline)
     if baseline and name not in there and name not in labels:
-        raise UserError(f"--baseline {show(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}.")
+        raise UserError(
+            f"--baseline {quote(name)} was not run.{did_you_mean(name, there)} Methods: {', '.join(there)}."
+        )
     return [_table(group, name, loaded.unfinished, shared) for group in loaded.groups]
 
 
@@ -152,7 +154,7 @@ def _baseline_label(labels: Sequence[str], baseline: str) -> str:
     if baseline in labels or not variants:
         return baseline
     if len(variants) > 1:
-        raise UserError(f"--baseline {show(baseline)} was run as {' and '.join(variants)}; give one of these.")
+        raise UserError(f"--baseline {quote(baseline)} was run as {' and '.join(variants)}; give one of these.")
     return variants[0]
 
 

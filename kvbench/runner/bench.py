@@ -31,7 +31,7 @@ from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel, pick_device, pick_dtype, prepare
 from kvbench.engine.model.shape import ModelShape
 from kvbench.engine.plan import Machine, measure, roofline
-from kvbench.errors import BudgetViolation, KVBenchError, UserError, show
+from kvbench.errors import BudgetViolation, KVBenchError, UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.records import Request
@@ -99,9 +99,9 @@ class Measured:
 def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
     """Measure. `note` receives the name of each round. Raises UserError for unknown shapes, baselines or methods."""
     if setting.shape not in SHAPES:
-        raise UserError(f"--shape {show(setting.shape)}: choose {', '.join(SHAPES)}.")
+        raise UserError(f"--shape {quote(setting.shape)}: choose {', '.join(SHAPES)}.")
     if setting.baseline not in ("transformers", "none"):
-        raise UserError(f"--baseline {show(setting.baseline)}: choose transformers, none.")
+        raise UserError(f"--baseline {quote(setting.baseline)}: choose transformers, none.")
     if setting.repeats < 1:
         raise UserError(f"--repeats must be 1 or more; got {setting.repeats}.")
     method = choose.make(setting.method, {})

@@ -18,7 +18,7 @@ import huggingface_hub
 import transformers
 
 from kvbench.config.run_config import RunConfig
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.runner import task_data
 from kvbench.runner.workload import TaskWork
 from kvbench.sources import models, vocabulary
@@ -90,8 +90,8 @@ def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any,
         endless = [name for name, work in works.items() if not work.spec.stop and not work.spec.stop_tokens]
         if endless:
             raise UserError(
-                f"model {show(config.model)}: no end token known; pass --stop TEXT, or every answer to task "
-                f"{show(endless[0])} has {works[endless[0]].spec.max_new_tokens} tokens."
+                f"model {quote(config.model)}: no end token known; pass --stop TEXT, or every answer to task "
+                f"{quote(endless[0])} has {works[endless[0]].spec.max_new_tokens} tokens."
             )
 
 

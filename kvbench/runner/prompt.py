@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvbench.config.run_config import RunConfig
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.task import Doc, GenSpec, Task
 from kvbench.taskkit import prompts
 from kvbench.taskkit.reader import ModelReader, Talk
@@ -63,7 +63,7 @@ class PromptMaker:
             talk = Talk(doc, reader, spec.thinking, config.multi_turn == "keep", self.thinking)
             if config.compress == "query-agnostic" and talk.mode != "keep":
                 raise UserError(
-                    f"task {show(self.task.name)}: every later turn is a new prompt here (template or --multi-turn "
+                    f"task {quote(self.task.name)}: every later turn is a new prompt here (template or --multi-turn "
                     "reset), so it cannot be compressed before its question. Use --compress query-aware."
                 )
         later = spec.max_new_tokens  # tokens after the prompt
@@ -116,13 +116,13 @@ def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> 
     turn = doc.turns[0]
     if not turn.context.strip():
         raise UserError(
-            f"task {show(task.name)} has questions without a context ({show(doc.doc_id)}): there is nothing to "
+            f"task {quote(task.name)} has questions without a context ({quote(doc.doc_id)}): there is nothing to "
             "compress before the question. Use --compress query-aware."
         )
     ids, leading = prompts.encode_to_context(tokenizer, text, turn, chat)
     if not 0 < leading < len(ids):
         raise UserError(
-            f"task {show(task.name)}: no token boundary parts context and question of {show(doc.doc_id)}. "
+            f"task {quote(task.name)}: no token boundary parts context and question of {quote(doc.doc_id)}. "
             "Use --compress query-aware."
         )
     return ids, leading

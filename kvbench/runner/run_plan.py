@@ -24,7 +24,7 @@ from kvbench.engine.attention.geometry import ProbeFailed
 from kvbench.engine.model.load import LoadedModel, load, pick_device, pick_dtype
 from kvbench.engine.model.shape import ModelShape, estimate_shape, known_shape, read_shape, use_threads
 from kvbench.engine.plan import measure
-from kvbench.errors import show
+from kvbench.errors import quote
 from kvbench.runner import env, same_run
 from kvbench.runner.cell import CellPlan, CellPlanner, MethodState, dtype_name
 from kvbench.runner.inputs import Inputs, Notice, read_inputs
@@ -148,7 +148,7 @@ def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
     except ProbeFailed:
         shape = estimate_shape(inputs.config)
     say(
-        f"the layers of model type {show(inputs.config.model_type)} show only when its weights are loaded; slots, "
+        f"the layers of model type {quote(inputs.config.model_type)} show only when its weights are loaded; slots, "
         "memory and speed of this plan are estimated from its config.json."
     )
     return shape

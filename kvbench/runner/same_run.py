@@ -17,7 +17,7 @@ from typing import Any
 
 from kvbench.config import plugins
 from kvbench.config.run_config import MethodChoice, RunConfig
-from kvbench.errors import NEW_RUN, UserError, show
+from kvbench.errors import NEW_RUN, UserError, quote
 from kvbench.runner.cell import MethodState
 from kvbench.runner.workload import template_hash
 from kvbench.sources import hub
@@ -90,7 +90,7 @@ def check_model(
     """Raises UserError where the model's files, its revision or the chat template differ. wanted: files that count."""
     if not before:
         return
-    model = show(now["model"]["model"])
+    model = quote(now["model"]["model"])
     was, has = (_hashes(record.get("model_files", []), wanted) for record in (before, now))
     if was and has:
         if changes := _changes(was, has):
@@ -98,7 +98,7 @@ def check_model(
     elif (old := _revision(before)) != (new := _revision(now)):
         former = f"; --revision {old} takes the former one" if hub.is_commit(old) else ""
         raise UserError(
-            f"model {model} is at revision {bare(new)} now; run {show(run)} began with {bare(old)}. "
+            f"model {model} is at revision {bare(new)} now; run {quote(run)} began with {bare(old)}. "
             f"{NEW_RUN.capitalize()}{former}."
         )
     _check_template(run, before.get("chat_template"), now["chat_template"])
@@ -119,17 +119,17 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
     """Raise UserError when the documents of a task changed. versions: also when its version did."""
     for task, has in now.items():
         if (was := before.get(task)) is None:
-            raise UserError(f"run {show(run)} does not say which data task {show(task)} had. {NEW_RUN.capitalize()}.")
+            raise UserError(f"run {quote(run)} does not say which data task {quote(task)} had. {NEW_RUN.capitalize()}.")
         for part in ("sha256", "revision"):
             if was["data"].get(part) != has["data"].get(part):
                 raise UserError(
-                    f"the data of task {show(task)} changed since run {show(run)} began "
+                    f"the data of task {quote(task)} changed since run {quote(run)} began "
                     f"({part} {bare(was['data'].get(part))}, now {bare(has['data'].get(part))}). "
                     f"{NEW_RUN.capitalize()}."
                 )
         if versions and was["version"] != has["version"]:
             raise UserError(
-                f"task {show(task)} is at version {bare(has['version'])}; run {show(run)} began with "
+                f"task {quote(task)} is at version {bare(has['version'])}; run {quote(run)} began with "
                 f"{bare(was['version'])}. {NEW_RUN.capitalize()}."
             )
 
@@ -139,10 +139,10 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
     known = {entry["method"]: entry for entry in before.get("methods", [])}
     edited = []
     for entry in now["methods"]:
-        label, was = show(entry["method"]), known.get(entry["method"], entry)
+        label, was = quote(entry["method"]), known.get(entry["method"], entry)
         if was["version"] != entry["version"]:
             raise UserError(
-                f"method {label} is at version {bare(entry['version'])}; run {show(run)} began with "
+                f"method {label} is at version {bare(entry['version'])}; run {quote(run)} began with "
                 f"{bare(was['version'])}. {NEW_RUN.capitalize()}."
             )
         if changes := _changes(_hashes(was["artefacts"]), _hashes(entry["artefacts"])):
@@ -152,8 +152,8 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
     if not edited:
         return []
     files = _edited_files(before, now, {file for entry in edited for file in entry["files"]})
-    methods = _few([show(entry["method"]) for entry in edited])
-    text = f"the source of method{'s' * (len(edited) > 1)} {methods} changed since run {show(run)} began ({files})"
+    methods = _few([quote(entry["method"]) for entry in edited])
+    text = f"the source of method{'s' * (len(edited) > 1)} {methods} changed since run {quote(run)} began ({files})"
     if not allowed:
         raise UserError(f"{text}. Put it back, give --allow-version-change, or {NEW_RUN}.")
     return [f"{text}. Every row states its source (column method_source)."]
@@ -168,7 +168,7 @@ def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterab
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
     """Compare the content of the --chat-template file; its path is a setting."""
     if has and (recorded := (was or {}).get("sha256")) != has["sha256"]:
-        changes = {f"chat template {show(has['path'])}": (recorded, has["sha256"])}
+        changes = {f"chat template {quote(has['path'])}": (recorded, has["sha256"])}
         raise UserError(f"{_describe(changes, '', run)}, or {NEW_RUN}.")
 
 
@@ -176,7 +176,7 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
     """--dtype auto and --device auto mean different number types on different machines."""
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
-            f"run {show(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
+            f"run {quote(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
             f"in {now['dtype']}. Continue it on such a device, or {NEW_RUN}."
         )
 
@@ -186,7 +186,7 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
     for task, has in now.items():
         if before.get(task, has).get("prompts", has["prompts"]) != has["prompts"]:
             raise UserError(
-                f"task {show(task)} makes other prompts than when run {show(run)} began: its code, or a library that "
+                f"task {quote(task)} makes other prompts than when run {quote(run)} began: its code, or a library that "
                 f"makes tokens, changed. Put it back, or {NEW_RUN}."
             )
 
@@ -215,7 +215,7 @@ def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
 
 def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
     """The changes and how to undo them, as a sentence without its last clause."""
-    since = f"since run {show(run)} began"
+    since = f"since run {quote(run)} began"
     if len(changes) > 1:
         listed = [f"{name} ({_fate(*pair)})" for name, pair in changes.items()]
         return f"{len(changes)} files {of}changed {since}: {_few(listed)}. Put them back"

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvbench import registry
 from kvbench.config.run_config import Cell, RunConfig
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget, entries
@@ -34,7 +34,7 @@ from kvbench.taskkit.reader import ModelReader
 
 def template_hash(path: str) -> str:
     """SHA-256 of a --chat-template file. Raises UserError unless it is a regular file."""
-    name = f"chat template {show(path)}"
+    name = f"chat template {quote(path)}"
     return hashlib.sha256(read_plain(Path(path), name, FILE_LIMIT)).hexdigest()
 
 
@@ -100,7 +100,7 @@ class TaskWork:
         style = config.prompt_style or task.prompt_styles[0]
         if style not in task.prompt_styles:
             raise UserError(
-                f"task {show(task.name)} has no prompt style {show(style)}. It has {', '.join(task.prompt_styles)}."
+                f"task {quote(task.name)} has no prompt style {quote(style)}. It has {', '.join(task.prompt_styles)}."
             )
         spec = sampling(task.gen(model_type), config)
         template = prompts.load_template(config.chat_template) if config.chat_template else None
@@ -227,17 +227,19 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
         )
     if lengths and max(lengths) + spec.max_new_tokens > context:
         notes.append(
-            f"task {show(task.name)} asks for {spec.max_new_tokens} new tokens; "
+            f"task {quote(task.name)} asks for {spec.max_new_tokens} new tokens; "
             f"outputs end at the model's context of {context}."
         )
     if config.max_prompt_tokens and spec.truncate == "none":
-        notes.append(f"task {show(task.name)} does not cut its prompts; --max-prompt-tokens has no effect on it.")
+        notes.append(f"task {quote(task.name)} does not cut its prompts; --max-prompt-tokens has no effect on it.")
     if shortened := sum(p.cut > 0 for p in all_prompts):
-        notes.append(f"task {show(task.name)}: {shortened} of {len(all_prompts)} prompts are cut in the middle to fit.")
+        notes.append(
+            f"task {quote(task.name)}: {shortened} of {len(all_prompts)} prompts are cut in the middle to fit."
+        )
     modes = {p.talk.mode for p in all_prompts if p.talk}
     if "reset (template)" in modes:
         notes.append(
-            f"task {show(task.name)}: the chat template changes earlier turns, so every turn is read as a new prompt "
+            f"task {quote(task.name)}: the chat template changes earlier turns, so every turn is read as a new prompt "
             "(column multi_turn_cache)."
         )
     return [*notes, *task.notes()]

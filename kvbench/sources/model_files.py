@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.store.strict_json import parse
 
 PATTERNS = (
@@ -97,7 +97,7 @@ def _hash(path: Path) -> str:
     try:
         return _content_hash(path)
     except OSError as error:
-        raise SetupError(f"{show(path)} cannot be read ({error.strerror}).") from error
+        raise SetupError(f"{quote(path)} cannot be read ({error.strerror}).") from error
 
 
 def _content_hash(path: Path) -> str:

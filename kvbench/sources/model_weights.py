@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.sources import model_files
 from kvbench.store.strict_json import lenient
 
@@ -25,7 +25,7 @@ def check(name: str, folder: Path) -> None:
         raise none_there(name, sorted(folder.iterdir()))
     if missing := lacking(folder):
         more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise SetupError(f"{show(name)} lacks weights that its index names: {missing[0]}{more}. Download it again.")
+        raise SetupError(f"{quote(name)} lacks weights that its index names: {missing[0]}{more}. Download it again.")
     for path in files:
         size = path.stat().st_size
         expected = _safetensors_size(path)
@@ -40,8 +40,8 @@ def check(name: str, folder: Path) -> None:
 
 def none_there(name: str, files: Sequence[Path]) -> SetupError:
     if pickles := [path.name for path in files if path.suffix in (".bin", ".pt", ".pth")]:
-        return SetupError(f"{show(name)} has only pickle weights ({pickles[0]}). {_CONVERT}")
-    return SetupError(f"{show(name)} has no weights (*.safetensors).")
+        return SetupError(f"{quote(name)} has only pickle weights ({pickles[0]}). {_CONVERT}")
+    return SetupError(f"{quote(name)} has no weights (*.safetensors).")
 
 
 def lacking(folder: Path) -> list[str]:
@@ -65,7 +65,7 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         data = lenient(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise SetupError(f"{show(path)} cannot be read as JSON ({error}).") from None
+        raise SetupError(f"{quote(path)} cannot be read as JSON ({error}).") from None
     if not isinstance(data, dict):
-        raise SetupError(f"{show(path)} holds no JSON object.")
+        raise SetupError(f"{quote(path)} holds no JSON object.")
     return data

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.console import faults
-from kvbench.errors import KVBenchError, SetupError, UserError, show
+from kvbench.errors import KVBenchError, SetupError, UserError, quote
 from kvbench.sources import hub, model_files, model_weights
 from kvbench.sources.model_weights import read_json
 from kvbench.sources.refusals import own_code, refusal, unreadable
@@ -94,19 +94,19 @@ def describe(name: str, revision: str | None = None) -> ModelInfo:
     if is_path(name):
         folder = Path(os.path.expanduser(name))
         if not os.path.exists(folder):
-            raise SetupError(f"model folder {show(name)} does not exist.")
+            raise SetupError(f"model folder {quote(name)} does not exist.")
         if not os.path.isdir(folder):
-            raise SetupError(f"{show(name)} is a file; --model takes a folder or a hub name.")
+            raise SetupError(f"{quote(name)} is a file; --model takes a folder or a hub name.")
         return _local(name, folder)
     if not hub.is_name(name):
-        raise UserError(f"{show(name)} is neither a folder nor a hub name like 'org/model'.")
+        raise UserError(f"{quote(name)} is neither a folder nor a hub name like 'org/model'.")
     cached = _cached(name, revision)
     return ModelInfo(name=name, folder=cached, config=_config(cached / "config.json") if cached else {})
 
 
 def _local(name: str, folder: Path) -> ModelInfo:
     if not (folder / "config.json").is_file():
-        raise SetupError(f"{show(name)} has no config.json; it is not a model folder.")
+        raise SetupError(f"{quote(name)} has no config.json; it is not a model folder.")
     model_weights.check(name, folder)
     return ModelInfo(name=name, folder=folder, config=_config(folder / "config.json"))
 
@@ -115,7 +115,7 @@ def check_tokenizer(name: str, folder: Path) -> None:
     """Raises SetupError without tokenizer files: transformers then makes an empty tokenizer for some models."""
     if not any((folder / file).is_file() for file in TOKENIZERS):
         raise SetupError(
-            f"model {show(name)}: it has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights."
+            f"model {quote(name)}: it has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights."
         )
 
 
@@ -176,7 +176,7 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
 def _check_files(name: str, files: tuple[str, ...]) -> None:
     """Check the list of a hub model's files, as `_local` checks a folder."""
     if "config.json" not in files:
-        raise SetupError(f"{show(name)} has no config.json on the hub; it is not a model of transformers.")
+        raise SetupError(f"{quote(name)} has no config.json on the hub; it is not a model of transformers.")
     top = [Path(file) for file in files if "/" not in file]
     if not any(path.suffix == ".safetensors" for path in top):
         raise model_weights.none_there(name, top)
@@ -229,4 +229,4 @@ def _config(path: Path) -> dict[str, Any]:
 
 
 def _wrong(path: Path, name: str, value: object, kind: str) -> SetupError:
-    return SetupError(f"{show(path)}: {name} is {show(json.dumps(value))}, not {kind}. Download the model again.")
+    return SetupError(f"{quote(path)}: {name} is {quote(json.dumps(value))}, not {kind}. Download the model again.")

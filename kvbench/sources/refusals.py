@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from kvbench.console import faults
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.sources import hub
 
 
@@ -19,19 +19,19 @@ def unreadable(name: str, where: str, error: Exception) -> SetupError:
         return answer
     lines = [line.strip() for line in faults.words(error).splitlines() if line.strip()] or [type(error).__name__]
     reasons = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    return SetupError(f"model {show(name)} cannot be read: {reasons}")
+    return SetupError(f"model {quote(name)} cannot be read: {reasons}")
 
 
 def own_code(name: str) -> SetupError:
     return SetupError(
-        f"{show(name)} needs code from its repository, which kvbench never runs. "
+        f"{quote(name)} needs code from its repository, which kvbench never runs. "
         "Use a model whose architecture transformers has itself."
     )
 
 
 def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
     """The sentence for a refusal that models and data sets share; empty for other reasons."""
-    named = show(revision) if revision else "that revision"
+    named = quote(revision) if revision else "that revision"
     sentences: dict[str, str] = {
         "missing": f"the hub has no {what} (or it is private and HF_TOKEN is not set).",
         "revision": f"{what} has no revision {named} on the hub.",
@@ -42,7 +42,7 @@ def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
 
 def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
     """Error for the hub's answer, or None when it gives no reason."""
-    model = show(name)
+    model = quote(name)
     if sentence := refused(f"model {model}", reason, revision):
         return SetupError(sentence)
     match reason:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.store.strict_json import lenient
 
 
@@ -29,7 +29,7 @@ def end_ids(owners: Iterable[Any]) -> frozenset[int]:
         named = getattr(owner, "eos_token_id", None)
         ids = named if isinstance(named, (list, tuple)) else [] if named is None else [named]
         if any(type(i) is not int for i in ids):
-            raise SetupError(f"eos_token_id of the model is {show(str(named))}; it must be whole numbers.")
+            raise SetupError(f"eos_token_id of the model is {quote(str(named))}; it must be whole numbers.")
         end_tokens.update(ids)
     return frozenset(end_tokens)
 

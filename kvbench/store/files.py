@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 
 _KINDS = {
     stat.S_IFLNK: "a link",
@@ -36,8 +36,8 @@ def crash_point(name: str) -> None:
 
 
 def bare(value: object) -> str:
-    """A value escaped as by `show`, without the quotes."""
-    return show(value)[1:-1]
+    """A value escaped as by `quote`, without the quotes."""
+    return quote(value)[1:-1]
 
 
 def reason(error: OSError) -> str:
@@ -78,7 +78,7 @@ def read_plain(path: Path, limit: int) -> bytes:
     with open(open_plain(path), "rb") as file:
         data = file.read(limit + 1)
     if len(data) > limit:
-        raise SetupError(f"{show(path)} is larger than the {limit >> 20} MiB that kvbench writes at most.")
+        raise SetupError(f"{quote(path)} is larger than the {limit >> 20} MiB that kvbench writes at most.")
     return data
 
 
@@ -102,7 +102,7 @@ def own_folder(path: Path) -> bool:
 def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
     if (kind := stat.S_IFMT(status.st_mode)) != wanted:
         raise SetupError(
-            f"{show(path)} is {_KINDS.get(kind, 'a device')}, where a run has {_KINDS[wanted]} of its own. "
+            f"{quote(path)} is {_KINDS.get(kind, 'a device')}, where a run has {_KINDS[wanted]} of its own. "
             "kvbench does not follow it: remove it, or replace it with a copy."
         )
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvbench.errors import NEW_RUN, SetupError, UserError, show
+from kvbench.errors import NEW_RUN, SetupError, UserError, quote
 from kvbench.store import manifest, tables
 from kvbench.store.files import bare, is_leftover, probe, reason, remove_leftovers, sync_folder
 from kvbench.store.journal import Journal
@@ -187,12 +187,12 @@ def _there(out: str | Path) -> Path:
             kind = part.stat().st_mode
         except (FileNotFoundError, NotADirectoryError):
             if part.is_symlink():
-                raise UserError(f"--out {show(out)} leads through a link to nothing; give a folder.") from None
+                raise UserError(f"--out {quote(out)} leads through a link to nothing; give a folder.") from None
         except (OSError, ValueError) as error:
-            raise UserError(f"--out {show(out)} cannot be a folder ({_why(error)}).") from None
+            raise UserError(f"--out {quote(out)} cannot be a folder ({_why(error)}).") from None
         else:
             if not stat.S_ISDIR(kind):
-                raise UserError(f"--out {show(part)} is a file; give a folder.")
+                raise UserError(f"--out {quote(part)} is a file; give a folder.")
             return part
     return Path()
 
@@ -207,7 +207,7 @@ def existing(out: str | Path, name: str) -> Path:
     if not os.path.lexists(path / manifest.NAME):
         names = list_runs(out)
         known = f"Runs there: {', '.join(map(bare, names))}." if names else "There are no runs there."
-        raise UserError(f"no run {show(name)} in {bare(out)}. {known}")
+        raise UserError(f"no run {quote(name)} in {bare(out)}. {known}")
     return path
 
 
@@ -220,21 +220,21 @@ def list_runs(out: str | Path) -> list[str]:
 
 
 def _unwritable(path: Path, error: OSError) -> SetupError:
-    return SetupError(f"cannot write in {show(path)} ({reason(error)}). Nothing was run.")
+    return SetupError(f"cannot write in {quote(path)} ({reason(error)}). Nothing was run.")
 
 
 def _check_ours(path: Path) -> None:
     """Refuse a folder with files that kvbench did not make. A run killed before it wrote run.json leaves a lock."""
     if path.is_symlink() and not path.exists():
-        raise UserError(f"{show(path)} is a link to nothing. Give another --run-name.")
+        raise UserError(f"{quote(path)} is a link to nothing. Give another --run-name.")
     if path.exists() and not path.is_dir():
-        raise UserError(f"{show(path)} is a file. Give another --run-name.")
+        raise UserError(f"{quote(path)} is a file. Give another --run-name.")
     if not path.is_dir() or os.path.lexists(path / manifest.NAME):
         return
     foreign = sorted(p.name for p in path.iterdir() if p.name != LOCK and not is_leftover(p.name))
     if foreign:
         raise UserError(
-            f"{show(path)} has files but no kvbench run (it holds {show(foreign[0])}). Give another --run-name."
+            f"{quote(path)} has files but no kvbench run (it holds {quote(foreign[0])}). Give another --run-name."
         )
 
 
@@ -248,7 +248,7 @@ def _check_config(path: Path, differing: manifest.Differences) -> None:
     else:
         listed = "other settings: " + ", ".join(f"{name} {run} -> {this}" for name, run, this in changes[:4])
         listed += f" ({len(changes) - 4} more differ)" if len(changes) > 4 else ""
-    raise UserError(f"{show(path)} holds a run with {listed}. Give another --run-name.")
+    raise UserError(f"{quote(path)} holds a run with {listed}. Give another --run-name.")
 
 
 def _check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str, Any], allowed: bool) -> list[str]:

@@ -27,7 +27,7 @@ from typing import Any, NoReturn
 
 from kvbench.console import signals
 from kvbench.console.redact import redact_keys
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.store.again import resume_command
 from kvbench.store.commit import Commit
 from kvbench.store.files import crash_point, own_folder, reason, sync_folder
@@ -128,7 +128,7 @@ class Journal:
             if self._fd >= 0:
                 os.close(self._fd)
                 if self.slowest_flush > SLOW_SECONDS:
-                    slow = f"writing to {show(self.run_dir)} is slow: a commit took {self.slowest_flush:.1f} s."
+                    slow = f"writing to {quote(self.run_dir)} is slow: a commit took {self.slowest_flush:.1f} s."
                     print(f"warning: {redact_keys(slow)}", file=sys.stderr, flush=True)
             self._fd, self._failed = -1, True
 
@@ -213,7 +213,7 @@ class Journal:
             self._failed = True
             saved, waiting = _are(self._rows_before + self.saved), _are(self._unsaved())
             raise SetupError(
-                f"{show(self.run_dir)} was moved or deleted during the run: {saved} saved, {waiting} not. "
+                f"{quote(self.run_dir)} was moved or deleted during the run: {saved} saved, {waiting} not. "
                 f"Put it back, then continue with {resume_command(self.run_dir)}."
             )
 
@@ -221,7 +221,7 @@ class Journal:
         self._failed = True
         advice = remedy(error)
         raise SetupError(
-            f"cannot write in {show(self.run_dir)} ({reason(error)}): {_are(self._rows_before + self.saved)} saved. "
+            f"cannot write in {quote(self.run_dir)} ({reason(error)}): {_are(self._rows_before + self.saved)} saved. "
             f"{advice[:1].upper()}{advice[1:]}, then continue with {resume_command(self.run_dir)}."
         ) from error
 

@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvbench.console import signals
-from kvbench.errors import NEW_RUN, RunInUseError, SetupError, show
+from kvbench.errors import NEW_RUN, RunInUseError, SetupError, quote
 from kvbench.store.files import bare, open_plain, reason
 from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
 from kvbench.store.strict_json import document
@@ -77,7 +77,7 @@ class RunLock:
             signals.not_at_end(self.release)
             if not isinstance(error, OSError):
                 raise
-            raise SetupError(f"cannot lock run '{self.run}': {reason(error)}, {show(self.path)}.") from error
+            raise SetupError(f"cannot lock run '{self.run}': {reason(error)}, {quote(self.path)}.") from error
 
     def release(self) -> None:
         """Remove the file and give up the lock. Harmless when it is not held, and in a forked child."""
@@ -123,7 +123,7 @@ class RunLock:
             return self._open()
         if os.fstat(fd).st_nlink > 1:
             os.close(fd)
-            raise SetupError(f"{show(self.path)} has a second name (a hard link), as no lock has. Remove it.")
+            raise SetupError(f"{quote(self.path)} has a second name (a hard link), as no lock has. Remove it.")
         return fd, False
 
     def _flock(self, fd: int) -> bool:

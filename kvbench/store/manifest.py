@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.console.redact import hide_keys, hide_secrets, redact_argv, redact_config
-from kvbench.errors import NEW_RUN, SetupError, UserError, show
+from kvbench.errors import NEW_RUN, SetupError, UserError, quote
 from kvbench.store.files import bare, read_plain, reason, replacing
 from kvbench.store.identity import digest
 from kvbench.store.schema import FORMAT
@@ -80,7 +80,7 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
         with replacing(run_dir / NAME) as file:
             file.write(json.dumps(manifest, indent=2).encode() + b"\n")
     except OSError as error:
-        raise SetupError(f"cannot write in {show(run_dir)} ({reason(error)}). Nothing was run.") from error
+        raise SetupError(f"cannot write in {quote(run_dir)} ({reason(error)}). Nothing was run.") from error
 
 
 def read(run_dir: Path) -> dict[str, Any]:
@@ -94,9 +94,9 @@ def read(run_dir: Path) -> dict[str, Any]:
     try:
         content = document(read_plain(path, _LARGEST))
     except (FileNotFoundError, NotADirectoryError):
-        raise UserError(f"{show(run_dir)} has no kvbench run (no {NAME}).") from None
+        raise UserError(f"{quote(run_dir)} has no kvbench run (no {NAME}).") from None
     except OSError as error:
-        raise SetupError(f"cannot read {show(path)} ({reason(error)}).") from error
+        raise SetupError(f"cannot read {quote(path)} ({reason(error)}).") from error
     except ValueError:
         raise _damaged(path) from None
     if not isinstance(content, dict) or type(content.get("format")) is not int:
@@ -109,7 +109,7 @@ def read(run_dir: Path) -> dict[str, Any]:
 
 
 def _damaged(path: Path, why: str = "") -> SetupError:
-    return SetupError(f"{show(path)} is damaged{why}. Put back a copy of it, or {NEW_RUN}.")
+    return SetupError(f"{quote(path)} is damaged{why}. Put back a copy of it, or {NEW_RUN}.")
 
 
 def _check_hashes(path: Path, content: dict[str, Any]) -> None:
@@ -117,14 +117,14 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
     now = _hashes({part: value for part, value in content.items() if part not in ("hash", "hashes")})
     stated = content["hashes"]
     parts = sorted({*now["hashes"], *stated})
-    edited = [show(part) for part in parts if now["hashes"].get(part) != stated.get(part)]
+    edited = [quote(part) for part in parts if now["hashes"].get(part) != stated.get(part)]
     if edited:
         changed = f"{', '.join(edited)} {'differs from its hash' if len(edited) == 1 else 'differ from their hashes'}"
     elif now["hash"] != content["hash"]:
         changed = "its hashes differ"
     else:
         return
-    raise UserError(f"{show(path)} was changed by hand: {changed}. Undo that, or {NEW_RUN}.")
+    raise UserError(f"{quote(path)} was changed by hand: {changed}. Undo that, or {NEW_RUN}.")
 
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
@@ -153,7 +153,7 @@ def value(setting: Any) -> str:
         return "default"
     if isinstance(setting, list) and setting and all(isinstance(g, dict) and "methods" in g for g in setting):
         return hide_keys("; ".join(_grid(grid) for grid in setting))
-    return show(hide_keys(setting)) if isinstance(setting, str) else json.dumps(hide_secrets(setting))
+    return quote(hide_keys(setting)) if isinstance(setting, str) else json.dumps(hide_secrets(setting))
 
 
 def _grid(grid: Mapping[str, Any]) -> str:

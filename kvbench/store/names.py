@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 
 LIMIT = 100
 _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGNORECASE)
@@ -19,16 +19,18 @@ def check_run_name(name: str, option: str = "--run-name") -> str:
     for position, character in enumerate(name):
         if ord(character) < 32 or 127 <= ord(character) < 160:
             code = f"U+{ord(character):04X}"
-            raise UserError(f"{option} has a control character ({code}) at position {position}. It reads {show(name)}.")
+            raise UserError(
+                f"{option} has a control character ({code}) at position {position}. It reads {quote(name)}."
+            )
     if len(name) > LIMIT:
         raise UserError(f"{option} is {len(name)} characters long; the limit is {LIMIT}.")
     if not name:
         raise UserError(f"{option} is empty; give a name of letters, digits, '.', '-', '_'.")
     if not re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]*", name):
         allowed = "only letters, digits, '.', '-', '_' are allowed; no '/', no leading '.'"
-        raise UserError(f"{option} {show(name)}: {allowed}.")
+        raise UserError(f"{option} {quote(name)}: {allowed}.")
     if _RESERVED.fullmatch(name) or name.endswith("."):
-        raise UserError(f"{option} {show(name)} cannot be a folder's name on Windows; give another name.")
+        raise UserError(f"{option} {quote(name)} cannot be a folder's name on Windows; give another name.")
     return name
 
 

@@ -17,7 +17,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
 from kvbench.store.files import bare, open_plain, reason
@@ -104,7 +104,7 @@ def _from_journal(run_dir: Path, state: JournalContent, columns: Collection[str]
         return to_table(sorted((e.row for e in state.entries.values()), key=sort_key), columns)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise SetupError(
-            f"the journal of {show(run_dir)} holds a row that kvbench did not write ({bare(error)})."
+            f"the journal of {quote(run_dir)} holds a row that kvbench did not write ({bare(error)})."
         ) from error
 
 
@@ -162,7 +162,7 @@ def _sealed(run_dir: Path, name: str, schema: pa.Schema) -> pa.Table | None:
         try:
             intact = tables.sha256(path) == seal["sha256"][name]
         except OSError as error:
-            raise SetupError(f"cannot read {show(path)} ({reason(error)}). {_remedy(path)}") from error
+            raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {_remedy(path)}") from error
         if intact:
             return _parse(path, schema)
         again = tables.read_seal(run_dir)
@@ -179,7 +179,7 @@ def _parse(path: Path, schema: pa.Schema) -> pa.Table:
     try:
         file = os.fdopen(open_plain(path), "rb")
     except OSError as error:
-        raise UserError(f"cannot read {show(path)} ({reason(error)}).") from error
+        raise UserError(f"cannot read {quote(path)} ({reason(error)}).") from error
     with file:
         if file.read(4) not in (b"PAR1", b""):
             raise UserError(f"{bare(path.name)} has no kvbench metadata.")

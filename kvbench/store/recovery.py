@@ -19,7 +19,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.store.files import bare, open_plain, own_folder, plain_size
 from kvbench.store.journal import FOLDER, SUFFIX
 from kvbench.store.schema import OK, UNSCORED, is_text, read_row
@@ -92,7 +92,7 @@ class TextReader:
         record = decode(os.pread(self._fds[entry.segment], entry.length, entry.offset))
         if record is None:
             raise SetupError(
-                f"{show(self._folder / entry.segment)} changed while it was read. Check the disk, then try again."
+                f"{quote(self._folder / entry.segment)} changed while it was read. Check the disk, then try again."
             )
         text = record["text"]
         return text.get("prompt"), text.get("output"), text.get("turns")

@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from kvbench.errors import NEW_RUN, SetupError, show
+from kvbench.errors import NEW_RUN, SetupError, quote
 from kvbench.store import manifest
 from kvbench.store.again import repair_command
 from kvbench.store.files import crash_point, open_plain, read_plain, reason, remove_leftovers, replacing, sync_folder
@@ -58,7 +58,7 @@ def seal(run_dir: Path) -> dict[str, Any]:
     except OSError as error:
         kept = f"The journal with {len(state.done)} rows and the former tables are whole"
         raise SetupError(
-            f"cannot write the tables in {show(run_dir)} ({reason(error)}). {kept}; "
+            f"cannot write the tables in {quote(run_dir)} ({reason(error)}). {kept}; "
             f"{remedy(error)}, then run {repair_command(run_dir)}."
         ) from error
     return content
@@ -74,7 +74,7 @@ def repair(run_dir: str | Path, *, take_over: bool = False, say: Callable[[str],
     try:
         check_journal_complete(path)
         if not segments_on_disk(path) and (path / ROWS).exists() and read_seal(path) is None:
-            raise SetupError(f"{show(path)} has no journal to make its tables from. Put it back.")
+            raise SetupError(f"{quote(path)} has no journal to make its tables from. Put it back.")
         remove_leftovers(path)
         for text in read_journal(path).notices:
             say(text)
@@ -101,13 +101,13 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise SetupError(f"cannot read {show(path)} ({reason(error)}). {_remedy(run_dir)}") from error
+        raise SetupError(f"cannot read {quote(path)} ({reason(error)}). {_remedy(run_dir)}") from error
     except ValueError:
-        raise SetupError(f"{show(path)} is damaged. {_remedy(run_dir)}") from None
+        raise SetupError(f"{quote(path)} is damaged. {_remedy(run_dir)}") from None
     if isinstance(content, dict) and isinstance(content.get("format"), int):
         manifest.check_format(SEAL, content["format"])
     if not _is_seal(content):
-        raise SetupError(f"{show(path)} is not the seal of a run. {_remedy(run_dir)}")
+        raise SetupError(f"{quote(path)} is not the seal of a run. {_remedy(run_dir)}")
     sealed: dict[str, Any] = content
     return sealed
 
@@ -135,7 +135,7 @@ def check_journal_complete(run_dir: Path) -> None:
     gone = [segment["name"] for segment in sealed["segments"] if segment["name"] not in here] if sealed else []
     if gone:
         raise SetupError(
-            f"the journal of {show(run_dir)} lacks {show(gone[0])}, from which its tables were made. "
+            f"the journal of {quote(run_dir)} lacks {quote(gone[0])}, from which its tables were made. "
             f"Put it back, or {NEW_RUN}."
         )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.sources.data import BUNDLED
 
 
@@ -33,4 +33,4 @@ def text_id(text: str) -> str:
 def check_ids(task: str, ids: Sequence[str], column: str) -> None:
     """Raises SetupError if two rows share an id."""
     if len(set(ids)) < len(ids):
-        raise SetupError(f"data of task {show(task)}: some values of {show(column)} occur twice.")
+        raise SetupError(f"data of task {quote(task)}: some values of {quote(column)} occur twice.")

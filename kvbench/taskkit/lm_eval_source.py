@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.registry import did_you_mean
 from kvbench.sources import hub
 from kvbench.sources.data import Data
@@ -111,19 +111,19 @@ def _by_index(name: str) -> Path:
     entry = manager.task_index.get(name)
     if entry is None:
         hint = did_you_mean(name, manager.all_subtasks)
-        raise UserError(f"lm-eval has no task {show(name)}.{hint} 'kvbench lm-eval ls tasks' shows all.")
+        raise UserError(f"lm-eval has no task {quote(name)}.{hint} 'kvbench lm-eval ls tasks' shows all.")
     if name not in manager.all_subtasks or entry.yaml_path is None:
         listed = (entry.cfg or {}).get("task")
         members = [m for m in sorted(entry.tags) or (listed if isinstance(listed, list) else []) if isinstance(m, str)]
         first = next((m for m in members if m in manager.all_subtasks), None)
-        such = f", such as {show('lm_eval:' + first)}" if first else ""
-        raise UserError(f"{show(name)} is a group of tasks in lm-eval; name one of them{such}.")
+        such = f", such as {quote('lm_eval:' + first)}" if first else ""
+        raise UserError(f"{quote(name)} is a group of tasks in lm-eval; name one of them{such}.")
     return Path(entry.yaml_path)
 
 
 def _refuse(name: str, raw: Mapping[str, Any]) -> None:
     """Raises UserError for tasks that do not generate and score one answer per question."""
-    task, kind = f"task {show(name)} of lm-eval", raw.get("output_type", "generate_until")
+    task, kind = f"task {quote(name)} of lm-eval", raw.get("output_type", "generate_until")
     if kind == "loglikelihood_rolling":
         raise UserError(f"{task} measures perplexity of whole texts, which evicts nothing between prompt and answer.")
     if kind != "generate_until":
@@ -148,7 +148,7 @@ def generation(asked: Mapping[str, Any]) -> GenSpec:
     kwargs.pop("temperature", None)
     filters = {key: type_(kwargs.pop(key)) for key, type_ in _FILTERS.items() if kwargs.get(key) is not None}
     if strange := [key for key, value in kwargs.items() if value not in _OFF.get(key, (None,))]:
-        raise UserError(f"lm-eval asks to generate with {', '.join(map(show, strange))}, which kvbench does not have.")
+        raise UserError(f"lm-eval asks to generate with {', '.join(map(quote, strange))}, which kvbench does not have.")
     if temperature == 0.0:
         filters = {}
     return GenSpec(max_new_tokens=longest, temperature=temperature, stop=until, **filters)
@@ -189,7 +189,7 @@ class LocalRows:
             manifest, columns = other, its
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
-            raise SetupError(f"data of task {show(task)} in {show(folder)} have no rows.")
+            raise SetupError(f"data of task {quote(task)} in {quote(folder)} have no rows.")
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
         if not of.examples:

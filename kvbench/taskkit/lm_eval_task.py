@@ -24,7 +24,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from kvbench.console.faults import words
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources import hub
 from kvbench.sources.data import hub_error
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
@@ -72,7 +72,7 @@ class LMEvalTask(Task):
         rows = LocalRows.find(yaml, source, self.name)
         if rows is None and not hub.may_ask(self.name):
             raise SetupError(
-                f"task {show(self.name)} has lm-eval load its data from the hub, and only the run's folder asks for "
+                f"task {quote(self.name)} has lm-eval load its data from the hub, and only the run's folder asks for "
                 f"it. Give --task {shlex.quote(self.name)} again, or a folder with --data."
             )
         try:
@@ -148,12 +148,12 @@ class LMEvalTask(Task):
         elif not rows.official:
             self._marks = ("fewshot-from-asked-rows",)
             self._notes.append(
-                f"task {show(self.name)}: the data folder has no lm_eval/{yaml.name}.fewshot.jsonl, so the {shots} "
+                f"task {quote(self.name)}: the data folder has no lm_eval/{yaml.name}.fewshot.jsonl, so the {shots} "
                 "few-shot examples are other questions of the task itself. Scores are not the official ones."
             )
         if left_out := [f["name"] for f in config.filter_list or [] if _is_vote(f)]:
             names = ", ".join(left_out)
-            self._notes.append(f"task {show(self.name)}: {names} need several answers at once and are left out.")
+            self._notes.append(f"task {quote(self.name)}: {names} need several answers at once and are left out.")
 
 
 def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | None) -> Any:
@@ -168,20 +168,20 @@ def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | N
             config["dataset_kwargs"] = {**(config.get("dataset_kwargs") or {}), "revision": revision}
         return ConfigurableTask(config=config)
     except ImportError as error:
-        raise SetupError(f"task {show(name)} needs a package that is not installed ({error}).") from None
+        raise SetupError(f"task {quote(name)} needs a package that is not installed ({error}).") from None
     except Exception as error:  # of the hub, of data that do not fit, of the task's own functions
         raise (_misfit(name, error) if rows else _no_data(error, name, yaml)) from None
 
 
 def _misfit(name: str, error: Exception) -> SetupError:
-    what = f"{type(error).__name__}: {show(words(error))}"
-    return SetupError(f"the rows of task {show(name)} do not fit lm-eval's definition of it ({what}).")
+    what = f"{type(error).__name__}: {quote(words(error))}"
+    return SetupError(f"the rows of task {quote(name)} do not fit lm-eval's definition of it ({what}).")
 
 
 def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
     if (error.why if isinstance(error, hub.HubError) else hub.why(error)) == "unreachable":
         return SetupError(
-            f"task {show(name)} is not on this machine and the hub is unreachable. Run it once on a connected machine "
+            f"task {quote(name)} is not on this machine and the hub is unreachable. Run it once on a connected machine "
             f"(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder that holds lm_eval/{yaml.name}.jsonl with "
             "--data or KVBENCH_DATA."
         )
@@ -220,7 +220,7 @@ def _metric(task: Any, name: str) -> str:
             return str(metric)
     listed = ", ".join(map(str, task.aggregation()))
     raise UserError(
-        f"task {show(name)} has no score for a single answer (its metrics: {listed}); "
+        f"task {quote(name)} has no score for a single answer (its metrics: {listed}); "
         f"'kvbench lm-eval --tasks {name.partition(':')[2]}' runs it."
     )
 
@@ -238,7 +238,7 @@ def _filters(config: Any, name: str) -> list[Any]:
         if not _is_vote(f)
     ]
     if not ensembles:
-        raise UserError(f"task {show(name)} scores several answers to a question together, which kvbench does not.")
+        raise UserError(f"task {quote(name)} scores several answers to a question together, which kvbench does not.")
     return ensembles
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.scoring.math import score_math
 from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
 from kvbench.taskkit.prompts import STYLES
@@ -37,7 +37,7 @@ class MathTask(Task):
         try:
             return [self._doc(row, style) for row in rows]
         except KeyError as error:
-            raise SetupError(f"data of task {show(self.name)} have no column {show(error.args[0])}.") from None
+            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
 
     def gen(self, model_type: str) -> GenSpec:
         """Temperature 0.6 and top-p 0.95 as in the papers; top-k 20 is Qwen3's own advice, off for others."""

@@ -14,7 +14,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.registry import did_you_mean, tasks
 from kvbench.task import Task
 
@@ -42,7 +42,7 @@ def get_task(name: str) -> Task:
     known: tuple[str, ...] = getattr(cls, "variants", ())
     if parts.variant and parts.variant not in known:
         hint = did_you_mean(parts.variant, known)
-        raise UserError(f"task {show(parts.base)} has no variant {show(parts.variant)}.{hint} {_listed(known)}")
+        raise UserError(f"task {quote(parts.base)} has no variant {quote(parts.variant)}.{hint} {_listed(known)}")
     lengths: tuple[int, ...] = getattr(cls, "lengths", ())
     length = _tokens(parts, name) if parts.length else 0
     task: Task = cls(parts.variant, length) if lengths else cls(parts.variant) if known else cls()
@@ -66,7 +66,7 @@ def expand(name: str) -> list[str]:
     if group or "*" in parts.variant:
         variants = [v for v in known if fnmatch.fnmatchcase(v, parts.variant or "*")]
         if not variants:
-            raise UserError(f"task {show(parts.base)} has no variant like {show(parts.variant)}. {_listed(known)}")
+            raise UserError(f"task {quote(parts.base)} has no variant like {quote(parts.variant)}. {_listed(known)}")
     sizes = [f"@{length}" for length in lengths] if parts.length == "*" else [f"@{parts.length}"]
     return [
         get_task(f"{parts.base}{variant and '/' + variant}{size if parts.length else ''}").name
@@ -107,11 +107,11 @@ def _split(name: str) -> _Parts:
     base, slash, variant = (part.strip() for part in path.partition("/"))
     if "*" in base and _NAME.fullmatch(base.replace("*", "x")):
         raise UserError(
-            f"{show(name)}: '*' stands behind '/' for any text, or alone behind '@' for every length, as in "
+            f"{quote(name)}: '*' stands behind '/' for any text, or alone behind '@' for every length, as in "
             "ruler/niah_*@*, and nowhere else. 'kvbench list tasks' shows the names."
         )
     if not _NAME.fullmatch(base) or (slash and not _NAME.fullmatch(variant.replace("*", "x"))):
-        raise UserError(f"{show(name)} is not a task name ({_ALLOWED}). A task from a file is given with --task-file.")
+        raise UserError(f"{quote(name)} is not a task name ({_ALLOWED}). A task from a file is given with --task-file.")
     parts = _Parts(tasks.canonical(base) if base.isascii() else tasks.canonical(name), variant, length)
     if at:
         _check_length(parts, name)
@@ -120,10 +120,10 @@ def _split(name: str) -> _Parts:
 
 def _check_length(parts: _Parts, name: str) -> None:
     if not getattr(tasks.get(parts.base), "lengths", ()):
-        raise UserError(f"task {show(parts.base)} takes no length; write it without {show('@' + parts.length)}.")
+        raise UserError(f"task {quote(parts.base)} takes no length; write it without {quote('@' + parts.length)}.")
     if parts.length != "*" and not _LENGTH.fullmatch(parts.length):
         raise UserError(
-            f"{show(name)}: {show(parts.length)} is no length. It is a number of tokens, k for 1,024, or * for all "
+            f"{quote(name)}: {quote(parts.length)} is no length. It is a number of tokens, k for 1,024, or * for all "
             f"that the task lists: {parts.base}@4096, {parts.base}@4k, {parts.base}@*."
         )
 
@@ -135,5 +135,5 @@ def _listed(variants: tuple[str, ...]) -> str:
 def _tokens(parts: _Parts, name: str) -> int:
     length = _LENGTH.fullmatch(parts.length)
     if length is None:
-        raise UserError(f"{show(name)} names several lengths; give one, such as {parts.base}@4096.")
+        raise UserError(f"{quote(name)} names several lengths; give one, such as {parts.base}@4096.")
     return int(length[1]) * (1024 if length[2] else 1)

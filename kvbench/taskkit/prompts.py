@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.console.faults import words
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.task import Doc, Turn
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -82,10 +82,10 @@ def load_template(path: str | Path) -> str:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
-        raise UserError(f"chat template {show(path)} is not UTF-8 (offset {error.start}).") from None
+        raise UserError(f"chat template {quote(path)} is not UTF-8 (offset {error.start}).") from None
     except (OSError, ValueError) as error:
         raise UserError(
-            f"cannot read chat template {show(path)}: {getattr(error, 'strerror', None) or error}."
+            f"cannot read chat template {quote(path)}: {getattr(error, 'strerror', None) or error}."
         ) from None
     _check_syntax(text, str(path))
     return text
@@ -98,7 +98,7 @@ def _check_syntax(text: str, origin: str) -> None:
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
     except jinja2.TemplateSyntaxError as error:
         if "unknown tag" not in str(error.message):  # transformers has tags of its own
-            raise UserError(f"chat template {show(origin)[1:-1]}, line {error.lineno}: {error.message}.") from None
+            raise UserError(f"chat template {quote(origin)[1:-1]}, line {error.lineno}: {error.message}.") from None
 
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:
@@ -121,7 +121,7 @@ def check_template(
     if template_text(tokenizer, chat_template) is None:
         model = getattr(tokenizer, "name_or_path", "") or "this model"
         raise UserError(
-            f"the tokenizer of {show(model)} has no chat template and task {show(task)} needs one. "
+            f"the tokenizer of {quote(model)} has no chat template and task {quote(task)} needs one. "
             "Pass --chat-template FILE or --no-chat-template."
         )
     _apply(tokenizer, [{"role": "user", "content": "1 + 1 = ?"}], None, chat_template, origin)
@@ -220,5 +220,5 @@ def _apply(
     except jinja2.TemplateSyntaxError as error:
         raise UserError(f"chat template {name}, line {error.lineno}: {error.message}.") from None
     except Exception as error:  # raise_exception(...), an undefined name, a sandbox refusal: a template is a program
-        raise UserError(f"chat template {name} fails: {show(words(error) or type(error).__name__)}.") from None
+        raise UserError(f"chat template {name} fails: {quote(words(error) or type(error).__name__)}.") from None
     return str(text)

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.store.files import reason
 from kvbench.train.processes import is_first
 
@@ -51,10 +51,10 @@ class AnswerFile:
         except FileNotFoundError:
             pass
         except OSError as error:
-            raise SetupError(f"{show(self.path)} cannot be read: {reason(error)}.") from error
+            raise SetupError(f"{quote(self.path)} cannot be read: {reason(error)}.") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(
-                f"{show(self.path)} is damaged after its first {whole:,} bytes. Remove it to ask everything again."
+                f"{quote(self.path)} is damaged after its first {whole:,} bytes. Remove it to ask everything again."
             ) from error
         if is_first():
             with self._appending() as stream:
@@ -74,7 +74,7 @@ class AnswerFile:
             other = [name for name, value in self.asked.items() if theirs.get(name) != value]
             differences = (HASHES.get(name, f"{name} {theirs.get(name)}, now {self.asked[name]}") for name in other)
             raise UserError(
-                f"{show(self.path.parent)} holds answers of another training: {'; '.join(differences)}. "
+                f"{quote(self.path.parent)} holds answers of another training: {'; '.join(differences)}. "
                 "Choose another --out, or remove the folder."
             )
 
@@ -84,7 +84,7 @@ class AnswerFile:
             with self.path.open("ab") as stream:
                 yield stream
         except OSError as error:
-            raise SetupError(f"{show(self.path)} cannot be written: {reason(error)}.") from error
+            raise SetupError(f"{quote(self.path)} cannot be written: {reason(error)}.") from error
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

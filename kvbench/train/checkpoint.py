@@ -16,7 +16,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as dump
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.store.files import replacing
 
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW
@@ -60,5 +60,5 @@ def restore(path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch
 
 def _unusable(path: Path, error: Exception) -> SetupError:
     return SetupError(
-        f"checkpoint {show(path)} cannot be used: {error}. Remove it to begin anew, or choose another --out."
+        f"checkpoint {quote(path)} cannot be used: {error}. Remove it to begin anew, or choose another --out."
     )

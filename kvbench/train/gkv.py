@@ -21,7 +21,7 @@ from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import Base, load_weights, save_weights
 from kvbench.engine.rules import KeptLog
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
@@ -63,7 +63,9 @@ class SparseRecipe(Recipe):
             raise UserError(f"--opt temperature must be above 0; got {more['temperature']:g}.")
         method, budget = choose.from_label(str(more["method"])), int(more["budget"])
         if not method.evicts or not method.takes_budget or method.oracle:
-            raise UserError(f"method {show(more['method'])} does not evict to a budget; nothing can be learnt from it.")
+            raise UserError(
+                f"method {quote(more['method'])} does not evict to a budget; nothing can be learnt from it."
+            )
         check_budget(str(more["method"]), method, budget)
         try:
             loaded.model.generation_config.validate(strict=True)

@@ -15,7 +15,7 @@ from typing import Any
 from kvbench import __version__
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import config_hash, model_fields
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.store.files import reason, replacing
 
 FORMAT = "kvbench-model/1"
@@ -48,7 +48,7 @@ def save_model(
             file.write((json.dumps(card, indent=2) + "\n").encode())
         folder.with_suffix(".json").chmod(0o644)
     except OSError as error:
-        raise SetupError(f"{show(error.filename or folder)} cannot be written: {reason(error)}.") from error
+        raise SetupError(f"{quote(error.filename or folder)} cannot be written: {reason(error)}.") from error
     return folder, card
 
 

@@ -19,7 +19,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from kvbench.engine.model.weights import Base, model_fields, save_weights
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.learned import Sizes, misfit
 from kvbench.eviction.terms import published_checkpoints
 from kvbench.eviction.terms.foresight import COUNT, Features, scorer_shapes
@@ -82,7 +82,7 @@ def read(source: Path, module: str) -> Checkpoint:
     Raises SetupError.
     """
     if not source.exists():
-        raise SetupError(f"{show(source)} does not exist.")
+        raise SetupError(f"{quote(source)} does not exist.")
     folder = source if source.is_dir() else source.parent
     candidates = [source] if source.is_file() else _candidates(folder)
     tensors: dict[tuple[int, str], torch.Tensor] = {}
@@ -93,11 +93,11 @@ def read(source: Path, module: str) -> Checkpoint:
             used.append(file)
             tensors |= part
     if not tensors:
-        raise SetupError(f"{show(source)} holds no tensors named '...layers.N.self_attn.{module}...'.")
+        raise SetupError(f"{quote(source)} holds no tensors named '...layers.N.self_attn.{module}...'.")
     layers = _layers(source, module, tensors)
     for i, layer in enumerate(layers):
         if {n: t.shape for n, t in layer.items()} != {n: t.shape for n, t in layers[0].items()}:
-            raise SetupError(f"{show(source)}: the tensors of layer {i} are not those of layer 0.")
+            raise SetupError(f"{quote(source)}: the tensors of layer {i} are not those of layer 0.")
     return Checkpoint(layers, used, _config(folder / "config.json"))
 
 
@@ -107,12 +107,12 @@ def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.T
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
             raise SetupError(
-                f"{show(source)}: tensor {show(name)} of layer {at} is {list(tensor.shape)}, which no {module} has."
+                f"{quote(source)}: tensor {quote(name)} of layer {at} is {list(tensor.shape)}, which no {module} has."
             )
         layers.setdefault(at, {})[name] = tensor.float()
     lacking = [i for i in range(len(layers)) if i not in layers]
     if lacking:
-        raise SetupError(f"{show(source)}: layer {max(layers)} has tensors, but layer {lacking[0]} has none.")
+        raise SetupError(f"{quote(source)}: layer {max(layers)} has tensors, but layer {lacking[0]} has none.")
     return [layers[i] for i in range(len(layers))]
 
 
@@ -120,7 +120,7 @@ def _candidates(folder: Path) -> list[Path]:
     """Safetensors if there are any, else pickles."""
     files = sorted(folder.glob("*.safetensors")) or sorted(f for f in folder.iterdir() if f.suffix in PICKLES)
     if not files:
-        raise SetupError(f"{show(folder)} holds no safetensors and no {', '.join(PICKLES)} files.")
+        raise SetupError(f"{quote(folder)} holds no safetensors and no {', '.join(PICKLES)} files.")
     return files
 
 
@@ -130,18 +130,18 @@ def _safetensors(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]
             names = published_checkpoints.wanted(opened.keys(), module)
             return {place: opened.get_tensor(name) for name, place in names.items()}
     except (OSError, SafetensorError) as error:
-        raise SetupError(f"{show(file)} cannot be read: {error}") from None
+        raise SetupError(f"{quote(file)} cannot be read: {error}") from None
 
 
 def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # a pickle is a program and may raise anything
-        raise SetupError(f"{show(file)} {_refused(error)}; nothing of it was run.") from None
+        raise SetupError(f"{quote(file)} {_refused(error)}; nothing of it was run.") from None
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, Mapping):
-        raise SetupError(f"{show(file)} holds no table of tensors.")
+        raise SetupError(f"{quote(file)} holds no table of tensors.")
     tensors = {name: x for name, x in loaded.items() if isinstance(name, str) and isinstance(x, torch.Tensor)}
     return {place: tensors[name].clone() for name, place in published_checkpoints.wanted(tensors, module).items()}
 
@@ -149,7 +149,7 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
 def _refused(error: Exception) -> str:
     """Why torch refused a pickle, in our words: torch's message advises the user to run its content."""
     if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        return f"holds more than tensors (it asks for {show(match[1])})"
+        return f"holds more than tensors (it asks for {quote(match[1])})"
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror or error})"
     return f"holds more than tensors, or is damaged ({type(error).__name__})"
@@ -176,7 +176,7 @@ def _gates(
         raise SetupError(f"no known gate has the tensors {', '.join(sorted(layer))}.")
     activation = config.get("hidden_act", "silu")
     if activation != "silu":
-        raise SetupError(f"the gate's activation is {show(activation)}; only silu gates are supported.")
+        raise SetupError(f"the gate's activation is {quote(activation)}; only silu gates are supported.")
     _same_heads("gate", len(checkpoint.layers), len(layer["bias"]), model)
     if len(kinds) > 1:
         kinds = [kind for kind in kinds if kind in (gate, config.get("retention_gate"))] or _by_size(layer, model)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from kvbench.errors import RunInUseError, show
+from kvbench.errors import RunInUseError, quote
 from kvbench.store.lock import RunLock
 
 LOCK = "lock"
@@ -20,8 +20,8 @@ def alone(out: Path) -> Iterator[None]:
         lock.acquire()
     except RunInUseError as error:
         raise RunInUseError(
-            f"{show(out)} is in use by another training. Wait for it to end, or choose another --out; if it has ended "
-            f"on another machine, remove {show(lock.path)}."
+            f"{quote(out)} is in use by another training. Wait for it to end, or choose another --out; if it has ended "
+            f"on another machine, remove {quote(lock.path)}."
         ) from error
     try:
         yield

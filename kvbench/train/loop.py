@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from kvbench.engine.model.weights import Base
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.train import checkpoint
 from kvbench.train.lock import alone
 from kvbench.train.processes import Processes, joined
@@ -186,7 +186,7 @@ def _begin(
     state = checkpoint.state_of(path)
     if {name: state.get(name) for name in named} != named:
         raise UserError(
-            f"{show(out)} holds a training with other settings: {_differences(state, named)}. "
+            f"{quote(out)} holds a training with other settings: {_differences(state, named)}. "
             "Choose another --out, or remove the folder; a training cannot be made longer."
         )
     checkpoint.restore(path, parameters, optimiser)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.engine.model.load import LoadedModel, load
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.sources import models
 from kvbench.train.answers import AnswerFile
 from kvbench.train.catalogue import RECIPES, Entry
@@ -76,7 +76,7 @@ def prepare(
         items, test = drawn[:samples], drawn[samples:]
     else:
         if not loaded.stop_ids:
-            raise UserError(f"model {show(model)} has no end token, so its answers would never end; give it one.")
+            raise UserError(f"model {quote(model)} has no end token, so its answers would never end; give it one.")
         longest = int(options["longest"])
         questions, held_out = _questions(entry, loaded, data, samples, seed, longest)
         items, test = questions, held_out
@@ -127,7 +127,7 @@ def _answered(
     test: Sequence[Question | Trace] = [t for t in traces if t.name in names] if ask_held_out else held_out
     if not items or not test:
         which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions, held out,"
-        cure = "Give --data." if data is None else f"{show(out / ANSWERS)} holds its answers."
+        cure = "Give --data." if data is None else f"{quote(out / ANSWERS)} holds its answers."
         raise UserError(f"the model answered none of the {which} rightly; there is nothing to learn. {cure}")
     return items, test
 

@@ -20,7 +20,7 @@ import torch
 
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import Base, save_weights
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.train.traces import Trace
 
 T = TypeVar("T")
@@ -80,7 +80,7 @@ def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
-            raise UserError(f"--opt {name} must be {need}; got {show(value)}.")
+            raise UserError(f"--opt {name} must be {need}; got {quote(value)}.")
 
 
 class Recipe(ABC):

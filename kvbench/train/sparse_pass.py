@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from kvbench.engine.attention.interface import route
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.train.forward import forward
 from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 
@@ -105,7 +105,7 @@ def recomputed(model: Any, on: bool) -> Iterator[None]:
     """Gradient checkpointing of every decoder layer inside the block. Raises UserError when the model has none."""
     layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if on else []
     if on and not layers:
-        raise UserError(f"{show(type(model).__name__)} has no layers that can be recomputed; use --opt recompute=off.")
+        raise UserError(f"{quote(type(model).__name__)} has no layers that can be recomputed; use --opt recompute=off.")
     try:
         for layer in layers:
             layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)

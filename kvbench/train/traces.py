@@ -16,7 +16,7 @@ from pathlib import Path
 from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.records import Request
 from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Turn
@@ -69,7 +69,7 @@ def built_in(
     """`count` problems, the built-in tasks taking turns; held-out problems are those of evaluations."""
     drawn = [get_task(name) for name in tasks]
     if unknown := [t.name for t in drawn if t.suite != "synthetic"]:
-        raise UserError(f"task {show(unknown[0])} has no training problems; give --data FILE.")
+        raise UserError(f"task {quote(unknown[0])} has no training problems; give --data FILE.")
     draw = random.Random(f"kvbench-train-{seed}")
     questions = []
     for index in range(count):
@@ -104,7 +104,7 @@ def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> li
     for line, row in read_jsonl(Path(path), str(path)):
         text = row.get("question", row.get("prompt"))
         if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{show(path)[1:-1]}:{line}: field 'question' is missing or empty.")
+            raise UserError(f"{quote(path)[1:-1]}:{line}: field 'question' is missing or empty.")
         doc = Doc(doc_id=str(line), turns=(Turn(question=text),), reference=None)
         ids = tuple(reader.ids(reader.text(doc, thinking=None)))
         room = loaded.context - len(ids)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.taskkit.names import collapsed, expand, get_task, task_names
 
 
@@ -64,7 +64,7 @@ def test_unknown(name: str, text: str):
 @pytest.mark.parametrize("name", ["walk*", "wal*/orbit-100", "*", "ruler*@4k", "*/*"])
 def test_a_pattern_stands_behind_the_name_only(name: str):
     text = (
-        f"{show(name)}: '*' stands behind '/' for any text, or alone behind '@' for every length, as in ruler/niah_*@*"
+        f"{quote(name)}: '*' stands behind '/' for any text, or alone behind '@' for every length, as in ruler/niah_*@*"
     )
     for use in (expand, get_task):
         with pytest.raises(UserError, match=f"^{re.escape(text)}, and nowhere else."):

@@ -20,7 +20,7 @@ from typing import Any
 from kvbench.audit.attacks.program import Attack, Targets, targets
 from kvbench.audit.attacks.watch import Peaks, adopt_orphans, survivors, watch
 from kvbench.console import signals
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.scoring.sandbox import SelfTest, findings
 
 LIMITS = {"wall": 3.0, "mem": 512 << 20, "fsize": 16 << 20, "out": 1 << 20}
@@ -43,9 +43,9 @@ def read_corpus(folder: Path) -> dict[str, str]:
         try:
             Attack.read(text, name)
         except ValueError as error:
-            raise UserError(f"{show(folder)}: {error}.") from None
+            raise UserError(f"{quote(folder)}: {error}.") from None
     if not programs:
-        raise UserError(f"{show(folder)} holds no attacks (Python files that begin with '# id:').")
+        raise UserError(f"{quote(folder)} holds no attacks (Python files that begin with '# id:').")
     return programs
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.lazy import torch
 
 FORMAT = "kvbench-parity/1"
@@ -67,7 +67,7 @@ class Case:
         try:
             return load_file(self.path.with_suffix(".safetensors"))
         except (OSError, SafetensorError) as error:
-            raise UserError(f"cannot read the tensors of parity case {show(self.path)}: {error}") from None
+            raise UserError(f"cannot read the tensors of parity case {quote(self.path)}: {error}") from None
 
     def slots(self, step: int) -> list[list[torch.Tensor]]:
         """The token in every slot before a step, per layer and head, in the reference's slot order."""
@@ -102,10 +102,10 @@ class Case:
 def load_cases(folder: Path) -> list[Case]:
     """All cases below a folder, by path. Raises UserError when there are none or one cannot be read."""
     if not folder.is_dir():
-        raise UserError(f"parity folder {show(folder)} does not exist.")
+        raise UserError(f"parity folder {quote(folder)} does not exist.")
     cases = [case for path in sorted(folder.rglob("*.json")) if (case := _load(path)) is not None]
     if not cases:
-        raise UserError(f"parity folder {show(folder)} holds no cases; expected NAME.json with NAME.safetensors.")
+        raise UserError(f"parity folder {quote(folder)} holds no cases; expected NAME.json with NAME.safetensors.")
     return cases
 
 
@@ -113,10 +113,10 @@ def _load(path: Path) -> Case | None:
     try:
         meta = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise UserError(f"cannot read parity case {show(path)}: {error}") from None
+        raise UserError(f"cannot read parity case {quote(path)}: {error}") from None
     if not isinstance(meta, dict) or not str(meta.get("format", "")).startswith(FORMAT):
         return None  # some other JSON file
     missing = [key for key in ("method", "variant", "hyper", "units", "steps") if key not in meta]
     if missing and meta["format"] == FORMAT:
-        raise UserError(f"parity case {show(path)} lacks {', '.join(map(show, missing))}.")
+        raise UserError(f"parity case {quote(path)} lacks {', '.join(map(quote, missing))}.")
     return Case(path, meta)

@@ -16,7 +16,7 @@ from kvbench.cli.options import Plugins
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.options import describe as describe_options
 from kvbench.eviction.options import split_option
@@ -90,7 +90,7 @@ def audit(
             if methods or every or method_opt or model:
                 raise UserError(f"--{name} {about} and takes no methods, options or model.")
             if not Path(folder).is_dir():
-                raise UserError(f"--{name} {show(folder)} is not a folder.")
+                raise UserError(f"--{name} {quote(folder)} is not a folder.")
     if parity is not None:
         return audit_parity(Path(parity), json)
     if sandbox is not None:
@@ -153,10 +153,10 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
         with problems.collect():
             if place not in used and owner:
                 raise UserError(
-                    f"--method-opt is for method {show(owner)}, which is not audited or has no such option."
+                    f"--method-opt is for method {quote(owner)}, which is not audited or has no such option."
                 )
             if place not in used:
-                raise UserError(f"--method-opt {show(f'{option}={value}')}: none of these methods has the option.")
+                raise UserError(f"--method-opt {quote(f'{option}={value}')}: none of these methods has the option.")
     problems.stop()
     return chosen
 

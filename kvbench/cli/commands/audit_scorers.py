@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.cli.counter import Counter
 from kvbench.console import terminal
-from kvbench.errors import show
+from kvbench.errors import quote
 
 if TYPE_CHECKING:
     from kvbench.audit.scorers import Row
@@ -63,5 +63,5 @@ def _what(row: Row) -> str:
     if row.error:
         return row.error
     return "; ".join(
-        f"{name} is {show(row.found[name])}, expected {show(row.expected[name])}" for name in row.differences
+        f"{name} is {quote(row.found[name])}, expected {quote(row.expected[name])}" for name in row.differences
     )

@@ -15,7 +15,7 @@ from kvbench.config.plugins import load_plugins
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import Progress, size
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.sources.data import Data
 from kvbench.sources.data.export import fetch as fetch_data
 from kvbench.task import Manifest
@@ -71,7 +71,7 @@ def fetch(
     load_plugins(plugin or [])
     folder = Path(out or os.environ.get("KVBENCH_DATA") or "data").expanduser()
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {show(folder)} is a file; give a folder.")
+        raise UserError(f"--out {quote(folder)} is a file; give a folder.")
     problems, done = Problems(), list[dict[str, Any]]()
     wanted = _downloads(_manifests(tasks, problems), problems, quiet=quiet)
     progress = _Bytes(quiet=quiet)
@@ -82,7 +82,7 @@ def fetch(
             finally:
                 progress.end()
             if used.mismatch:
-                problems.warn(f"data of task {show(name)} differ: {used.mismatch}.")
+                problems.warn(f"data of task {quote(name)} differ: {used.mismatch}.")
             done.append(_about(name, manifest, "ok") | {"location": used.location, "rows": used.rows})
     if json:
         terminal.data({"folder": str(folder), "tasks": done})
@@ -99,16 +99,16 @@ def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: 
         with problems.collect():
             if name.startswith(LM_EVAL):
                 raise UserError(
-                    f"lm-eval downloads the data of {show(name)} itself. Run the task once where there is a network "
+                    f"lm-eval downloads the data of {quote(name)} itself. Run the task once where there is a network "
                     "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with "
-                    f"lm_eval/{show(name.removeprefix(LM_EVAL))[1:-1]}.jsonl (--data or KVBENCH_DATA)."
+                    f"lm_eval/{quote(name.removeprefix(LM_EVAL))[1:-1]}.jsonl (--data or KVBENCH_DATA)."
                 )
     problems.stop()
     for name, manifest in named.items() if not quiet else ():
         if manifest is None:
-            terminal.note(f"task {show(name)} makes its own data.")
+            terminal.note(f"task {quote(name)} makes its own data.")
         elif manifest.gated:
-            terminal.note(f"{show(manifest.hub)} is gated: its terms have to be accepted on its page.")
+            terminal.note(f"{quote(manifest.hub)} is gated: its terms have to be accepted on its page.")
     return {name: manifest for name, manifest in named.items() if manifest is not None}
 
 
@@ -177,7 +177,7 @@ def path(
             continue
         with problems.collect():
             if (place := source.find(name, manifest)) is None:
-                raise SetupError(f"data of task {show(name)} are not here; 'kvbench data fetch {name}' gets them.")
+                raise SetupError(f"data of task {quote(name)} are not here; 'kvbench data fetch {name}' gets them.")
             files[name] = [str(file) for file in place.files]
     if json:
         terminal.data(files)
@@ -191,7 +191,7 @@ def _source(data: str | None, revision: str | None) -> Data:
     source = Data(data, revision=revision)
     for option, folder in (("--data", source.path), ("KVBENCH_DATA", source.env_path)):
         if folder is not None and not folder.exists():
-            raise SetupError(f"{option} {show(folder)} does not exist.")
+            raise SetupError(f"{option} {quote(folder)} does not exist.")
     return source
 
 
@@ -257,7 +257,7 @@ class _Bytes(Progress):
     """Bytes of a download instead of rows."""
 
     def show(self, name: str, done: int, total: int | None) -> None:
-        if show(name)[1:-1] != self._cell:
+        if quote(name)[1:-1] != self._cell:
             self.end()
             self.begin(total or 0, 0)
             self.cell(name)

@@ -12,7 +12,7 @@ from kvbench import registry
 from kvbench.cli.options import Document, Plugins
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.registry import did_you_mean
 from kvbench.taskkit.names import LM_EVAL, expand, get_task, task_names
 
@@ -46,7 +46,7 @@ def list_(
 ) -> None:
     """List methods, tasks or models; with a name, that one with its options and defaults."""
     if kind not in KINDS:
-        raise UserError(f"cannot list {show(kind)}.{did_you_mean(kind, KINDS)} There are {', '.join(KINDS)}.")
+        raise UserError(f"cannot list {quote(kind)}.{did_you_mean(kind, KINDS)} There are {', '.join(KINDS)}.")
     load_plugins(plugin or [])
     rows, one = {"methods": (_methods, _method), "tasks": (_tasks, _task), "models": (_models, _model)}[kind]
     if name is not None:

@@ -15,7 +15,7 @@ import typer
 from kvbench.cli.options import plain
 from kvbench.console import signals
 from kvbench.console.faults import words
-from kvbench.errors import KVBenchError, SetupError, UserError, show
+from kvbench.errors import KVBenchError, SetupError, UserError, quote
 from kvbench.integrations.model_args import OWN, SETTINGS
 
 EPILOG = f"""Examples:
@@ -119,4 +119,4 @@ def _foreign(error: Exception) -> KVBenchError:
             "machine; HF_HUB_OFFLINE=1 then uses its cache."
         )
     first = (words(error).strip().splitlines() or [""])[0]
-    return UserError(f"lm-eval: {type(error).__name__}: {show(first)}.")
+    return UserError(f"lm-eval: {type(error).__name__}: {quote(first)}.")

@@ -28,7 +28,7 @@ from kvbench.config.run_config import Grid, RunConfig
 from kvbench.config.settings import PARSERS
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, Row, analyses
@@ -128,7 +128,7 @@ def replay(
     )
     _check(config, problems)
     if typed["model"] is None and run is None and not quiet:
-        terminal.note(f"no --model given: using the built-in model {show(config.model)}.")
+        terminal.note(f"no --model given: using the built-in model {quote(config.model)}.")
 
     from kvbench.replay.output import LEGEND, show_analysis, show_result, write, write_analyses
 

@@ -10,7 +10,7 @@ import typer
 
 from kvbench.cli.options import plain
 from kvbench.console import terminal
-from kvbench.errors import IncompleteError, UserError, show
+from kvbench.errors import IncompleteError, UserError, quote
 
 EPILOG = """Examples:
   kvbench report results/demo
@@ -39,9 +39,9 @@ def report(
 ) -> None:
     """Tables of quality, memory and speed: each method at each budget, with error bars and paired comparisons."""
     if format not in FORMATS:
-        raise UserError(f"--format {show(format)}: choose {', '.join(FORMATS)}.")
+        raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
     if by is not None and by not in BY:
-        raise UserError(f"--by {show(by)}: choose {', '.join(BY)}.")
+        raise UserError(f"--by {quote(by)}: choose {', '.join(BY)}.")
     if memory and by:
         raise UserError("--memory and --by are different reports; give one of them.")
     if (memory or by) and baseline is not None:
@@ -67,7 +67,7 @@ def report(
     for notice in loaded.notices:
         terminal.warning(notice)
     for run, progress in loaded.unfinished.items():
-        terminal.warning(f"run {show(run)} is not finished: {progress}.")
+        terminal.warning(f"run {quote(run)} is not finished: {progress}.")
     print(DRAWN["json" if json else format](tables))
     if out is not None:
         for path in write(tables, Path(out)):

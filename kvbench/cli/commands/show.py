@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from kvbench.cli.options import Document, Out, Run, plain
 from kvbench.console import terminal
 from kvbench.console.redact import redact_argv, redact_config
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
 from kvbench.registry import did_you_mean
@@ -42,7 +42,7 @@ def show_(
 ) -> None:
     """Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question."""
     if method is not None and sample is None:
-        raise UserError(f"--method {show(method)} picks among the answers to one question; give --sample ID with it.")
+        raise UserError(f"--method {quote(method)} picks among the answers to one question; give --sample ID with it.")
     folder = one_run(run, Path(out))
     document = _summary(folder) if sample is None else {"samples": _samples(folder, sample, method)}
     if json:
@@ -59,7 +59,7 @@ def one_run(name: str, out: Path) -> Path:
     runs = find_runs([name], out)
     if len(runs) > 1 or not runs[0].is_dir():
         listed = ", ".join(path.name for path in runs)
-        raise UserError(f"{show(name)} is not the folder of one run; it holds {listed}. Name one.")
+        raise UserError(f"{quote(name)} is not the folder of one run; it holds {listed}. Name one.")
     return runs[0]
 
 
@@ -113,9 +113,9 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
         chosen = chosen[chosen["method"] == method]
     if chosen.empty:
         known = list(rows["doc_id"].dropna().unique())
-        hint = did_you_mean(wanted, known) or (f" The first is {show(known[0])}." if known else "")
+        hint = did_you_mean(wanted, known) or (f" The first is {quote(known[0])}." if known else "")
         raise UserError(
-            f"run {show(folder.name)} has no sample {show(wanted)}{f' of {show(method)}' if method else ''}.{hint}"
+            f"run {quote(folder.name)} has no sample {quote(wanted)}{f' of {quote(method)}' if method else ''}.{hint}"
         )
     texts = read_texts(folder).set_index("row_key")
     entries = [_plain(row) | _texts(texts, row["row_key"]) for _, row in chosen.iterrows()]
@@ -163,10 +163,10 @@ def _method(folder: Path, name: str, there: list[str]) -> str:
     if plain in there:
         return plain
     if hint := did_you_mean(name, there):
-        raise UserError(f"run {show(folder.name)} has no method {show(name)}.{hint}")
+        raise UserError(f"run {quote(folder.name)} has no method {quote(name)}.{hint}")
     canonical = choose.canonical(name)
     if canonical not in there:
-        raise UserError(f"run {show(folder.name)} has no method {show(name)}. It has {', '.join(there)}.")
+        raise UserError(f"run {quote(folder.name)} has no method {quote(name)}. It has {', '.join(there)}.")
     return canonical
 
 

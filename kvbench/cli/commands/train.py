@@ -16,7 +16,7 @@ from kvbench.cli.counter import Counter
 from kvbench.config.parsers import BadValue, number, parse, whole
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.options import parse_value
 from kvbench.registry import did_you_mean
 from kvbench.sources.models import TINY, describe
@@ -72,7 +72,7 @@ def train(
     its option.
     """
     if kind not in NAMES:
-        raise UserError(f"cannot train {show(kind)}.{did_you_mean(kind, list(NAMES))} There are {', '.join(NAMES)}.")
+        raise UserError(f"cannot train {quote(kind)}.{did_you_mean(kind, list(NAMES))} There are {', '.join(NAMES)}.")
     problems = Problems()
     numbers: dict[str, Any] = {}
     positive = number("a finite number > 0", lambda x: x > 0)
@@ -115,17 +115,17 @@ def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
     for text in given:
         name, equals, value = text.partition("=")
         if not equals:
-            raise UserError(f"--opt takes NAME=VALUE; got {show(text)}.")
+            raise UserError(f"--opt takes NAME=VALUE; got {quote(text)}.")
         if name not in known:
             listed = ", ".join(known) or "none"
-            raise UserError(f"{kind} has no setting {show(name)}.{did_you_mean(name, list(known))} It has {listed}.")
+            raise UserError(f"{kind} has no setting {quote(name)}.{did_you_mean(name, list(known))} It has {listed}.")
         try:
             known[name] = parse_value(value, type(known[name]))
             if isinstance(known[name], float) and not math.isfinite(known[name]):
                 raise ValueError(value)
         except ValueError:
             need = {int: "a whole number", float: "a finite number"}.get(type(known[name]), "text")
-            raise UserError(BadValue(need, show(value)).sentence(f"--opt {name}")) from None
+            raise UserError(BadValue(need, quote(value)).sentence(f"--opt {name}")) from None
     return known
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from kvbench.console import terminal
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.terms.gates import Gate
 from kvbench.registry import methods
 from kvbench.sources.models import describe
@@ -52,12 +52,12 @@ def import_(
     """
     kind = methods.canonical(method)
     if kind not in METHODS:
-        raise UserError(f"--method {show(method)}: published weights exist for {', '.join(METHODS)}.")
+        raise UserError(f"--method {quote(method)}: published weights exist for {', '.join(METHODS)}.")
     if gate is not None and gate not in get_args(Gate):
-        raise UserError(f"--gate {show(gate)}: choose {', '.join(get_args(Gate))}.")
+        raise UserError(f"--gate {quote(gate)}: choose {', '.join(get_args(Gate))}.")
     info = describe(model)
     if not info.config:
-        raise SetupError(f"model {show(model)} is not in the local cache, so its sizes are unknown; give its folder.")
+        raise SetupError(f"model {quote(model)} is not in the local cache, so its sizes are unknown; give its folder.")
     folder = check_out(out)
 
     from kvbench.train.import_weights import import_weights

@@ -17,7 +17,7 @@ import torch
 from kvbench.console import faults
 from kvbench.console.faults import words
 from kvbench.engine.attention.interface import AttentionCall, route, run
-from kvbench.errors import KVBenchError, UserError, show
+from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.eviction.api import State
 
 
@@ -74,7 +74,7 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
         index = call.layer
         if index in layers:
             raise UserError(
-                f"model {show(type(model).__name__)} calls attention layer {index} twice; it is not supported."
+                f"model {quote(type(model).__name__)} calls attention layer {index} twice; it is not supported."
             )
         b, hq, t, _ = call.query.shape
         layers[index] = LayerGeometry(
@@ -97,7 +97,7 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
     wanted = int(getattr(model.config.get_text_config(), "num_hidden_layers", 0))
     if not layers or len(layers) != wanted:
         raise UserError(
-            f"architecture {show(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers "
+            f"architecture {quote(type(model).__name__)} is not supported: {wanted - len(layers)} of {wanted} layers "
             "have no KV cache that kvbench can manage (linear attention, state space, or an own attention path)."
         )
     geometry = tuple(layers[i] for i in sorted(layers))
@@ -113,7 +113,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
     for place, layer in enumerate(layers):
         if layer.window is None and (kinds[place] == "sliding_attention" if kinds else slides):
             raise UserError(
-                f"model type {show(text.model_type)} does not tell attention its sliding window; it is not supported."
+                f"model type {quote(text.model_type)} does not tell attention its sliding window; it is not supported."
             )
 
 
@@ -127,8 +127,8 @@ def own_failures(model: Any) -> Iterator[None]:
             raise
         reason = (words(error).splitlines() or [""])[0].rstrip(".")
         raise ProbeFailed(
-            f"model type {show(model.config.model_type)} is not supported: it cannot read one token without a cache of "
-            f"its own ({type(error).__name__}: {reason})."
+            f"model type {quote(model.config.model_type)} is not supported: it cannot read one token without a cache "
+            f"of its own ({type(error).__name__}: {reason})."
         ) from error
 
 
@@ -167,7 +167,7 @@ def refuse_state(model: Any) -> None:
     """Raises UserError for a model that carries more from token to token than keys and values."""
     if getattr(model, "_is_stateful", False):
         raise UserError(
-            f"model type {show(model.config.model_type)} keeps a state beside its KV cache (linear attention, state "
+            f"model type {quote(model.config.model_type)} keeps a state beside its KV cache (linear attention, state "
             "space or convolution), which is not supported."
         )
 
@@ -177,7 +177,7 @@ def refuse_unsupported(config: Any) -> None:
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
     foreign = kinds - {"full_attention", "sliding_attention"}
-    name = show(text.model_type)
+    name = quote(text.model_type)
     if foreign:
         raise UserError(f"model type {name} has layers of kind {', '.join(sorted(foreign))}, which are not supported.")
     if getattr(config, "is_encoder_decoder", False):

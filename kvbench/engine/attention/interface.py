@@ -25,7 +25,7 @@ import torch
 from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 
 # Arguments that models pass along and that do not change what attention computes here.
 _HARMLESS = frozenset(
@@ -156,7 +156,7 @@ def set_implementation(model: Any, name: str) -> None:
     """Select a registered attention function. Raises UserError when the architecture has no attention interface."""
     if not getattr(model, "_supports_attention_backend", False):
         raise UserError(
-            f"model type {show(model.config.model_type)} is not supported: "
+            f"model type {quote(model.config.model_type)} is not supported: "
             "it does not use transformers' attention interface."
         )
     model.set_attn_implementation(name)
@@ -178,15 +178,15 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
     ) -> tuple[torch.Tensor, None]:
         for name, argument in extra.items():
             if argument is not None and name not in _HARMLESS:
-                owner = show(type(module).__name__)
-                raise UserError(f"{owner} passes {show(name)} to attention, which kvbench does not apply.")
+                owner = quote(type(module).__name__)
+                raise UserError(f"{owner} passes {quote(name)} to attention, which kvbench does not apply.")
         if attention_mask is not None:  # none is given to the model, and transformers makes none for this function
             raise UserError(
-                f"{show(type(module).__name__)} passes a mask of its own to attention, which kvbench does not apply."
+                f"{quote(type(module).__name__)} passes a mask of its own to attention, which kvbench does not apply."
             )
         layer: Any = module
         if is_causal is False or getattr(layer, "is_causal", True) is False:
-            raise UserError(f"{show(type(module).__name__)} attends in both directions; kvbench serves causal models.")
+            raise UserError(f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models.")
         call = AttentionCall(
             layer=int(layer.layer_idx),
             query=query,

@@ -9,7 +9,7 @@ import torch
 
 from kvbench.engine.attention.geometry import own_failures
 from kvbench.engine.attention.interface import AttentionCall, route, run
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-3}  # of the largest number
 TOKENS = 6
@@ -32,7 +32,7 @@ def check_positions(model: Any) -> None:
     error = (together - alone).abs().max() / together.abs().max().clamp(min=1e-12)
     if not float(error) < TOLERANCE.get(next(model.parameters()).dtype, 1e-3):
         raise UserError(
-            f"model type {show(model.config.model_type)} is not supported: a token at a given position is read "
+            f"model type {quote(model.config.model_type)} is not supported: a token at a given position is read "
             "otherwise alone than among its neighbours."
         )
 

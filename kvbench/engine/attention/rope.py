@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kvbench.engine.attention.positions import TOLERANCE, first_queries
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.rope import Rope
 
 
@@ -33,7 +33,7 @@ def read_rope(model: Any) -> Rope:
             if float(error) < TOLERANCE.get(far.dtype, 1e-3):
                 return rope
     raise UserError(
-        f"the rotary positions of {show(type(model).__name__)} are of a kind that this method cannot undo; "
+        f"the rotary positions of {quote(type(model).__name__)} are of a kind that this method cannot undo; "
         "use another method."
     )
 

@@ -19,7 +19,7 @@ from kvbench.engine.attention.geometry import (
 from kvbench.engine.cache.dense import DenseCache
 from kvbench.engine.cache.paged import PagedCache
 from kvbench.engine.cache.slot_cache import Shape, SlotCache
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction import budget as budgets
 from kvbench.eviction.api import Method
 from kvbench.eviction.columns import expanded
@@ -99,7 +99,7 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
 def check_prefill(method: Method, prefill: str, name: str = "") -> None:
     """Raises UserError when a method cannot be served chunk by chunk. name: for the message."""
     if prefill == "chunked" and method.during("prefill").needs().probes:
-        label = show(name or type(method).__name__)
+        label = quote(name or type(method).__name__)
         raise UserError(f"method {label} runs probes over the whole prompt; --prefill chunked cannot serve it.")
 
 

@@ -17,7 +17,7 @@ from kvbench.engine.attention.flash import Attn, check_attn
 from kvbench.engine.attention.geometry import LayerGeometry, read_geometry
 from kvbench.engine.attention.positions import check_positions
 from kvbench.engine.model.fingerprint import fingerprint
-from kvbench.errors import KVBenchError, SetupError, UserError, show
+from kvbench.errors import KVBenchError, SetupError, UserError, quote
 from kvbench.sources import vocabulary
 from kvbench.sources.models import describe
 
@@ -51,12 +51,12 @@ def pick_device(name: str) -> torch.device:
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
-        raise UserError(f"--device {show(name)}: choose auto, cpu, cuda or cuda:N.")
+        raise UserError(f"--device {quote(name)}: choose auto, cpu, cuda or cuda:N.")
     if name.startswith("cuda") and not torch.cuda.is_available():
         raise SetupError(f"no CUDA device is visible (torch {torch.__version__}). Use --device cpu.")
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise SetupError(f"--device {show(name)}: only {torch.cuda.device_count()} CUDA devices are visible.")
+        raise SetupError(f"--device {quote(name)}: only {torch.cuda.device_count()} CUDA devices are visible.")
     return device
 
 
@@ -65,7 +65,7 @@ def pick_dtype(name: str, device: torch.device) -> torch.dtype:
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
-        raise UserError(f"--dtype {show(name)}: choose {', '.join(DTYPES)}.")
+        raise UserError(f"--dtype {quote(name)}: choose {', '.join(DTYPES)}.")
     return DTYPES[name]
 
 
@@ -93,7 +93,7 @@ def load(
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise
         reason = (words(error).strip().splitlines() or [type(error).__name__])[0]
-        raise SetupError(f"model {show(path)} cannot be loaded: {reason}") from error
+        raise SetupError(f"model {quote(path)} cannot be loaded: {reason}") from error
     return replace(prepare(_move(model, where).eval(), tokenizer), attn=attn)
 
 
@@ -106,7 +106,7 @@ def auto_class(config: Any) -> Any:
         if type(config) in auto._model_mapping:
             return auto
     raise UserError(
-        f"model type {show(getattr(config, 'model_type', '?'))} is not supported: transformers "
+        f"model type {quote(getattr(config, 'model_type', '?'))} is not supported: transformers "
         f"{transformers.__version__} has neither a causal language model nor an image-text model of it."
     )
 

@@ -18,7 +18,7 @@ from kvbench.console.faults import words
 from kvbench.engine.attention.geometry import LayerGeometry, ProbeFailed, read_geometry, refuse_unsupported
 from kvbench.engine.attention.interface import text_model
 from kvbench.engine.model.load import LoadedModel, auto_class
-from kvbench.errors import show
+from kvbench.errors import quote
 
 SMALL = 20_000_000  # parameters
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -101,7 +101,7 @@ def _on_meta(config: Any) -> Any:
 
 def _only_loaded(config: Any, error: Exception) -> ProbeFailed:
     reason = (words(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return ProbeFailed(f"model type {show(config.model_type)} shows its layers only with its weights ({reason}).")
+    return ProbeFailed(f"model type {quote(config.model_type)} shows its layers only with its weights ({reason}).")
 
 
 def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from kvbench import __version__, tiny
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.api import Weights
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.sources.models import TINY
@@ -116,7 +116,7 @@ def save_weights(
                 file.write(content)
             target.chmod(0o644)
     except OSError as error:
-        raise SetupError(f"{show(error.filename or path)} cannot be written: {reason(error)}.") from error
+        raise SetupError(f"{quote(error.filename or path)} cannot be written: {reason(error)}.") from error
     return card
 
 
@@ -139,16 +139,16 @@ def load_weights(
         data = path.read_bytes()
         tensors = load(data)
     except OSError as error:
-        raise SetupError(f"weights {show(path)} cannot be read: {reason(error)}.") from None
+        raise SetupError(f"weights {quote(path)} cannot be read: {reason(error)}.") from None
     except SafetensorError as error:
-        raise SetupError(f"weights {show(path)} {_damage(data, error)}") from None
+        raise SetupError(f"weights {quote(path)} {_damage(data, error)}") from None
     if hashlib.sha256(data).hexdigest() != card.get("sha256"):
-        raise SetupError(f"weights {show(path)} are not those of the card {show(card_path(path).name)}.")
+        raise SetupError(f"weights {quote(path)} are not those of the card {quote(card_path(path).name)}.")
     _check(path, weights, card, tensors, config)
     if fingerprint and card.get("fingerprint") not in (None, fingerprint):
         raise SetupError(
-            f"weights {show(path)} were made for another model of the same sizes, {show(card.get('base_model'))} as it "
-            f"was then. Train some for this one, or copy them and set 'fingerprint' in the card to null."
+            f"weights {quote(path)} were made for another model of the same sizes, {quote(card.get('base_model'))} as "
+            f"it was then. Train some for this one, or copy them and set 'fingerprint' in the card to null."
         )
     return {name: tensor.float().to(device) for name, tensor in tensors.items()}
 
@@ -161,22 +161,22 @@ def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> P
     file = f"{weights.kind}.safetensors"
     if weights.path == "auto":
         path = None if model_folder is None else model_folder / file
-        missing = f"there is no {file} beside {show(model)}" if path is None else f"{show(path)} does not exist"
+        missing = f"there is no {file} beside {quote(model)}" if path is None else f"{quote(path)} does not exist"
     else:
         path = Path(weights.path).expanduser()
         path = path / file if path.is_dir() else path
-        missing = f"{show(path)} does not exist"
+        missing = f"{quote(path)} does not exist"
     if path is not None and path.is_file():
         return path
-    command = f"'kvbench train {weights.recipe} --model {show(model)[1:-1]} --out DIR'"
+    command = f"'kvbench train {weights.recipe} --model {quote(model)[1:-1]} --out DIR'"
     if isinstance(weights, LearnedWeights) and weights.path == "auto":
         how = f", which {command} makes" if weights.recipe else ""
         raise UserError(
-            f"method {show(weights.kind)} needs trained {weights.what} weights; "
-            f"give --method-opt {weights.kind}.{weights.option}=PATH{how}. None is bundled for {show(model)}."
+            f"method {quote(weights.kind)} needs trained {weights.what} weights; "
+            f"give --method-opt {weights.kind}.{weights.option}=PATH{how}. None is bundled for {quote(model)}."
         )
     how = f" {command} makes them." if weights.recipe else ""
-    raise SetupError(f"weights {show(weights.kind)} are missing: {missing}.{how}")
+    raise SetupError(f"weights {quote(weights.kind)} are missing: {missing}.{how}")
 
 
 def card_path(path: Path) -> Path:
@@ -202,45 +202,45 @@ def _read_card(path: Path) -> dict[str, Any]:
     try:
         card = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise SetupError(f"the weights have no card: there is no {show(path)}. Copy both files.") from None
+        raise SetupError(f"the weights have no card: there is no {quote(path)}. Copy both files.") from None
     except (OSError, ValueError) as error:
-        raise SetupError(f"the card {show(path)} of the weights cannot be read: {error}") from None
+        raise SetupError(f"the card {quote(path)} of the weights cannot be read: {error}") from None
     if not isinstance(card, dict) or card.get("format") != FORMAT:
-        raise SetupError(f"{show(path)} is no card of format {FORMAT}.")
+        raise SetupError(f"{quote(path)} is no card of format {FORMAT}.")
     return card
 
 
 def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str, torch.Tensor], config: Any) -> None:
     kind = weights.kind
     if card.get("kind") != kind:
-        raise SetupError(f"weights {show(path)} are of kind {show(card.get('kind'))}, not {show(kind)}.")
+        raise SetupError(f"weights {quote(path)} are of kind {quote(card.get('kind'))}, not {quote(kind)}.")
     theirs, ours = card.get("model"), model_fields(config)
     if not isinstance(theirs, dict):
-        raise SetupError(f"the card of weights {show(path)} names no model.")
+        raise SetupError(f"the card of weights {quote(path)} names no model.")
     if isinstance(weights, LearnedWeights) and _heads(theirs) != _heads(ours):
         (a, b), (c, d) = _heads(theirs), _heads(ours)
         raise SetupError(
-            f"{weights.what} weights {show(path)} are for {a} layers x {b} heads; the model has {c} x {d}."
+            f"{weights.what} weights {quote(path)} are for {a} layers x {b} heads; the model has {c} x {d}."
         )
     for name, value in ours.items():
         if theirs.get(name) != value:
-            other = show(card.get("base_model"))
+            other = quote(card.get("base_model"))
             raise SetupError(
-                f"weights {show(path)} were made for another model, {other}: "
-                f"its {name} is {show(theirs.get(name))}, here it is {show(value)}."
+                f"weights {quote(path)} were made for another model, {other}: "
+                f"its {name} is {quote(theirs.get(name))}, here it is {quote(value)}."
             )
     if card.get("config_sha256") != config_hash(config):
-        raise SetupError(f"the card of weights {show(path)} was changed: its configuration hash is wrong.")
+        raise SetupError(f"the card of weights {quote(path)} was changed: its configuration hash is wrong.")
     shapes = {name: list(tensor.shape) for name, tensor in tensors.items()}
     wanted = {name: [ours[field] for field in fields] for name, fields in TABLES.get(kind, {}).items()}
     for expected in (card.get("shapes"), wanted or shapes):
         if shapes != expected:
-            raise SetupError(f"weights {show(path)} have shapes {show(shapes)} instead of {show(expected)}.")
+            raise SetupError(f"weights {quote(path)} have shapes {quote(shapes)} instead of {quote(expected)}.")
     for name, tensor in tensors.items():
         if not bool(torch.isfinite(tensor.float()).all()):
-            raise SetupError(f"weights {show(path)}: {show(name)} holds numbers that are not finite.")
+            raise SetupError(f"weights {quote(path)}: {quote(name)} holds numbers that are not finite.")
     if isinstance(weights, LearnedWeights) and (why := weights.check(tensors, ours)):
-        raise SetupError(f"{weights.what} weights {show(path)} do not fit: {why}.")
+        raise SetupError(f"{weights.what} weights {quote(path)} do not fit: {why}.")
 
 
 def _heads(fields: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.eviction.budget import entries, label
 from kvbench.registry import did_you_mean
 
@@ -179,7 +179,7 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
     for name in dict.fromkeys(name.strip().lower() for name in names):
         if name not in known:
             raise UserError(
-                f"unknown analysis {show(name)}.{did_you_mean(name, list(known))} Known: {', '.join(known)}."
+                f"unknown analysis {quote(name)}.{did_you_mean(name, list(known))} Known: {', '.join(known)}."
             )
         chosen.append(known[name])
     return chosen

@@ -20,7 +20,7 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 
 from kvbench.console.redact import HIDDEN, redact_text
-from kvbench.errors import show
+from kvbench.errors import quote
 from kvbench.scoring.judge.api import MAX_TOKENS, JudgeError, KeyRefused, Reply
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ class Endpoint:
         parsed = _parse(answer.body)
         if answer.status != 200:
             said = self._clean(_at(parsed, "error", "message"))
-            raise JudgeError(f"the judge answered with status {answer.status}{said and f': {show(said)}'}")
+            raise JudgeError(f"the judge answered with status {answer.status}{said and f': {quote(said)}'}")
         text = _at(parsed, "choices", 0, "message", "content")
         if not isinstance(text, str):
             raise JudgeError("the judge's answer is not a chat completion")

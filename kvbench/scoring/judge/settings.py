@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 from urllib.parse import SplitResult, urlsplit
 
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.scoring.judge.api import Judge
 from kvbench.task import Services
 
@@ -39,7 +39,7 @@ def check(services: Services, *, task: str = "mt_bench") -> None:
     """
     if services.judge is None:
         raise UserError(
-            f"task {show(task)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
+            f"task {quote(task)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
             "(--judge-key-env), or --judge none to store answers only."
         )
     if _is_none(services.judge):
@@ -49,7 +49,7 @@ def check(services: Services, *, task: str = "mt_bench") -> None:
         return
     address = _address(services.judge)
     if not services.judge_model:
-        raise UserError(f"--judge {show(services.judge)} needs --judge-model NAME: which model is to judge there.")
+        raise UserError(f"--judge {quote(services.judge)} needs --judge-model NAME: which model is to judge there.")
     _check_key(services.judge_key_env, _is_loopback(address))
     missing = [name for name in ("httpx", "tenacity") if importlib.util.find_spec(name) is None]
     if missing:
@@ -91,7 +91,7 @@ def _address(judge: str) -> SplitResult:
     """The parts of a judge's URL. Raises UserError for an invalid or unsafe one."""
     from kvbench.console.redact import redact_text
 
-    shown = show(redact_text(judge))
+    shown = quote(redact_text(judge))
     try:
         parts = urlsplit(judge)
         usable = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
@@ -128,14 +128,14 @@ def _check_key(name: str, loopback: bool) -> None:
     key = os.environ.get(name, "").strip()
     if key:
         if not _WORD.fullmatch(key):
-            raise UserError(f"the key in the environment variable {show(name)} has characters that no key has.")
+            raise UserError(f"the key in the environment variable {quote(name)} has characters that no key has.")
         return
     from kvbench.console.redact import redact_text
 
     if not _VARIABLE.fullmatch(name) or redact_text(name) != name:
         raise UserError(NO_ARGV)  # a key instead of a variable's name
     if not loopback or name != Services().judge_key_env:
-        raise UserError(f"the environment variable {show(name)} is empty; it must hold the judge's key.")
+        raise UserError(f"the environment variable {quote(name)} is empty; it must hold the judge's key.")
 
 
 def _folder(name: str) -> Path:
@@ -145,10 +145,10 @@ def _folder(name: str) -> Path:
 def _check_folder(name: str) -> None:
     folder = _folder(name)
     if not (folder / "config.json").is_file():
-        raise UserError(f"--judge {show(LOCAL + name)}: there is no model in that folder (no config.json).")
+        raise UserError(f"--judge {quote(LOCAL + name)}: there is no model in that folder (no config.json).")
     settings = folder / "tokenizer_config.json"
     template = (folder / "chat_template.jinja").is_file() or (
         settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8", errors="replace")
     )
     if not template:
-        raise UserError(f"--judge {show(LOCAL + name)}: its tokenizer has no chat template, so it cannot be asked.")
+        raise UserError(f"--judge {quote(LOCAL + name)}: its tokenizer has no chat template, so it cannot be asked.")

@@ -17,7 +17,7 @@ from typing import BinaryIO
 from urllib.parse import urlsplit
 
 from kvbench.console.faults import words
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.store.files import replacing
 
 LIMIT = 2 * 1024**3  # bytes of a download; the largest of a native task has 21 MB
@@ -45,7 +45,7 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
         with replacing(file) as stream:
             yield stream
     except OSError as error:
-        raise SetupError(f"cannot write {show(file)}: {error.strerror or error}.") from None
+        raise SetupError(f"cannot write {quote(file)}: {error.strerror or error}.") from None
 
 
 def place(url: str) -> Path:
@@ -60,7 +60,7 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
     if target.is_file():
         return target
     if not _may(url):
-        raise SetupError(f"{show(url)} is not https; data are downloaded over https only.")
+        raise SetupError(f"{quote(url)} is not https; data are downloaded over https only.")
     import httpx
 
     digest, size = hashlib.sha256(), 0
@@ -75,29 +75,29 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
                 for block in answer.iter_bytes(CHUNK):
                     size += len(block)
                     if size > limit:
-                        raise SetupError(f"{show(url)} is larger than {limit:,} bytes; it was not kept.")
+                        raise SetupError(f"{quote(url)} is larger than {limit:,} bytes; it was not kept.")
                     digest.update(block)
                     file.write(block)
                     if bar is not None:
                         bar(target.name, size, total)
                 if sha256 and digest.hexdigest() != sha256:
                     raise SetupError(
-                        f"{show(url)} is not the expected file (sha256 {digest.hexdigest()[:12]}, expected "
+                        f"{quote(url)} is not the expected file (sha256 {digest.hexdigest()[:12]}, expected "
                         f"{sha256[:12]}); it was not kept."
                     )
     except httpx.HTTPStatusError as error:
-        raise SetupError(f"{show(url)} cannot be downloaded: it answers {error.response.status_code}.") from None
+        raise SetupError(f"{quote(url)} cannot be downloaded: it answers {error.response.status_code}.") from None
     except httpx.TransportError as error:
-        raise Unreachable(f"{show(url)} cannot be reached: {show(words(error))}.") from None
+        raise Unreachable(f"{quote(url)} cannot be reached: {quote(words(error))}.") from None
     except httpx.HTTPError as error:
-        raise SetupError(f"{show(url)} cannot be downloaded: {type(error).__name__} {show(words(error))}.") from None
+        raise SetupError(f"{quote(url)} cannot be downloaded: {type(error).__name__} {quote(words(error))}.") from None
     return target
 
 
 def _check_request(request: object) -> None:
     url = str(getattr(request, "url", ""))
     if not _may(url):
-        raise SetupError(f"a download was sent on to {show(url)}, which is not https.")
+        raise SetupError(f"a download was sent on to {quote(url)}, which is not https.")
 
 
 def _may(url: str) -> bool:

@@ -14,7 +14,7 @@ import json
 import shutil
 from pathlib import Path
 
-from kvbench.errors import KVBenchError, SetupError, show
+from kvbench.errors import KVBenchError, SetupError, quote
 from kvbench.sources.data import hub_data
 from kvbench.sources.data.cache import Bar, keeping
 from kvbench.sources.data.location import Place, in_folder, raw_names
@@ -50,7 +50,7 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
     if used is None or (used.mismatch and revision is None):
         what = used.mismatch if used else "nothing was written"
         where = used.location if used else place.location
-        raise SetupError(f"data of task {show(task)} in {show(where)} are not the expected ones: {what}.")
+        raise SetupError(f"data of task {quote(task)} in {quote(where)} are not the expected ones: {what}.")
     return used
 
 

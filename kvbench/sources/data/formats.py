@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 
 FILE_LIMIT = 512 * 1024 * 1024  # bytes of a user's own file
 CHUNK = 1 << 20
@@ -54,7 +54,7 @@ class Reading:
         for file in self.files:
             name = self.name if len(self.files) == 1 else str(file)
             try:
-                check_plain(file, show(name)[1:-1], None)
+                check_plain(file, quote(name)[1:-1], None)
                 with file.open("rb") as stream:
                     if self.member:
                         with zipfile.ZipFile(stream) as archive, archive.open(self.member) as inside:
@@ -64,14 +64,14 @@ class Reading:
             except UserError as error:
                 raise SetupError(str(error)) from None
             except KeyError:
-                raise SetupError(f"the archive {show(name)} has no {show(self.member)}.") from None
+                raise SetupError(f"the archive {quote(name)} has no {quote(self.member)}.") from None
             except (zipfile.BadZipFile, zlib.error, EOFError) as error:
-                raise SetupError(f"{show(name)} is no whole zip archive ({error}). Download it again.") from None
+                raise SetupError(f"{quote(name)} is no whole zip archive ({error}). Download it again.") from None
             except OSError as error:
-                raise SetupError(f"cannot read {show(name)}: {error.strerror or error}.") from None
+                raise SetupError(f"cannot read {quote(name)}: {error.strerror or error}.") from None
 
     def _rows(self, stream: IO[bytes], name: str) -> Iterator[Row]:
-        label = show(name)[1:-1]
+        label = quote(name)[1:-1]
         buffered = io.BufferedReader(_Hashing(stream, self._digest), CHUNK)
         text = io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")  # closes the buffer when it is dropped
         if name.endswith(".csv"):
@@ -109,7 +109,7 @@ def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> 
     `label` is how messages name the file. Raises UserError for what is not a plain file, not UTF-8 or not JSON
     objects; with a list of `problems`, bad lines are added to it and skipped.
     """
-    name = show(label)[1:-1]
+    name = quote(label)[1:-1]
     check_plain(file, name, FILE_LIMIT)
     try:
         with file.open("rb") as stream:
@@ -196,7 +196,7 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
             more()
         character = held[place : place + 1]
         if not character or character not in allowed:
-            got = show(character) if character else "the end of the file"
+            got = quote(character) if character else "the end of the file"
             raise UserError(f"{name}: not JSON (row {number + 1}: expected {' or '.join(allowed)}, got {got}).")
         return character
 

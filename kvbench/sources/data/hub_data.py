@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from kvbench.console.faults import words
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.sources import hub
 from kvbench.sources.data import cache
 from kvbench.sources.data.location import Place
@@ -48,15 +48,15 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
     if (place := cached(manifest, revision)) is not None:
         return place
     if not hub.may_ask(task):
-        why = f"only the run's folder asks for it (--task {show(task)[1:-1]} again lets kvbench download it)"
+        why = f"only the run's folder asks for it (--task {quote(task)[1:-1]} again lets kvbench download it)"
         raise elsewhere(task, manifest, why)
     if manifest.url:
         try:
             return _from_url(manifest, cache.download(manifest.url, sha256=manifest.url_sha256, bar=bar))
         except cache.Unreachable:
-            raise elsewhere(task, manifest, f"{show(manifest.url)} is unreachable") from None
+            raise elsewhere(task, manifest, f"{quote(manifest.url)} is unreachable") from None
     if not manifest.hub:
-        raise SetupError(f"data of task {show(task)} come with kvbench and are missing: {show(manifest.path)}.")
+        raise SetupError(f"data of task {quote(task)} come with kvbench and are missing: {quote(manifest.path)}.")
     commit = _commit(task, manifest, revision)
     with _as_hub_error(task, manifest, revision):
         if manifest.files:
@@ -76,7 +76,7 @@ def _as_hub_error(task: str, manifest: Manifest, revision: str | None) -> Iterat
 
 def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | None = None) -> SetupError:
     """Error for a failed download."""
-    name = f"data set {show(manifest.hub)}"
+    name = f"data set {quote(manifest.hub)}"
     match error.why if isinstance(error, hub.HubError) else hub.why(error):
         case "script" | "code":
             script = re.search(r"found ([\w.-]+\.py)", str(error))
@@ -88,12 +88,12 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
         case reason if sentence := refused(name, reason, revision):
             return SetupError(sentence + " Use --data-revision to choose." * (reason == "revision"))
     kind = "" if isinstance(error, hub.HubError) else f"{type(error).__name__}: "
-    return SetupError(f"{name} cannot be loaded: {kind}{show((words(error).splitlines() or [''])[0])}.")
+    return SetupError(f"{name} cannot be loaded: {kind}{quote((words(error).splitlines() or [''])[0])}.")
 
 
 def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
     """Error for data that are not cached while the hub is unreachable."""
-    name = show(task)[1:-1]
+    name = quote(task)[1:-1]
     if name.startswith("lm_eval:"):  # lm-eval downloads its own data
         how = f"run it once where there is a network, or give a folder with {manifest.path}"
         how += " (--data or KVBENCH_DATA); HF_HUB_OFFLINE=1 uses what is cached"
@@ -132,9 +132,9 @@ def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
 
 
 def _script(manifest: Manifest, file: str) -> SetupError:
-    named = f" The script is {show(file)}." if file else ""
+    named = f" The script is {quote(file)}." if file else ""
     return SetupError(
-        f"data set {show(manifest.hub)} ships a loading script; kvbench reads only parquet/JSON/arrow files.{named}"
+        f"data set {quote(manifest.hub)} ships a loading script; kvbench reads only parquet/JSON/arrow files.{named}"
     )
 
 
@@ -159,7 +159,7 @@ def _moved(task: str, manifest: Manifest) -> SetupError:
 def _differs(manifest: Manifest, now: str) -> SetupError:
     pinned = (manifest.revision or "main")[:7]
     return SetupError(
-        f"{show(manifest.hub)} is at revision {now[:7]}, pinned is {pinned}. Use --data-revision to choose."
+        f"{quote(manifest.hub)} is at revision {now[:7]}, pinned is {pinned}. Use --data-revision to choose."
     )
 
 
@@ -224,7 +224,7 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     if revision == manifest.revision and hub.is_commit(revision) and read != revision:
         raise _differs(manifest, str(read))  # the libraries' cache may hold another one
     if read is None:
-        raise SetupError(f"data set {show(manifest.hub)} does not say at which revision it is.")
+        raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is.")
     file = _table_file(manifest, read)
     with cache.keeping(file) as stream:
         for row in table:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.task import Manifest
 
 
@@ -32,7 +32,7 @@ def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
         return first
     fetch = f"kvbench data fetch {' '.join(names)}"
     if first.folder is not None:
-        out = show(first.folder)[1:-1]
+        out = quote(first.folder)[1:-1]
         text = f"{first.where} for {len(errors)} tasks. '{fetch} --out {out}' on a connected machine adds them."
     else:
         text = f"the data of {len(errors)} tasks are not on this machine and {first.where}. '{fetch}' on a connected "
@@ -43,5 +43,5 @@ def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
 
 def terms(tasks: Sequence[str]) -> str:
     """How to get access to gated data."""
-    which = f"{' and '.join(map(show, tasks))} {'is' if len(tasks) == 1 else 'are'} gated"
+    which = f"{' and '.join(map(quote, tasks))} {'is' if len(tasks) == 1 else 'are'} gated"
     return f"{which}: accept the terms on the hub's page and set HF_TOKEN there."

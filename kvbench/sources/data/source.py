@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.sources.data import hub_data
 from kvbench.sources.data.location import Place, Source, holds_rows, in_folder
 from kvbench.sources.data.missing import DataMissing
@@ -63,9 +63,9 @@ class Data:
         rows: list[dict[str, Any]] = []
         used = _examine(task, manifest, place, rows)
         if used.mismatch and not (self.allow_mismatch or place.sample):
-            where = f"{show(place.location)} ({used.source}{f', revision {used.revision}' if used.revision else ''})"
+            where = f"{quote(place.location)} ({used.source}{f', revision {used.revision}' if used.revision else ''})"
             raise SetupError(
-                f"data of task {show(task)} in {where} are not the expected ones: {used.mismatch}. "
+                f"data of task {quote(task)} in {where} are not the expected ones: {used.mismatch}. "
                 "Point --data or KVBENCH_DATA to the right ones; --allow-data-mismatch takes these and records it."
             )
         self._record(used)
@@ -75,11 +75,11 @@ class Data:
         """A file that is not rows. Raises SetupError."""
         place = self._place(task, manifest)
         if len(place.files) > 1:
-            raise SetupError(f"data of task {show(task)} are {len(place.files)} files instead of one.")
+            raise SetupError(f"data of task {quote(task)} are {len(place.files)} files instead of one.")
         used = _examine_file(task, manifest, place)
         if used.mismatch and not self.allow_mismatch:
             raise SetupError(
-                f"{show(place.location)} ({used.source}) is not the expected file of task {show(task)}: "
+                f"{quote(place.location)} ({used.source}) is not the expected file of task {quote(task)}: "
                 f"{used.mismatch}. --allow-data-mismatch takes it and records it."
             )
         self._record(used)
@@ -95,12 +95,12 @@ class Data:
             if folder is None:
                 continue
             if not folder.exists():
-                raise SetupError(f"{source} {show(folder)} does not exist.")
+                raise SetupError(f"{source} {quote(folder)} does not exist.")
             if folder.is_file():
                 return Place(source=source, files=(folder,), member=_member(folder, manifest))
             if (place := in_folder(folder, manifest, source)) is None:
                 where = f"{source} has no data"
-                text = f"{where} for task {show(task)}: looked for {show(folder / manifest.path)}."
+                text = f"{where} for task {quote(task)}: looked for {quote(folder / manifest.path)}."
                 raise DataMissing(text, task=task, manifest=manifest, where=where, folder=folder)
             return place
         bundled = BUNDLED / manifest.path
@@ -132,8 +132,8 @@ class Data:
     def notes(self) -> list[str]:
         """Notes to the user on samples and mismatches, one line each."""
         mismatches = [part for used in self.used.values() for part in (used, *used.also) if part.mismatch]
-        samples = [f"{show(used.task)}: {used.mismatch}" for used in mismatches if used.sample]
-        others = [f"data of task {show(used.task)} differ: {used.mismatch}." for used in mismatches if not used.sample]
+        samples = [f"{quote(used.task)}: {used.mismatch}" for used in mismatches if used.sample]
+        others = [f"data of task {quote(used.task)} differ: {used.mismatch}." for used in mismatches if not used.sample]
         more = f"; and {len(samples) - SHOWN} more" if len(samples) > SHOWN else ""
         return [f"not the real data of {'; '.join(samples[:SHOWN])}{more}.", *others] if samples else others
 
@@ -190,7 +190,7 @@ def _examine_file(task: str, manifest: Manifest, place: Place) -> DataUsed:
         with file.open("rb") as stream:
             sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
     except OSError as error:
-        raise SetupError(f"cannot read {show(file)}: {error.strerror}.") from None
+        raise SetupError(f"cannot read {quote(file)}: {error.strerror}.") from None
     wrong = manifest.url_sha256 and sha256 != manifest.url_sha256
     return DataUsed(
         task=task,

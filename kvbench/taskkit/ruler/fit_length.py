@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeVar
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.taskkit.ruler.recipes import SEED, Prompt
 
 Item = TypeVar("Item")
@@ -73,7 +73,7 @@ class Room:
             enough *= 2
         made = f"; the shortest prompt takes {needed}" if shortest else ""
         return UserError(
-            f"task {show(self.name)} does not fit into {self.asked} tokens with this tokenizer{made}. "
+            f"task {quote(self.name)} does not fit into {self.asked} tokens with this tokenizer{made}. "
             f"Take a longer one, such as @{enough}."
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.taskkit.ruler.cwe import CommonWords
 from kvbench.taskkit.ruler.fit_length import Room
 from kvbench.taskkit.ruler.fwe import FrequentWords
@@ -23,7 +23,7 @@ def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]
     if room.length <= room.new_tokens:
         raise room.too_short()
     if not room.count("word"):  # such a tokenizer is an empty one, and nothing would ever be long enough
-        raise UserError(f"task {show(room.name)}: the tokenizer makes no tokens of a word.")
+        raise UserError(f"task {quote(room.name)}: the tokenizer makes no tokens of a word.")
     recipe = SUBTASKS[subtask]
     match recipe.family:
         case "niah":

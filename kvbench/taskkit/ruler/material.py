@@ -21,7 +21,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any, Protocol
 
-from kvbench.errors import SetupError, show
+from kvbench.errors import SetupError, quote
 from kvbench.task import DataSource, Manifest
 
 ESSAYS = Manifest(
@@ -97,7 +97,7 @@ class Sources:
     def essays(self) -> str:
         texts = [row.get("text") for row in self.source.rows(self.task, ESSAYS)]
         if not texts or not all(isinstance(text, str) for text in texts):
-            raise SetupError(f"the essays of task {show(self.task)} must be objects with a 'text'.")
+            raise SetupError(f"the essays of task {quote(self.task)} must be objects with a 'text'.")
         return " ".join(map(str, texts))
 
     def sentences(self, text: str) -> list[str]:
@@ -114,9 +114,9 @@ class Sources:
         try:
             found = json.loads(file.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
-            raise SetupError(f"data of task {show(self.task)} in {show(file)} cannot be read: {error}.") from None
+            raise SetupError(f"data of task {quote(self.task)} in {quote(file)} cannot be read: {error}.") from None
         if not isinstance(found, dict):
-            raise SetupError(f"data of task {show(self.task)} in {show(file)} must be one JSON object.")
+            raise SetupError(f"data of task {quote(self.task)} in {quote(file)} must be one JSON object.")
         return found
 
 
@@ -129,7 +129,7 @@ def _words(name: str) -> list[str]:
     found = [line.rstrip() for line in text.splitlines()]
     if hashlib.sha256("\n".join(found).encode()).hexdigest() != WORD_LISTS[name]:
         raise SetupError(
-            f"the word list {show(name)} is not that of wonderwords 3.0.1, so RULER's prompts would differ. {EXTRA}"
+            f"the word list {quote(name)} is not that of wonderwords 3.0.1, so RULER's prompts would differ. {EXTRA}"
         )
     return found
 

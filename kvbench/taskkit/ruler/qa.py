@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Any
 
-from kvbench.errors import SetupError, UserError, show
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.taskkit.ruler.fit_length import Room, haystack_size, shuffled
 from kvbench.taskkit.ruler.material import Material
 from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
@@ -38,7 +38,7 @@ class QuestionAnswering:
         room = self.room
         known = len(self._set[0])
         if n > known:
-            raise UserError(f"task {show(room.name)} has {known} questions; --limit {n} is too many.")
+            raise UserError(f"task {quote(room.name)} has {known} questions; --limit {n} is too many.")
         size = haystack_size(
             lambda s: room.count(self.draw(0, s).text), length=room.length, extra=room.new_tokens, step=STEP
         )
@@ -78,8 +78,8 @@ class QuestionAnswering:
             return squad(self.material.squad()) if self.documents == "squad" else hotpotqa(self.material.hotpotqa())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SetupError(
-                f"data of task {show(self.room.name)} have not the form of {self.documents} "
-                f"({type(error).__name__}: {show(error)})."
+                f"data of task {quote(self.room.name)} have not the form of {self.documents} "
+                f"({type(error).__name__}: {quote(error)})."
             ) from None
 
 

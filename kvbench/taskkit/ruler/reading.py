@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.task import Doc, Task, Turn
 from kvbench.taskkit.ruler.counts import TokenCounts, cache_file
 from kvbench.taskkit.ruler.fit_length import Room
@@ -17,10 +17,10 @@ def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
     """Room for prompts of `task.length` tokens without thinking. Raises UserError when the model cannot hold them."""
     reader = task.reader
     if reader is None:
-        raise UserError(f"task {show(task.name)} makes its prompts with a model's tokenizer and was given none.")
+        raise UserError(f"task {quote(task.name)} makes its prompts with a model's tokenizer and was given none.")
     if task.length > reader.context:
         raise UserError(
-            f"task {show(task.name)} makes prompts of {task.length} tokens; the model's context is {reader.context}. "
+            f"task {quote(task.name)} makes prompts of {task.length} tokens; the model's context is {reader.context}. "
             f"Take a shorter length, such as @{2 ** (reader.context.bit_length() - 1)}."
         )
     with TokenCounts(reader.count, cache_file(reader.tokenizer, task.variant, task.length)) as count:

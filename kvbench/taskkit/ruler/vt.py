@@ -10,7 +10,7 @@ import string
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from kvbench.errors import UserError, show
+from kvbench.errors import UserError, quote
 from kvbench.taskkit.ruler.fit_length import Room, haystack_size
 from kvbench.taskkit.ruler.niah import NOISE
 from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
@@ -69,7 +69,7 @@ class VariableTracking:
             prompt, _ = room.fit(lambda s: self.draw(s, example=True), size, 5)
         except UserError:
             raise UserError(
-                f"task {show(room.name)} needs an example of at most {EXAMPLE_LENGTH} tokens; "
+                f"task {quote(room.name)} needs an example of at most {EXAMPLE_LENGTH} tokens; "
                 "with this tokenizer the shortest is longer."
             ) from None
         return f"{prompt.text} {' '.join(prompt.outputs)}\n"
