@@ -155,14 +155,14 @@ def test_a_sequence_that_does_not_fit_alone_is_a_row_and_the_others_go_on(model,
 def test_an_engine_that_cannot_be_made_for_the_longest_prompt_serves_the_others(model, tmp_path, monkeypatch):
     file = questions(tmp_path / "q.jsonl", (10, 900, 20))
     config = small(model, "full", task="file/q", task_file=file, limit=None)
-    make = loop.make_cache
+    make = setup.make_cache
 
     def guarded(geometry, method, shape, *args):
         if shape.rows > 400:
             raise MemoryError
         return make(geometry, method, shape, *args)
 
-    monkeypatch.setattr(loop, "make_cache", guarded)
+    monkeypatch.setattr(setup, "make_cache", guarded)
     result = execute(config, out=tmp_path / "out", run_name="r", notice=lambda text: None)
     rows = read_run(result.run_dir).rows
     assert dict(result.failed) == {"oom": 2}
