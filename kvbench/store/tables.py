@@ -1,8 +1,8 @@
 """From journal to tables: rows.parquet, texts.parquet and seal.json.
 
-`seal` writes both tables beside the old ones, reads them back, and only then puts them in place; seal.json comes last
-and lists the segments that they were made from. A kill at any moment leaves whole tables; without seal.json readers use
-the journal, which is kept. The caller of `seal` holds the run's lock; `repair` takes it.
+`seal` writes both tables beside the old tables, reads them back, and only then replaces the old ones; seal.json comes
+last and lists the journal segments behind the tables. A kill at any moment leaves whole tables; without seal.json
+readers use the journal, which is kept. The caller of `seal` holds the run's lock; `repair` takes it.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _is_seal(content: Any) -> bool:
-    """Whether the parts of a seal that readers use are there, with their types."""
+    """Whether a seal has the parts that readers use, with the right types."""
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         return False
     segments, hashes = content.get("segments"), content.get("sha256")

@@ -14,7 +14,7 @@ from kvbench.errors import quote
 if TYPE_CHECKING:
     from kvbench.audit.scorers import Row
 
-SHOWN = 3  # differences per file
+SHOWN = 3  # printed differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
