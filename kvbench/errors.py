@@ -54,7 +54,7 @@ class MethodError(KVBenchError):
 
 
 class BudgetViolation(KVBenchError):
-    """A method kept more entries than its budget, or dropped protected ones. Its results would not be comparable."""
+    """A method kept more entries than its budget, or dropped protected entries. Its results are not comparable."""
 
 
 def quote(value: object) -> str:

@@ -49,13 +49,13 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
-    """The typed settings among those that the run's folder does not decide."""
+    """The typed settings that the run's folder does not decide; the user must give these."""
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
 
 def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
-    """Raise UserError if the model, its chat template or the tasks' data differ from those behind the answers."""
+    """Raise UserError if the model, its chat template or the tasks' data changed since the answers were written."""
     from kvbench.runner import same_run
     from kvbench.sources import models
 

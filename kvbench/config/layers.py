@@ -5,7 +5,7 @@
     gathered.record()           # every value and its source, weakest first, for run.json
 
 A config file and a suite have one format: settings at the top level or under ``[run]``, named like the flags with ``_``
-for ``-``, and any number of ``[[grid]]`` blocks with `method`, `budget`, `task` and `limit` of their own.
+for ``-``, and any number of ``[[grid]]`` blocks, each with its own `method`, `budget`, `task` and `limit`.
 `kvbench.config.parsers` parses values; the run command checks them against each other.
 """
 

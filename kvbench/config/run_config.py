@@ -4,7 +4,7 @@
     config.cells()                          # the grid, expanded
     RunConfig.from_dict(config.to_dict())   # what run.json holds
 
-Names are those of the registries (canonical spelling). Files, environment variables and flags become a RunConfig in
+Names have the canonical spelling of the registries. Files, environment variables and flags become a RunConfig in
 `kvbench.config.layers`. The run command checks whether a budget fits a method or a model.
 """
 

@@ -1,4 +1,4 @@
-"""Keeps secrets out of what is stored and shown.
+"""Keeps secrets out of files and output.
 
 Stored settings and the commands in kvbench's own messages must stay exact. There `hide_secrets` and `hide_keys` hide
 only values that are recognisable as secrets: the usual shapes of keys, users and passwords in URLs, and values of

@@ -3,8 +3,8 @@
     report = CategoryReport.make(load([Path("results/demo")]))
     FORMATS["markdown"](report)
 
-A category "5/Precalculus" has two parts, and each part gets a table of its own, where all categories of a task have the
-same number of parts. A task that was run at several lengths gets one table for each method and budget, with the lengths
+A category "5/Precalculus" has two parts; each part gets a separate table if all categories of a task have equally many
+parts. A task that was run at several lengths gets one table for each method and budget, with the lengths
 as columns: the map of a needle in a haystack.
 """
 

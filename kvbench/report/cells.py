@@ -176,7 +176,7 @@ def clusters_of(rows: Rows) -> dict[str, str]:
 
 
 def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
-    """Each row's label. Rows written before an option existed get the same label as those with its default."""
+    """Each row's label. Rows written before an option existed get the label of rows with the option's default."""
     import numpy as np
 
     methods, options = rows.text("method"), rows.text("options")
@@ -211,7 +211,7 @@ def _majority(ok: Rows) -> float:
 
 
 def answered(rows: Rows) -> Rows:
-    """Rows with an answer, scored or not: those that count for entries, bytes and speed."""
+    """Rows with an answer, scored or not: these rows count for entries, bytes and speed."""
     return rows.where(rows.text("status").is_one_of("ok", "unscored"))
 
 

@@ -144,7 +144,7 @@ def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str])
 
 
 def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
-    """The mixtures of all groups; equal ones of several tasks are merged."""
+    """The mixtures of all groups; equal mixtures of several tasks are merged."""
     merged: dict[Any, tuple[Mixture, list[str]]] = {}
     for group in groups:
         for mixture in agree.mixtures(group.rows):

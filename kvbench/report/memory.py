@@ -5,10 +5,10 @@
     FORMATS["markdown"](report)
 
 Nominal bytes are the keys and values of budget + interval entries in every layer and KV head: the count just before an
-eviction. For methods that do not bound generated entries, they are those of the budget and all generated entries. They
-never exceed the sequence. A conversation's row lacks the length of its later questions; the full cache, which held all
-of them, gives this length for every method. Sliding-window layers, from which no method evicts, count with their
-windows in both figures.
+eviction. For methods that do not bound generated entries, they are the bytes of the budget and all generated entries.
+They never exceed the sequence's bytes. A conversation's row lacks the length of its later questions; the full cache,
+which held all of them, gives this length for every method. Sliding-window layers, from which no method evicts, count
+with their windows in both figures.
 
 Measured bytes are the live keys and values at the peak, from the rows. Pages of the paged layout may be part-filled: a
 cell is marked if it exceeds nominal by more than 5% and one page per head. A separate column shows the bytes that a

@@ -120,7 +120,7 @@ class Rows:
         return Rows(self.columns, self.places[chosen])
 
     def having(self, **columns: Any) -> Rows:
-        """The same rows with other columns beside the present ones, or in their place."""
+        """The same rows with further columns, or with columns replaced."""
         import numpy as np
 
         kept = self.columns

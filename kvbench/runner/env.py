@@ -40,7 +40,7 @@ def version(package: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of kvbench, Python and every package that can change a number; optional ones only where installed."""
+    """Versions of kvbench, Python and every package that can change a number; optional packages only if installed."""
     from kvbench import __version__
 
     return {"kvbench": __version__, "python": platform.python_version()} | {

@@ -1,4 +1,4 @@
-"""Scores stored answers again, without generating: those without a score, or all of them.
+"""Scores stored answers, without generating: only the answers without a score, or all answers again.
 
     with RunFolder.resume("results", "r1", environment=versions) as folder:
         rescore(folder, read_inputs(config, say).works, wanted=lambda entry: not entry.ok)

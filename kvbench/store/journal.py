@@ -5,8 +5,8 @@
         saved = journal.poll()   # once per engine step: begins to commit what has waited for two seconds
         saved = journal.flush()  # commits now, and waits for the disk
 
-A record is ``crc32 SPACE json LF`` in one write(). Every process writes a segment of its own and never opens one
-again: a kill can cut a large write in the middle, and in a shared file the next writer's record would be glued to the
+A record is ``crc32 SPACE json LF`` in one write(). Every process writes its own segment and never reopens a
+segment: a kill can cut a large write in the middle, and in a shared file the next writer's record would be glued to the
 torn record. A row is acknowledged only after fdatasync, which runs beside the generation if the disk is slow. Only one
 thread may write to a journal; several threads need a lock.
 """
@@ -174,7 +174,7 @@ class Journal:
             while written < len(record):  # a full disk takes a part first and fails on the next call
                 written += os.write(self._fd, record[written:])
         except OSError as error:
-            with suppress(OSError):  # save the rows before the one that did not fit, if the disk still allows that
+            with suppress(OSError):  # save the earlier rows, which did fit, if the disk still allows that
                 os.ftruncate(self._fd, self._end)
                 if self._commit is not None:
                     self._commit.ended()

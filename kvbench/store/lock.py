@@ -9,8 +9,8 @@ The library filelock (4.2) does less, as `tests/store/test_lock.py` shows: `File
 system answers ENOLCK. `SoftFileLock` takes over from another machine of the same name without asking, but never from a
 process that was killed before it wrote its card.
 
-If two processes hold the lock nevertheless, rows are made twice and none is damaged: each process writes a journal
-segment of its own.
+If two processes hold the lock nevertheless, rows are made twice and none is damaged: each process writes its own
+journal segment.
 """
 
 from __future__ import annotations

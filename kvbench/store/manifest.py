@@ -142,7 +142,7 @@ def check_format(file: str, format: object) -> None:
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
-    """Settings that differ, nested ones by dotted name; None equals a missing setting."""
+    """Settings that differ, nested settings by dotted name; None equals a missing setting."""
     ours, theirs = _flat(run), _flat(other)
     return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}
 

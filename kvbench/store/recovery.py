@@ -1,4 +1,4 @@
-"""Reads the journal: the valid records, one per row key, and notices about dropped ones.
+"""Reads the journal: the valid records, one per row key, and notices about dropped records.
 
 `read_journal` may run at any time, also while others write: each segment is read up to the length it had when opened.
 Texts are not kept in memory; `TextReader` fetches them one by one.

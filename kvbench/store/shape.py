@@ -2,7 +2,7 @@
 
     why_not(content)      # "" or the first part of another type, as in "environment.tasks"
 
-Only parts that kvbench reads are listed; those with a question mark may be absent.
+Only parts that kvbench reads are listed; parts with a question mark may be absent.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ROWS, TEXTS, SEAL = "rows.parquet", "texts.parquet", "seal.json"
 
-_LARGEST_SEAL = 64 << 20  # bytes; those of thousands of segments have some hundred kilobytes
+_LARGEST_SEAL = 64 << 20  # bytes; a seal of thousands of segments has some hundred kilobytes
 _TEXTS_AT_ONCE = 256  # outputs of reasoning models have tens of kilobytes each
 _NAMES = [c.name for c in COLUMNS if c.kind == "name"]
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}

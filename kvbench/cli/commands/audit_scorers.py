@@ -1,4 +1,4 @@
-"""``kvbench audit --scorers DIR``: compares our scorers with recorded results of the official ones."""
+"""``kvbench audit --scorers DIR``: compares our scorers with recorded results of the official scorers."""
 
 from __future__ import annotations
 

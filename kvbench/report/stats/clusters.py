@@ -1,7 +1,7 @@
 """Questions that share a source: the standard error of a mean over them, and its degrees of freedom.
 
 A mean over questions whose clusters are about equal gets the bias-reduced standard error CR2 (Bell and McCaffrey 2002)
-with Satterthwaite's degrees of freedom. With one question per cluster, both are those of the ordinary t.
+with Satterthwaite's degrees of freedom. With one question per cluster, both equal the ordinary t test's.
 
 If one cluster weighs much more than the others, the residuals hardly show its part of the error, and no t test holds
 its level. These clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error comes
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 # A t test over clusters at or above both has 3 to 7% false alarms at 5%, whether a cluster's questions agree or not.
-LEAST_FREEDOM = 2 / 3  # Satterthwaite's degrees of freedom as a share of those of equal clusters
+LEAST_FREEDOM = 2 / 3  # Satterthwaite's degrees of freedom over the degrees of freedom of equal clusters
 LEAST_SEEN = 0.8  # share of the variance that CR2 sees when all questions of a cluster agree
 
 CORRELATIONS = (0.0, 0.01, 0.02, 0.05, *(step / 20 for step in range(2, 20)), 0.98, 0.99, 0.999)  # that the fit tries

@@ -57,9 +57,9 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
 def tail_of(residuals: Floats, df: float) -> float:
     """Extra variation of a standard error between tables, beyond the 1 / (2 df) of normal data.
 
-    `residuals` are those of clusters. Where a few hold most of the sum of squares, their fourth powers exceed those of
-    normal ones. A few clusters show only a part of a heavy tail: the excess gets Fisher's correction of a sample's
-    kurtosis twice. Once leaves a power of 75 to 80% near 0 and 1, twice 77 to 83% (simulated).
+    `residuals`: one per cluster. If a few of them hold most of the sum of squares, their fourth powers exceed those of
+    normal data. Few clusters show only a part of a heavy tail, so the excess gets Fisher's correction of a sample's
+    kurtosis twice: one correction leaves a power of 75 to 80% near 0 and 1, two leave 77 to 83% (simulated).
     """
     squares = residuals**2
     total = float(squares.sum())
