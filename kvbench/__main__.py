@@ -9,7 +9,7 @@ from kvbench.console import signals, streams
 
 def main() -> int:
     """Run the command line of this process; returns its exit code."""
-    streams.repair()  # before anything is opened: a closed stream's number would be given to it
+    streams.repair()  # first: a file opened earlier would get the number of a closed stream
     signals.install()
     try:
         from kvbench.cli.app import main as run

@@ -1,4 +1,4 @@
-"""Errors that reach the user, each with the exit code it ends the process with.
+"""Errors that reach the user, each with its exit code.
 
 One line names the problem, with the offending value quoted by `quote`, and the cure. The command line prints
 ``error: <message>`` and never a traceback, unless the error is not one of these (a bug, exit code 1).
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import unicodedata
 
-NEW_RUN = "start a new run (kvbench run --run-name)"  # in full: most commands have no such option
+NEW_RUN = "start a new run (kvbench run --run-name)"  # the whole command: most commands lack the option
 
 
 class KVBenchError(Exception):
@@ -54,7 +54,7 @@ class MethodError(KVBenchError):
 
 
 class BudgetViolation(KVBenchError):
-    """A method kept more entries than its budget, or dropped protected ones. Its results would not be comparable."""
+    """A method kept more entries than its budget, or dropped protected entries. Its results are not comparable."""
 
 
 def quote(value: object) -> str:

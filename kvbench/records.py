@@ -1,4 +1,4 @@
-"""Frozen records that cross layers: what a run asks of the engine, and what the engine hands back. No torch."""
+"""Frozen records that cross layers: requests of a run to the engine, and the engine's answers. No torch."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FollowUp:
-    """What the model reads after an answer: tokens behind those in the cache or, if `fresh`, a whole new prompt."""
+    """The input after an answer: tokens that continue the cached sequence or, if `fresh`, a whole new prompt."""
 
     ids: tuple[int, ...]
     fresh: bool
@@ -43,8 +43,8 @@ class Conversation(Protocol):
 class Request:
     """One prompt and the samples to generate from it. The engine prefills the prompt once for all samples.
 
-    `max_new_tokens` holds for each turn, `max_tokens` for all that a sample reads and writes (None: the prompt and
-    one turn). `forced`: a continuation to score instead of drawing tokens; its log-probabilities come back.
+    `max_new_tokens` bounds each turn, `max_tokens` all that a sample reads and writes (None: the prompt and one turn).
+    `forced`: a continuation that the engine reads instead of drawing tokens, and whose log-probabilities it returns.
     """
 
     task: str
@@ -54,8 +54,8 @@ class Request:
     max_new_tokens: int
     sampling: Sampling = field(default_factory=Sampling)
     stop_strings: tuple[str, ...] = ()
-    stop_ids: tuple[int, ...] = ()  # end tokens beside the model's own
-    min_new_tokens: int = 0  # no end token is drawn before
+    stop_ids: tuple[int, ...] = ()  # end tokens in addition to the model's own
+    min_new_tokens: int = 0  # no end token is drawn before this many tokens
     forced: tuple[int, ...] = ()
     conversation: Conversation | None = None
     max_tokens: int | None = None
@@ -93,7 +93,7 @@ class Usage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One finished sample. `status` other than "ok" (nan_logits, oom, prompt_too_long) leaves it without a score."""
+    """One finished sample. `status`: "ok", or why it gets no score (nan_logits, oom, prompt_too_long)."""
 
     request: Request
     sample: int
@@ -105,7 +105,7 @@ class Generation:
     note: str = ""
     turns: tuple[str, ...] = ()  # the answers of all turns; `text` is the last
     log_probs: tuple[float, ...] = ()  # natural logarithms, of the tokens of `Request.forced`
-    greedy: bool | None = None  # whether each of them was the likeliest
+    greedy: bool | None = None  # whether each of these tokens was the likeliest
 
     @classmethod
     def failed(cls, request: Request, sample: int, status: str, note: str) -> Generation:

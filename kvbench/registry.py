@@ -23,7 +23,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*", re.ASCII)
 
 
 def near(name: str, known: Sequence[str], limit: int = 3) -> list[str]:
-    """Up to `limit` known names that a typo or look-alike `name` probably meant, nearest first."""
+    """Up to `limit` known names that the user probably meant by a mistyped `name`, nearest first."""
     plain = unicodedata.normalize("NFKC", name).strip().lower()
     if plain in known:
         return [plain]
@@ -48,7 +48,7 @@ class NameTaken(UserError):
 
 
 class Registry(Generic[T]):
-    """Names to classes.
+    """Maps names to classes.
 
     Args:
         kind: singular noun for messages, "method" or "task".
@@ -64,7 +64,7 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]:
-        """Class decorator. Raises UserError for an invalid or registered name, naming both modules."""
+        """Return a decorator that registers a class. Raises UserError (a taken name: NameTaken, with both modules)."""
 
         def add(member: T) -> T:
             origin = getattr(member, "__module__", "?")

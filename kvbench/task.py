@@ -1,7 +1,7 @@
-"""The task interface: documents out, scores in. A task knows text only; it never meets the engine or a method.
+"""The task interface: documents out, scores in. A task knows text only, neither the engine nor methods.
 
 A task is one class in one file under ``tasks/`` with the decorator ``@tasks.register("name")``. Only `docs`, `gen`
-and `score` are required; the class attributes say the rest. `kvbench.taskkit.names.get_task("name")` makes one.
+and `score` are required; class attributes declare the rest. `kvbench.taskkit.names.get_task("name")` makes a task.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Doc:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenSpec:
-    """How a task is sampled by default. Command-line options override single fields and are recorded.
+    """A task's default sampling. Command-line options override single fields and are recorded.
 
-    `max_new_tokens` holds for each turn. `truncate` "middle": of a user text with more tokens than the limit, the
-    first and the last half of the limit stay; the limit is --max-prompt-tokens, by default the model's context less
-    `max_new_tokens` and `reserve`.
+    `max_new_tokens` bounds each turn. With `truncate` "middle", a user text with more tokens than the limit keeps half
+    of the limit from its start and half from its end; the limit is --max-prompt-tokens, by default the model's context
+    less `max_new_tokens` and `reserve`.
     """
 
     n: int = 1
@@ -60,20 +60,20 @@ class GenSpec:
     min_p: float = 0.0
     stop: tuple[str, ...] = ()
     stop_tokens: tuple[str, ...] = ()  # texts whose last token ends the output, as an end token does
-    min_new_tokens: int = 0  # no end token is drawn before
+    min_new_tokens: int = 0  # no end token is drawn before this many tokens
     truncate: Literal["none", "middle"] = "none"
     reserve: int = 0
-    longest: int | None = None  # upper bound of the limit, whatever the model's context
+    longest: int | None = None  # upper bound of the `truncate` limit on any model
     chat: bool = True
     thinking: bool | None = None  # None: the template has no such switch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Output:
-    """What `score` sees of one sample.
+    """One sample as `score` receives it.
 
-    `text` is the last turn's answer, `turns` holds all of them; `baseline` holds the full cache's answers to the same
-    question where a judge compares.
+    `text` is the last turn's answer, `turns` holds the answers of all turns; `baseline` holds the full cache's answers
+    to the same question, for judges that compare.
     """
 
     text: str
@@ -87,9 +87,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Score:
-    """Result of scoring one sample. `value` None means it could not be scored (with `note` saying why), never 0.
+    """Result of scoring one sample. A sample that cannot be scored has `value` None, never 0, and `note` says why.
 
-    The row then has the status `status`: grader_error, judge_error, sandbox_error, or unscored when no judge was asked.
+    Its row then gets `status`: grader_error, judge_error, sandbox_error, or unscored when no judge was given.
     """
 
     value: float | None
@@ -104,18 +104,18 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """Where a task's data come from and how many rows they must have.
+    """The sources of a task's data, and the rows that they must have.
 
-    `path` is relative to a data folder (``--data``, ``KVBENCH_DATA``): JSON lines, or one JSON list. `samples` are
-    files with a few of the rows, or with invented rows of the same form, that are read where `path` does not exist;
-    a note and the run's record say so. Rows of a file that serves several tasks are chosen by `where`
-    (column -> value), before they are counted.
+    `path` is relative to a data folder (``--data``, ``KVBENCH_DATA``): JSON lines, or one JSON list. If `path` does not
+    exist, `samples` are read: files with a few of the rows, or with invented rows of the same form; a note and the
+    run's record say so. `where` (column -> value) selects the task's rows in a file that serves several tasks, before
+    rows are counted.
 
-    On the hub: `config` and `split` name a table, or `files` the raw files to read one after the other (JSON lines, a
-    JSON list; in a zip archive its `member`), or `url` an archive or file elsewhere, with the hash of its bytes.
-    `rename` maps source columns to the columns of the offline file; `hub_id(index, row)` names a row as the offline
-    file does. `ids_sha256` is the hash of the sorted ids, one per line: rows may be reordered, but none may be missing
-    or new. `rows` None: unknown before reading.
+    On the hub, `config` and `split` name a table, or `files` lists raw files to read in order (JSON lines or a JSON
+    list; in a zip archive, its `member`). `url` is an archive or file outside the hub, `url_sha256` the hash of its
+    bytes. `rename` maps source columns to the columns of the offline file; `hub_id(index, row)` gives a row the id that
+    it has in the offline file. `ids_sha256` is the hash of the sorted ids, one per line: rows may be reordered, but
+    none may be missing or new. `rows` None: unknown before reading.
     """
 
     path: str
@@ -138,11 +138,11 @@ class Manifest:
 
 
 class Reader(Protocol):
-    """What a task knows of the model that reads its prompts: lengths of texts, never weights."""
+    """The model that reads the prompts, as far as a task sees it: lengths of texts, never weights."""
 
     @property
     def context(self) -> int:
-        """Tokens that the model can hold."""
+        """Length of the model's context, in tokens."""
 
     @property
     def model_type(self) -> str:
@@ -150,22 +150,22 @@ class Reader(Protocol):
 
     @property
     def tokenizer(self) -> Any:
-        """Of transformers."""
+        """The model's tokenizer, from transformers."""
 
     def count(self, text: str) -> int:
-        """Tokens of a text without special tokens."""
+        """Number of tokens of a text, without special tokens."""
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Tokens that the chat template puts around a user's text; 0 without a template."""
+        """Number of tokens that the chat template puts around a user's text; 0 without a template."""
 
 
 class DataSource(Protocol):
-    """Resolves a manifest to rows: ``--data``, then ``KVBENCH_DATA``, bundled, hub; never silently another source."""
+    """Finds a manifest's data: ``--data``, then ``KVBENCH_DATA``, bundled, hub; never silently in another source."""
 
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...
 
     def file(self, task: str, manifest: Manifest) -> Path:
-        """A file that is not rows (an archive, a text) on this disk, by the same order of sources."""
+        """The local path of a file without rows (an archive, a text), from the sources in the same order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +174,7 @@ class Services:
 
     judge: base URL of an OpenAI-compatible endpoint, ``local:FOLDER`` for a local model, or "none"; None when the
         user gave no judge. `judge_key_env` names the environment variable that holds its key.
-    unsafe_code: run programs with resource limits only where no sandbox works.
+    unsafe_code: where no sandbox works, run programs under resource limits alone.
     """
 
     judge: str | None = None
@@ -196,11 +196,11 @@ class Task(ABC):
         manifest: the data it needs, or None when it generates its own.
         prompt_styles: names accepted by --prompt-style, the default first.
         variants: settings reachable as ``name/variant``, the default first. The default's name is just ``name``.
-        group: ``name`` alone means every variant; otherwise it means the first.
+        group: True if ``name`` alone means every variant, False if it means the first.
         lengths: prompt lengths in tokens reachable as ``name@8192`` or ``name@8k``, the default first; other lengths
-            are taken too. Empty: the task has no such setting.
-        averages: means over variants that tables print below a group: name -> {variant: weight}.
-        needs: what scoring needs beside the text: "code" (runs programs), "judge" (asks another model).
+            work too. Empty: the task has no length setting.
+        averages: means over variants, printed below a group's tables: name -> {variant: weight}.
+        needs: services that scoring uses: "code" (runs programs), "judge" (asks another model).
         cheap_score: `score` takes microseconds and cannot hang, so it needs no worker process.
     """
 
@@ -248,11 +248,11 @@ class Task(ABC):
         return self.manifest.rows if self.manifest else None
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Headline score that no method falls below at this budget, where known (in the built-in model's tokens)."""
+        """Headline score that every method reaches at this budget (in the built-in model's tokens); None if unknown."""
         return None
 
     def notes(self) -> list[str]:
-        """Notes to the user on the documents that `docs` made last, one line each."""
+        """Notes to the user on the documents of the last call of `docs`, one line each."""
         return []
 
     def sources(self) -> dict[str, str]:

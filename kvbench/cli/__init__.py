@@ -1,4 +1,4 @@
-"""The command line: parses options, calls the rooms below, prints what they return.
+"""The command line: parses options, calls the other packages, prints their results.
 
-`app` is the program, `index` lists the commands; each command is one file in `commands`. No room imports this one.
+`app` is the program, `index` lists the commands; each command is one file in `commands`. No package imports `cli`.
 """

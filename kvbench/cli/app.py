@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. Each command is a file in `kvbench.cli.commands`.
+"""The program: parses a command line, calls the command, ends with its exit code. Commands: `kvbench.cli.commands`.
 
 Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the surroundings; 4 rows missing or failed; 5 a regression; 6 the
 run is in use; 129, 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds
@@ -31,7 +31,7 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """An unknown command gets a message with near names."""
+        """Find a command; the error for an unknown command suggests similar names."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:
             from kvbench.registry import did_you_mean
 
@@ -114,7 +114,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _end(error: KVBenchError) -> int:
-    """Print the error; what was printed before it comes first."""
+    """Print an error after all earlier output, and return its exit code."""
     try:
         sys.stdout.flush()
     except (BrokenPipeError, streams.Unprintable):
@@ -127,7 +127,7 @@ def _end(error: KVBenchError) -> int:
 
 
 def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenchError:
-    """Any failure as an error with a message of one line."""
+    """Any failure as a KVBenchError with a message of one line."""
     if isinstance(error, KVBenchError):
         return error
     if isinstance(error, typer.TyperException):
@@ -154,7 +154,7 @@ def _system(error: OSError) -> SetupError:
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
-    """typer's parse error in kvbench's words."""
+    """typer's parse error as a UserError in kvbench's words."""
     option = getattr(error, "option_name", None)
     if option and "such option" in str(error):
         from kvbench.registry import did_you_mean
@@ -168,7 +168,7 @@ def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
 
 
 def _with_commas(given: Sequence[str]) -> str:
-    """``--budget 48,64`` where ``--budget 48 64`` was typed."""
+    """The correction ``--budget 48,64`` for ``--budget 48 64``."""
     for place, option in enumerate(given):
         values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
         if option in LISTS and len(values) > 1:

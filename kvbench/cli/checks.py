@@ -1,4 +1,4 @@
-"""Checks settings against each other, as far as that needs no weights: fast, and without torch.
+"""Checks settings against each other where no weights are needed: fast, and without torch.
 
     check(config, model, problems, duplicates=False)
 
@@ -25,7 +25,7 @@ from kvbench.taskkit.names import LM_EVAL
 
 
 def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, duplicates: bool = False) -> None:
-    """Collect all problems. Without a `model` fewer checks are possible; `duplicates` allows equal samples."""
+    """Collect all problems. Without a `model` fewer checks are possible; `duplicates` allows greedy, equal samples."""
     context = model.context if model else None
     with problems.collect():
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
@@ -48,7 +48,7 @@ def refuse_key(key: str | None) -> None:
 
 
 def refuse_oracle(name: str, method: Method) -> None:
-    """Raise UserError for a method that knows the future, alone or as one of two."""
+    """Raise UserError for an oracle, a method that knows the future, alone or joined with another method."""
     if method.during("prefill").oracle or method.during("decode").oracle:
         raise UserError(
             f"method {quote(name)} is an oracle: it knows the future of a finished sequence. "
@@ -74,7 +74,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """Check that --data exists and has a use: with a file every task must read data, with a folder at least one."""
+    """Check that --data exists and is used: a file requires that every task reads data, a folder that one task does."""
     if config.data is None:
         return
     data = Path(config.data).expanduser()

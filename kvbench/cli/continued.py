@@ -1,11 +1,11 @@
-"""The settings of a continued run: those of its record, and those that the user must give again.
+"""The settings of a continued run: from its record, and from the user, who must give some settings again.
 
     continued(out, name, gathered) -> RunConfig
-    asked(config, gathered)     # the models and tasks that the hub may be asked for, for `kvbench.sources.hub.only`
+    asked(config, gathered)     # the models and tasks that kvbench may ask the hub for: `kvbench.sources.hub.only`
 
 A run's folder may come from anyone. Settings that decide rows come from its record. Settings that run code, send data
-or name a variable with a key come from the user's command line, environment or configuration file; the record only says
-what they were. A file that the user gives again must have the hash in the record.
+or name a variable with a key come from the user's command line, environment or configuration file; the record only
+states their former values. A file that the user gives again must have the hash in the record.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from kvbench.store import again, existing, manifest
 from kvbench.store.files import bare
 
 KEEPS = "A resumed run keeps its settings."
-FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # what a configuration file may give to a run that goes on
-TO_ASK = (*again.CODE, "chat_template", "task")  # what making the prompts needs
+FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # a configuration file may give these to a continued run
+TO_ASK = (*again.CODE, "chat_template", "task")  # needed to make the prompts
 
 
 def continued(
@@ -45,14 +45,14 @@ def continued(
     needed: Collection[str] = (*TO_ASK, *again.SCORING),
     more_plugins: bool = False,
 ) -> RunConfig:
-    """The settings of an existing run. Settings that the user gives must not differ from them.
+    """The settings of an existing run. Settings that the user gives must not differ from the run's.
 
     Args:
         needed: settings that the user must give again if the run used them.
         more_plugins: allow plug-ins that the run did not use.
 
     Raises:
-        UserError: the user must give a setting again, or gave another one.
+        UserError: the user must give a setting again, or gave another value.
     """
     _check_layers(gathered)
     refuse_secrets(gathered)
@@ -100,14 +100,14 @@ def _read(out: Path, name: str) -> dict[str, Any]:
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings in the record that may be taken from it."""
+    """The settings that kvbench may take from the record."""
     environment = record["environment"]
     stored = record["config"] | {key: environment.get(key) for key in OPERATIONAL}
     stored = {key: value for key, value in stored.items() if key not in again.AGAIN}
     if stored["data"] is None and not os.environ.get("KVBENCH_DATA"):
         stored["data"] = environment.get("data_variable")  # where KVBENCH_DATA led when the run began
     if (judge := environment.get("judge")) is not None and again.names_no_judge(judge):
-        stored["judge"] = judge  # to ask nobody reaches nothing
+        stored["judge"] = judge  # safe: no judge is contacted
     return stored
 
 
@@ -118,7 +118,7 @@ def _check_again(
     gathered: Gathered,
     needed: Collection[str],
 ) -> None:
-    """Raise UserError if the command lacks settings that the run used; the message has the whole command."""
+    """Raise UserError if the command lacks settings that the run used; the message shows the complete command."""
     missing = {key: value for key, value in again.used(record).items() if key in needed and key not in given}
     if gathered.typed("task"):
         missing.pop("task", None)
@@ -139,9 +139,9 @@ def _check_again(
 
 
 def _typed_with(settings: Mapping[str, Any]) -> str:
-    """The command that was typed, with more settings."""
+    """The typed command with further settings."""
     typed = sys.argv[1:]
-    end = typed.index("--") if "--" in typed else len(typed)  # what follows is no option
+    end = typed.index("--") if "--" in typed else len(typed)  # arguments after it are no options
     return again.line(["kvbench", *typed[:end], *again.words(settings), *typed[end:]])
 
 
@@ -188,7 +188,7 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
 
 
 def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
-    """The configuration of a record. Raises KVBenchError for settings that no run can have."""
+    """The configuration of a record. Raises KVBenchError for invalid settings."""
     try:
         config = RunConfig.from_dict(stored)
         for grid in config.grids:

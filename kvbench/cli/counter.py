@@ -1,4 +1,4 @@
-"""Progress of work that is counted in steps, answers or checks instead of rows, and that has no cache to show."""
+"""Progress of work that counts steps, answers or checks instead of rows, and has no cache to show."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from kvbench.console.progress import Progress
 
 
 class Counter(Progress):
-    """A progress line; begins and ends with its with-block.
+    """A progress line with a count.
 
-    with Counter("attacks", len(attacks), quiet=quiet) as counter:
-        for attack in attacks:
-            counter.advance(attack.name)
+        with Counter("attacks", len(attacks), quiet=quiet) as counter:
+            for attack in attacks:
+                counter.advance(attack.name)
+
+    The line begins and ends with the block.
     """
 
     def __init__(self, noun: str, total: int, **progress: Any) -> None:
@@ -32,12 +34,12 @@ class Counter(Progress):
         self.update(done, tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
 
     def advance(self, text: str) -> None:
-        """Count one more; `text` names it."""
+        """Count one more item, which `text` names."""
         self.at(self._done + 1)
         self.cell(text)
 
     def begin_next(self, text: str) -> None:
-        """Count those before `text`, which begins now."""
+        """Count all items begun before, and begin the item `text`."""
         self.at(self._begun)
         self._begun += 1
         self.cell(text)

@@ -95,12 +95,12 @@ OPTIONS = {option.name: option for option in _OPTIONS}
 
 
 def plain(flags: str, help: str, metavar: str = "") -> Any:
-    """An option that stands in no panel, for ``Annotated``."""
+    """An option outside the help panels, for ``Annotated``."""
     return typer.Option(*flags.split(), help=help, metavar=metavar, show_default=False)
 
 
 def same_as_run(name: str) -> Any:
-    """The option of a setting, in no panel."""
+    """The option of a setting, as in ``kvbench run``, outside the help panels."""
     field = settings.SETTINGS[name].metadata
     return plain(f"--{name.replace('_', '-')}", field["help"], field["metavar"])
 
@@ -113,7 +113,7 @@ Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command options by name; it gets their values as its argument `typed`, as the user typed them."""
+    """Add named options to a command, which gets the values that the user typed as its argument `typed`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]

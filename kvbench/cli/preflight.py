@@ -18,7 +18,7 @@ from kvbench.taskkit import prompts
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Raise KVBenchError for inputs that are missing or wrong, as far as that needs no torch."""
+    """Raise KVBenchError for inputs that are missing or wrong, as far as this is known without torch."""
     if config.chat_template is not None:
         prompts.load_template(config.chat_template)
     known = models.describe(config.model_place, config.revision)

@@ -24,7 +24,7 @@ FILES = tuple(key for key in TO_ASK if key != "task")
 
 
 def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | None:
-    """The run's configuration with what was typed. Raises UserError for what the run's answers decide."""
+    """The run's configuration with the typed options. Raises UserError for options that the run's answers fix."""
     for key in ("revision", "seed", "max_new_tokens", "stop"):
         if typed[key] not in (None, [], ()):
             raise UserError(f"--{key.replace('_', '-')} cannot be given with --run: the run's answers decide it.")
@@ -49,13 +49,13 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
-    """What was given of the settings that a run's folder does not decide."""
+    """The typed settings that the run's folder does not decide; the user must give these."""
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
 
 def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
-    """Raise UserError where the model, its chat template or the tasks' data are not those that wrote the answers."""
+    """Raise UserError if the model, its chat template or the tasks' data changed since the answers were written."""
     from kvbench.runner import same_run
     from kvbench.sources import models
 

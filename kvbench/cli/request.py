@@ -41,7 +41,7 @@ def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
     if given is not None and len(problems.errors) == before:
         with problems.collect():
             load_plugins(parse(given.source, PARSERS["plugin"], given.value))
-    # Without the plug-ins all their names would be unknown: report the cause alone.
+    # If a plug-in failed, all its names would be unknown: report only the cause.
     return Builder(gathered, problems).config() if len(problems.errors) == before else None
 
 
@@ -57,12 +57,12 @@ def refuse_secrets(gathered: Gathered) -> None:
 
 
 def member_name(member: Any) -> str:
-    """A method, budget or task as it is typed."""
+    """A method, budget or task as the user types it."""
     return member if isinstance(member, str) else label(member) if not isinstance(member, tuple) else str(member[0])
 
 
 class Builder:
-    """Reads gathered settings and axes."""
+    """Builds a RunConfig from gathered settings. An axis is `method`, `budget` or `task`."""
 
     def __init__(self, gathered: Gathered, problems: Problems) -> None:
         self.gathered, self.problems = gathered, problems
@@ -88,7 +88,7 @@ class Builder:
         return None
 
     def _grid(self, block: Layer) -> Grid:
-        """One grid block; an axis that it does not have is the run's."""
+        """The grid of one block; an axis that the block lacks comes from the run's settings."""
         names, budgets, tasks = self.axis(block, "method"), self.axis(block, "budget"), self.axis(block, "task")
         methods = []
         for name, pairs in names:
@@ -142,7 +142,7 @@ class Builder:
         return self.gathered.typed(key) or block.get(key) or self.gathered.first(key)
 
     def _selected(self, grids: list[Grid]) -> tuple[Grid, ...]:
-        """With --task, only those tasks of the blocks."""
+        """The blocks' grids, with --task reduced to its tasks."""
         wanted = self.gathered.typed("task")
         if wanted is None or not any("task" in block for block in self.gathered.blocks):
             return tuple(grids)
@@ -187,7 +187,7 @@ class Builder:
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Options from a file as texts; ``gkv.alpha = 0.9`` is a table there."""
+    """Options from a file as (name, text); TOML reads ``gkv.alpha = 0.9`` as a nested table."""
     for name, value in table.items():
         if isinstance(value, Mapping):
             yield from _flat(value, f"{prefix}{name}.")

@@ -1,6 +1,8 @@
-"""Starts a run: gather, check, and only then hand over to the engine (`kvbench.runner.execute`, which imports torch).
+"""Starts a run: gather settings, check them, and only then hand over to `kvbench.runner.execute`.
 
-start(typed)     # the options of `kvbench run`, by name
+    start(typed)     # the options of `kvbench run`, by name
+
+`execute` imports torch; the checks do not.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ def start(params: Mapping[str, Any]) -> None:
 
 
 def _checked(params: Mapping[str, Any]) -> tuple[RunConfig, Gathered]:
-    """The settings. Raises UserError with all that is wrong with them."""
+    """The checked settings. Raises one error with all problems."""
     resume, run_name, out, dry = params["resume"], params["run_name"], Path(params["out"]), params["dry_run"]
     problems = Problems()
     with problems.collect():
@@ -143,7 +145,7 @@ def _check_names(run_name: str | None, resume: str | None) -> None:
 
 
 def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problems) -> RunConfig | None:
-    """The settings typed, or those of the run to continue."""
+    """The typed settings, or the settings of the run to continue."""
     if resume is None:
         return build(gathered, problems)
     if not problems.errors:
@@ -153,7 +155,7 @@ def _choose(gathered: Gathered, out: Path, resume: str | None, problems: Problem
 
 
 def _plan(result: RunResult) -> list[dict[str, Any]]:
-    """What would run, cell by cell."""
+    """The plan of a dry run, one dictionary per cell."""
     return [
         {
             "task": p.cell.task,
@@ -170,12 +172,12 @@ def _plan(result: RunResult) -> list[dict[str, Any]]:
 
 
 def _print_plan(result: RunResult) -> None:
-    """What would run: cells with rows, slots, memory and the speed that the hardware allows."""
+    """Print the plan: cells with rows, slots, memory and the speed that the hardware allows."""
     numbers = ("rows", "slots", "entries", "a slot", "tok/s at most")
     table = terminal.grid("task", "method", "budget", *numbers, right=("budget", *numbers))
     for p in _plan(result):
         sizes = (str(p[name]) for name in ("rows", "slots", "entries"))
-        speed = f"{float(format(p['tokens_per_second_at_most'], '.2g')):,.10g}"  # the probe repeats to about a digit
+        speed = f"{float(format(p['tokens_per_second_at_most'], '.2g')):,.10g}"  # the probe repeats to about one digit
         table.add_row(p["task"], p["method"], p["budget"] or "-", *sizes, size(p["slot_bytes"]), speed)
     terminal.console().print(table)
     print(LIMIT)
@@ -183,7 +185,7 @@ def _print_plan(result: RunResult) -> None:
 
 
 def _describe(chosen: RunConfig | None, gathered: Gathered | None, problems: Problems) -> ModelInfo | None:
-    """The model, also when the grid is wrong, so that both problems are shown."""
+    """Look up the model even when the grid is wrong, so that the user sees both problems."""
     given = gathered.first("model") if gathered else None
     name = chosen.model_place if chosen else str(given.value).strip() if given else TINY
     revision = chosen.revision if chosen else None

@@ -1,11 +1,11 @@
-"""Where settings come from: a suite, a config file, environment variables, flags. The later in this list, the stronger.
+"""Gathers settings from a suite, a config file, environment variables and flags; later sources override earlier ones.
 
     gathered = gather(flags={"seed": "1"}, suite="demo", config=Path("c.toml"), environ=os.environ)
     gathered.first("seed")      # Given(value="1", source="--seed")
     gathered.record()           # every value and its source, weakest first, for run.json
 
 A config file and a suite have one format: settings at the top level or under ``[run]``, named like the flags with ``_``
-for ``-``, and any number of ``[[grid]]`` blocks with `method`, `budget`, `task` and `limit` of their own.
+for ``-``, and any number of ``[[grid]]`` blocks, each with its own `method`, `budget`, `task` and `limit`.
 `kvbench.config.parsers` parses values; the run command checks them against each other.
 """
 
@@ -29,7 +29,7 @@ BLOCK = (*AXES, "limit")
 KEYS = (*AXES, "method_opt", *PARSERS)
 SUITES = Path(__file__).parent / "suites"
 PREFIX = "KVBENCH_"
-ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are no setting of a run
+ELSEWHERE = ("KVBENCH_DATA", "KVBENCH_NO_PROGRESS")  # variables that are not settings of a run
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def gather(
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A sentence per KVBENCH_ variable that kvbench does not read."""
+    """A warning, one sentence, per KVBENCH_ variable that kvbench does not read."""
     words = {key.lower(): PREFIX + key.upper() for key in (*KEYS, *(n.removeprefix(PREFIX) for n in ELSEWHERE))}
     sentences = []
     for name in sorted(environ):
@@ -150,7 +150,7 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
 
 
 class _Lines:
-    """Finds the line of a key, which tomllib does not tell: the `index`-th table of a name, then ``key =``."""
+    """Finds the line of a key, which tomllib does not report: the `index`-th table of a name, then ``key =``."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name

@@ -1,4 +1,4 @@
-"""Parsers of single settings: text or TOML value in, typed value out, and one sentence when it does not fit.
+"""Parsers of single settings: text or TOML value in, typed value out, or an error of one sentence.
 
 The same parser serves a flag, an environment variable and a key of a file; only the label before the sentence differs.
 
@@ -25,7 +25,7 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 
 
 class BadValue(ValueError):
-    """A value that does not fit: either what it must be (`need`, `got`), or a whole `predicate` to follow the label."""
+    """An invalid value. The message is the label with either "must be" `need` and `got`, or a whole `predicate`."""
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:
         super().__init__(predicate or need)
@@ -40,7 +40,7 @@ class BadValue(ValueError):
 
 
 def parse(label: str, parser: Parser, raw: object) -> Any:
-    """Run a parser; a misfit becomes a UserError that starts with `label` (``--seed``, ``c.toml:3: 'seed'``)."""
+    """Run a parser. Raises UserError, starting with `label` (``--seed``, ``c.toml:3: 'seed'``), for invalid values."""
     try:
         return parser(raw)
     except BadValue as error:
@@ -53,13 +53,13 @@ def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str
 
 
 def got(raw: object) -> str:
-    """The offending value for a message: plain numbers bare, all else quoted and escaped."""
+    """The invalid value for a message: plain numbers bare, all else quoted and escaped."""
     text = str(raw)
     return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else quote(raw)
 
 
 def whole(low: int, high: int | None = None, *, word: str | None = None) -> Parser:
-    """Integers from `low` to `high`; `word` (such as "auto") is accepted as it is."""
+    """A parser of integers from `low` to `high`; it also accepts `word` (such as "auto")."""
     need = f"a whole number from {low} to {high}" if high is not None else f"{low} or more"
     if word:
         need += f", or '{word}'"
@@ -78,7 +78,7 @@ def whole(low: int, high: int | None = None, *, word: str | None = None) -> Pars
 
 
 def number(need: str, fits: Callable[[float], bool]) -> Parser:
-    """Finite floats for which `fits` holds; `need` says which."""
+    """A parser of finite floats for which `fits` holds; `need` describes them in errors."""
 
     def parser(raw: object) -> float:
         value = as_number(raw)
@@ -99,7 +99,7 @@ def choice(*names: str) -> Parser:
 
 
 def text(raw: object) -> str:
-    """A text that is not empty."""
+    """Parse a text that is not empty."""
     if not isinstance(raw, str):
         raise BadValue("a text", quote(raw))
     if not raw.strip():
@@ -110,12 +110,12 @@ def text(raw: object) -> str:
 
 
 def files(raw: object) -> tuple[str, ...]:
-    """One path or a list of them."""
+    """Parse one path or a list of paths."""
     return tuple(text(path) for path in (raw if isinstance(raw, (list, tuple)) else [raw]))
 
 
 def strings(raw: object) -> tuple[str, ...]:
-    """One string or a list of them, blanks and line ends included."""
+    """Parse one string or a list of strings, blanks and line ends included."""
     texts = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
     for string in texts:
         if not isinstance(string, str) or not string:
@@ -124,7 +124,7 @@ def strings(raw: object) -> tuple[str, ...]:
 
 
 def flag(raw: object) -> bool:
-    """A switch: true or false in a file, also 1/0, yes/no, on/off in an environment variable."""
+    """Parse a switch: true or false in a file, also 1/0, yes/no, on/off in an environment variable."""
     value = SWITCH.get(str(raw).strip().lower())
     if value is None:
         raise BadValue("true or false", quote(raw))
@@ -132,9 +132,9 @@ def flag(raw: object) -> bool:
 
 
 def budget(raw: object, entry: int | None = None) -> Budget:
-    """Entries per layer and KV head, or a share of the prompt: 512, "25%" -> 0.25.
+    """Parse a budget: entries per layer and KV head, or a share of the prompt: 512, "25%" -> 0.25.
 
-    `entry` is the position in a list of several, for the message.
+    `entry`: the budget's position in a list, for the message.
     """
     value = as_whole(raw)
     literal = str(raw).strip()
@@ -172,7 +172,7 @@ def _share(literal: str) -> float:
 
 
 def split(label: str, raw: object, hint: str) -> list[Any]:
-    """The members of a list setting: a TOML list, or texts with commas. Empty members are errors; repeats stay."""
+    """The members of a list setting: a TOML list, or texts with commas. An empty member is an error; repeats stay."""
     members: list[Any] = []
     for item in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:
         if not isinstance(item, str):

@@ -83,9 +83,9 @@ def _source(path: str) -> bytes:
 def check_same(
     now: Sequence[Mapping[str, str]], recorded: Sequence[Mapping[str, str]], run: str, *, more: bool = False
 ) -> None:
-    """Raise UserError unless a run goes on with the files that it began with, wherever they lie now.
+    """Raise UserError unless a continued run has the plug-in files that it began with; their paths may differ.
 
-    Both lists are as `loaded` and `hashed` return them. more: allow other files too.
+    Both lists have the form that `loaded` and `hashed` return. more: allow further files.
     """
     was = {p["sha256"]: Path(p["path"]).name for p in recorded}
     has = {p["sha256"]: p["path"] for p in now}
@@ -105,7 +105,7 @@ def check_same(
 
 
 def hashed(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Path and hash of files, none of which is imported."""
+    """Path and hash of each file, without importing it."""
     return [{"path": path, "sha256": hashlib.sha256(_source(path)).hexdigest()} for path in paths]
 
 

@@ -1,10 +1,10 @@
-"""What one run is: frozen dataclasses, checked at construction, with a stable hash for identity.
+"""The configuration of a run: frozen dataclasses, checked at construction, with a stable hash for identity.
 
     config = RunConfig(grids=(Grid(methods=(MethodChoice(name="gkv"),), budgets=(48, 64), tasks=("walk",)),), seed=1)
     config.cells()                          # the grid, expanded
     RunConfig.from_dict(config.to_dict())   # what run.json holds
 
-Names are those of the registries (canonical spelling). Files, environment variables and flags become a RunConfig in
+Names have the canonical spelling of the registries. Files, environment variables and flags become a RunConfig in
 `kvbench.config.layers`. The run command checks whether a budget fits a method or a model.
 """
 
@@ -30,7 +30,7 @@ Value = bool | int | float | str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MethodChoice:
-    """A method, or two joined by ``+``, and the options that differ from the defaults, sorted by name."""
+    """A method, or two methods joined by ``+``, with the options that differ from their defaults, sorted by name."""
 
     name: str
     options: tuple[tuple[str, Value], ...] = ()
@@ -46,8 +46,8 @@ class MethodChoice:
 
     @property
     def takes_budget(self) -> bool:
-        """False for the full cache, and where a method's options say how much stays."""
-        if "+" in self.name:  # methods that take none cannot be combined
+        """False for the full cache, and for methods whose options decide how many entries stay."""
+        if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
 
@@ -86,10 +86,10 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig(Settings):
-    """One run: its settings, and what it compares on which tasks."""
+    """One run: its settings, and its grids of methods, budgets and tasks."""
 
     grids: tuple[Grid, ...]
-    moved_to: str | None = None  # the folder of a resumed run's model, given again; rows and the record keep `model`
+    moved_to: str | None = None  # new folder of a resumed run's model; rows and the record keep `model`
 
     def __post_init__(self) -> None:
         for name, parser in PARSERS.items():
@@ -113,7 +113,7 @@ class RunConfig(Settings):
         return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
 
     def services(self) -> Services:
-        """The judge and the rights that scoring has."""
+        """The settings of judge and sandbox, for scoring."""
         return Services(
             judge=self.judge,
             judge_model=self.judge_model,

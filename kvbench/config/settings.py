@@ -27,7 +27,7 @@ results = partial(setting, panel="Results")
 
 
 def count(raw: object) -> int:
-    """How many questions or samples."""
+    """Parse a number of questions or samples."""
     value = int(whole(1)(raw))
     if value > MOST:
         raise BadValue(f"{MOST:,} or less", got(raw))
@@ -36,7 +36,7 @@ def count(raw: object) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """None leaves a setting to the task's own default (`GenSpec`), "auto" to the engine."""
+    """The settings of a run. None leaves a setting to the task's default (`GenSpec`), "auto" to the engine."""
 
     task_file: str | None = what(None, text, "A task of your own: JSONL with question and answer.", metavar="FILE")
     plugin: tuple[str, ...] = what(
@@ -142,6 +142,6 @@ class Settings:
 SETTINGS = {f.name: f for f in dataclasses.fields(Settings)}
 PARSERS: dict[str, Parser] = {name: f.metadata["parser"] for name, f in SETTINGS.items()}
 DEFAULTS: dict[str, Any] = {name: [] if f.default == () else f.default for name, f in SETTINGS.items()}  # as in JSON
-SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # rows say who scored them
+SCORING = ("judge", "judge_model", "judge_key_env", "judge_mode", "unsafe_run_code")  # rows name their judge
 SOURCES = ("data", "data_revision", "allow_data_mismatch")  # where data come from; the data themselves are compared
 OPERATIONAL = (*SOURCES, "plugin", "keep_prompts", *SCORING)  # free to differ when a run is continued

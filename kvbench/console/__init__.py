@@ -1,4 +1,4 @@
-"""The process and its person: terminal, progress, problems, redacted secrets, signals, failures of the system.
+"""Talks to user and system: terminal, progress, problems, redacted secrets, signals, failures of the system.
 
-Imports `kvbench.errors` alone; every other room may import this one.
+Imports `kvbench.errors` alone; every other package may import `console`.
 """

@@ -1,7 +1,7 @@
-"""Keeps secrets out of what is stored and shown.
+"""Keeps secrets out of files and output.
 
-Stored settings and the commands in kvbench's own messages must stay true. There `hide_secrets` and `hide_keys` hide
-values that are recognisable as secrets: the usual shapes of keys, users and passwords in URLs, and values of
+Stored settings and the commands in kvbench's own messages must stay exact. There `hide_secrets` and `hide_keys` hide
+only values that are recognisable as secrets: the usual shapes of keys, users and passwords in URLs, and values of
 environment variables whose names announce a secret. A command refuses what `holds_secret` finds before it stores
 anything. Texts that are only shown, or that other programs wrote, also lose every value behind a name that announces a
 secret: `redact_text` for messages, URLs and paths, `redact_argv` for a command line, `redact_config` for nested
@@ -118,7 +118,7 @@ def holds_secret(value: Any) -> bool:
 
 
 def hide_secrets(value: Any) -> Any:
-    """Settings unchanged except for texts with secrets; names hide nothing, because ``key_norm=l1`` is an option.
+    """Settings with texts that hold secrets hidden. No value is hidden for its name: ``key_norm=l1`` is an option.
 
     The exception is `judge_key_env`, where a user may have given a key in place of a variable's name.
     """
@@ -134,6 +134,6 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _value(name: str, value: str) -> str:
-    """What to store of a secret option's value. ``--judge-key-env`` takes a variable's name, which is no secret."""
+    """A secret option's value as it is stored. ``--judge-key-env`` takes a variable's name, which is no secret."""
     names_variable = name.lower().replace("-", "_").endswith("_env") and _VARIABLE_NAME.fullmatch(value)
     return value if names_variable and not _SHAPES.search(value) else HIDDEN

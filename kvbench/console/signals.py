@@ -1,14 +1,15 @@
 """Signals that ask the process to end: one exception, one line on stderr, and an end within ten seconds in every phase.
 
     with handled():                                   # once, around everything that a process does
-        with phase(lambda: "3 of 9 rows saved; ..."): # what the line says if a signal ends this block
-            with shield():                            # no exception in here; it comes at the end of the block
+        with phase(lambda: "3 of 9 rows saved; ..."): # the text of the line if a signal ends this block
+            with shield():                            # postpones the exception to the end of this block
                 ...
 
-The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, wherever that is between two operations.
+The first SIGINT, SIGTERM or SIGHUP raises `Signalled` in the main thread, between two operations of Python.
 Python runs signal handlers in the main thread alone, which may be inside a matrix product for a minute; so a second
 thread watches. It ends the process `PATIENCE` seconds after the first signal, or at a second one, with the
-same line and exit code. Whatever must not outlive the process (locks, child processes) is registered by `at_end`.
+same line and exit code. `at_end` registers the clean-up of resources that must not outlive the process (locks, child
+processes).
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ from typing import Any
 
 from kvbench.errors import Interrupted
 
-PATIENCE = 8.0  # seconds from the first signal to the end that no longer waits for the main thread
-TOGETHER = 0.3  # seconds; timeout(1) and batch systems send one request to the process and to its group
+PATIENCE = 8.0  # seconds after the first signal, the process ends without waiting for the main thread
+TOGETHER = 0.3  # seconds; a repeat within them is no second signal: timeout(1) signals process and group
 SOON = 0.01  # seconds
 AGAIN = "interrupted before it finished; the same command starts anew."
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
@@ -64,7 +65,7 @@ def install() -> None:
     """Handle signals until the process ends."""
     global _handling
     if _handling is None:
-        atexit.register(_ignore)  # the first that is registered runs last
+        atexit.register(_ignore)  # atexit runs the first registered function last
         _handling = _Handling()
 
 
@@ -130,7 +131,7 @@ def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
 
 
 def clean_up() -> None:
-    """Call the registered cleaners, newest first."""
+    """Call the functions registered by `at_end`, newest first."""
     while _cleaners:
         clean, _ = _cleaners.popitem()
         with contextlib.suppress(Exception):
@@ -157,7 +158,7 @@ class _Handling:
         self._watcher.start()
         for number in (getattr(signal, name) for name in _NAMES if hasattr(signal, name)):
             if number == getattr(signal, "SIGHUP", None) and signal.getsignal(number) is signal.SIG_IGN:
-                continue  # nohup
+                continue  # ignored by nohup
             self._before[number] = signal.signal(number, self._receive)
 
     def claim(self) -> bool:
@@ -198,7 +199,7 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """Python discards an exception raised in a destructor: raise `Signalled` again shortly after."""
+        """Raise `Signalled` again shortly after Python discarded it in a destructor."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False
             again = threading.Timer(SOON, self._again, [self.number])
@@ -224,7 +225,7 @@ class _Handling:
                 number, first = asked[0], time.monotonic()
 
     def _end(self, number: int) -> None:
-        """End the process from this thread, because the main thread does not."""
+        """End the process from the watching thread, because the main thread does not respond."""
         clean_up()
         if self.claim():
             with contextlib.suppress(Exception):
@@ -243,7 +244,7 @@ _cleaners: dict[Callable[[], None], None] = {}
 
 
 def _before_fork() -> None:
-    """Block signals until the child resets its handlers: the child would write them into its parent's pipe."""
+    """Block signals until the child resets its handlers: the child would write its signals into the parent's pipe."""
     numbers = _handling.handles() if _handling is not None else ()
     _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
 

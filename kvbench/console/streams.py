@@ -1,8 +1,8 @@
 """Makes the standard streams safe to print to when they are closed, full or gone.
 
 Closed descriptors 0 to 2 are opened on the null device: otherwise a file of a run would get their numbers, and a
-library's output would end up in it. A failed write to standard output fails the command, also where the caller closed
-it; a failed write to standard error does not, because the run matters more than its messages.
+library's output would end up in that file. A failed write to standard output fails the command, also if the caller
+closed standard output; a failed write to standard error does not, because the run matters more than its messages.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 On stdout, text from outside (model output, file names) must pass `kvbench.errors.quote` or `clean` before it gets here.
 Text to stderr is cleaned here, and keys in it are hidden. An error keeps ``name=value``, because the user types the
-commands in it; the text of a foreign exception loses such values before it enters an error (`faults.words`).
+commands that it shows; the text of a foreign exception loses those values before it enters an error (`faults.words`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ WIDE = 400  # columns where stdout is no terminal and COLUMNS is not set: tables
 
 
 def prepare() -> None:
-    """Make printing safe to any stream (`kvbench.console.streams`) and under any locale, by escapes."""
+    """Make printing safe: to any stream (`kvbench.console.streams`), and under any locale by escaping characters."""
     streams.repair()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -77,7 +77,7 @@ def ascii_only(stream: TextIO | None = None) -> bool:
 
 
 def console() -> Console:
-    """A rich console on stdout that leaves a closed pipe to the caller."""
+    """A rich console on stdout. A closed pipe raises an exception for the caller to handle."""
     from rich.console import Console
 
     class Quiet(Console):
@@ -104,5 +104,5 @@ def grid(*columns: str, right: tuple[str, ...] = ()) -> Any:
 
 
 def data(document: Any) -> None:
-    """One JSON document as the last line of stdout."""
+    """Print one JSON document as the last line of stdout."""
     print(json.dumps(document, ensure_ascii=True, allow_nan=False), flush=True)

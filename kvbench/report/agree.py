@@ -1,4 +1,4 @@
-"""Checks that the rows of one table are comparable, and describes differences that are allowed.
+"""Checks that the rows of one table are comparable, and describes allowed differences.
 
     check("walk", rows)                    # UserError: two models, prompts, judges ... in one table
     for label, part in split(rows, ("model",)): ...
@@ -73,7 +73,7 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference that forbids one table, beyond `SAME`. `values`: of the rows concerned, -1 for the others."""
+    """A difference beyond `SAME` between rows that may not share a table. `values`: -1 for rows not concerned."""
 
     word: str
     values: Text
@@ -81,10 +81,10 @@ class Difference:
 
 
 def values_of(rows: Rows, column: str) -> list[Any]:
-    """The values of a column in order; [None] where all rows agree.
+    """The values of a column in order; [None] if all rows agree.
 
     Rows without a value (the full cache has no interval) agree with every value. Sampling may differ between questions
-    where the task itself sets it per question.
+    if the task itself sets it per question.
     """
     values = rows.values(column)
     if column in BY_QUESTION and len(values) > 1 and _torn(rows, rows.number(column)) is None:
@@ -206,7 +206,7 @@ def _refusal(conflicts: Sequence[tuple[str, str]], remedy: str) -> UserError:
 
 
 def _named(difference: Difference, value: str) -> str:
-    """ "gkv version 2"; of tables, drafts and plug-ins those that differ, "plug-in mine 3f2a9c01"."""
+    """A differing value in words, as in "gkv version 2" or "plug-in mine 3f2a9c01"; of artefacts only the differing."""
     if not difference.word.startswith(ARTEFACTS):
         return f"{difference.word} {value}"
     values = difference.values
@@ -265,7 +265,7 @@ def _counts(rows: Rows, column: str) -> dict[str, int]:
 
 
 def _torn(rows: Rows, values: Any) -> str | None:
-    """The first question whose rows have several values; None where each has one. -1 and NaN are no values."""
+    """The first question whose rows have several values, or None. -1 and NaN do not count as values."""
     import numpy as np
 
     questions = rows.text("doc_id")

@@ -3,12 +3,13 @@
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
 
-A mean is of cells of one method at one budget, over tasks of one group, length and setting, weighted as the group says.
-Its error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. Where a task is missing there
-is no mean, and a note names the task.
+Each mean covers one method at one budget, over tasks of one group, length and setting, with the group's weights. Its
+error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. If a task is missing, there is no
+mean, and a note names the task.
 
-A group that was run at all its lengths has three more: the mean of its first average over them, and with weights that
-rise (inc) or fall (dec) linearly from the shortest to the longest, as in RULER's paper (arXiv 2404.06654).
+A group that was run at all its lengths has three more means, of its first average over the lengths: with equal weights,
+and with weights that rise (inc) or fall (dec) linearly from the shortest length to the longest, as in RULER's paper
+(arXiv 2404.06654).
 """
 
 from __future__ import annotations
@@ -29,13 +30,13 @@ from kvbench.report.tables import TaskTable
 from kvbench.task import Task
 from kvbench.taskkit.names import base_name, get_task
 
-EQUAL = [column for column in SAME if column != "max_new_tokens"]  # set by each task of a group
+EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task sets that one
 ABOUT = "Means over tasks; their errors take the tasks as independent."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A weighted mean over tasks, and its paired difference to the baseline; NaN where tasks are `missing`."""
+    """A weighted mean over tasks, and its paired difference to the baseline; NaN if tasks are `missing`."""
 
     value: float
     se: float
@@ -97,7 +98,7 @@ class AverageTable:
         )
 
     def _shown(self) -> list[Column]:
-        """Columns of the table; the difference is that of the first average."""
+        """Columns of the table; the difference column belongs to the first average."""
         first, *others = [Column("", partial(_value, name), name) for name in self.names]
         baseline = next((row.baseline for row in self.rows if row.baseline), "")
         difference = Column("", lambda row: _difference(row.means[first.header]), f"minus {baseline}")
@@ -143,7 +144,7 @@ def _over_lengths(averaged: Sequence[tuple[_Family, AverageTable]]) -> list[Aver
 
 
 def _alike(a: _Family, b: _Family) -> bool:
-    """The same tasks under equal settings at another length."""
+    """Whether two families have the same tasks under equal settings, at different lengths."""
     same = base_name(a.name) == base_name(b.name) and a.label == b.label and a.task.length != b.task.length
     return same and all(b.settings.get(column, values) == values for column, values in a.settings.items())
 
@@ -166,7 +167,7 @@ def _lengths(kin: Sequence[tuple[_Family, AverageTable]]) -> AverageTable:
 
 
 def _join(families: list[_Family], group: Group, table: TaskTable, task: Task) -> None:
-    """Add a table to the family that it compares with, or to a new one."""
+    """Add a table to the family of comparable tables, or to a new family."""
     name = base_name(table.task) + (f"@{task.length}" if task.length else "")
     settings = {column: values for column in EQUAL if (values := values_of(group.rows, column)) != [None]}
     for family in families:
@@ -220,13 +221,13 @@ def _row(parts: Mapping[str, Part], averages: Averages) -> AverageRow:
 
 
 def _one(cell: ScoreCell) -> Mean:
-    """A cell as the mean of itself."""
+    """A cell's score as a mean over one task."""
     diff, diff_se = (cell.against.paired.diff, cell.against.paired.se) if cell.against else (math.nan, math.nan)
     return Mean(value=cell.score.mean, se=cell.score.se, diff=diff, diff_se=diff_se, missing=())
 
 
 def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
-    """The weighted mean; NaN where any figure of a part is, and where a part is missing."""
+    """The weighted mean; a figure is NaN if it is NaN in any part, and all are NaN if a part is missing."""
     missing = tuple(member for member in weights if member not in parts or math.isnan(parts[member][1].value))
     if missing:
         return Mean(value=math.nan, se=math.nan, diff=math.nan, diff_se=math.nan, missing=missing)

@@ -1,4 +1,4 @@
-"""Blocks of a report: each has lines, and one description of its columns for every format.
+"""Blocks of a report: each has lines, and columns that are described once for every format.
 
     Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size)    # name in CSV and JSON, attribute, header, format
     Block(title="walk", lines=cells, columns=columns, grids=[chosen(columns, ("method", "budget", "KV peak"))])
@@ -68,8 +68,8 @@ def chosen(columns: Sequence[Column], headers: Sequence[str]) -> list[Column]:
 class Block:
     """A title with tables below it, and notes below these.
 
-    `grids`: the columns of each table; `columns`: those of CSV and JSON. `facts`: what JSON says of the block.
-    `drops_empty`: leave out columns, beyond the first two of a table, in which every line has nothing.
+    `grids`: the columns of each table; `columns`: the columns of CSV and JSON. `facts`: further fields of the block in
+    JSON. `drops_empty`: leave out columns, beyond the first two of a table, that are empty in every line.
     """
 
     title: str
@@ -104,19 +104,19 @@ class Report(ABC):
 
     @abstractmethod
     def blocks(self) -> Iterator[Block]:
-        """For people, in order."""
+        """The blocks that people see, in order."""
 
     @abstractmethod
     def data(self) -> dict[str, Any]:
-        """For JSON."""
+        """The report as a JSON document."""
 
     def lines(self) -> list[dict[str, Any]]:
-        """Every cell with equal keys, for CSV."""
+        """The lines of the CSV file: every cell, with equal keys."""
         return [cell for table in self.data()["tables"] for cell in table["cells"]]
 
 
 def own(*names: str) -> list[Column]:
-    """Columns of CSV and JSON only, called as the attributes that they show."""
+    """Columns of CSV and JSON only, named after the attributes that they show."""
     return [Column(name, name) for name in names]
 
 
@@ -125,7 +125,7 @@ def entries(value: float) -> str:
 
 
 def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> str:
-    """ "0.512 ±0.034"; only the number where its error is unknown."""
+    """A value with its error, as in "0.512 ±0.034"; the value alone if its error is unknown."""
     return f"{value:{sign}.3f}" + ("" if math.isnan(se) else f" ±{se:.{digits}f}")
 
 

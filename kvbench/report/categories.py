@@ -3,8 +3,8 @@
     report = CategoryReport.make(load([Path("results/demo")]))
     FORMATS["markdown"](report)
 
-A category "5/Precalculus" has two parts, and each part gets a table of its own, where all categories of a task have the
-same number of parts. A task that was run at several lengths gets one table for each method and budget, with the lengths
+A category "5/Precalculus" has two parts; each part gets a separate table if all categories of a task have equally many
+parts. A task that was run at several lengths gets one table for each method and budget, with the lengths
 as columns: the map of a needle in a haystack.
 """
 
@@ -32,7 +32,7 @@ LENGTH = re.compile(r"@(\d+)$")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CategoryCell:
-    """One method at one budget on the questions of one category. `length` of the prompts, where the task has one."""
+    """One method at one budget on the questions of one category. `length`: of the prompts, if the task has lengths."""
 
     task: str  # without its length
     group: str
@@ -74,7 +74,7 @@ class CategoryTable:
 
 
 def _shown(names: Sequence[str]) -> Iterator[Column]:
-    """Columns of scores; questions are those of the first."""
+    """Columns of scores; the number of questions comes from the first score column."""
     yield Column("", lambda line: line[1][names[0]].score.questions if names[0] in line[1] else None, "questions")
     for name in names:
         yield Column("", partial(_score, name), name)
@@ -100,7 +100,7 @@ class CategoryReport(Report):
 
     @classmethod
     def make(cls, loaded: Loaded) -> CategoryReport:
-        """Raises UserError where no task sorts its questions."""
+        """The report on loaded runs. Raises UserError if no task sorts its questions."""
         shared = shared_options(loaded)
         cells = [cell for group in loaded.groups for cell in _cells(group, shared)]
         tables = list(_tables(cells))
@@ -177,7 +177,7 @@ def _table(title: str, cells: Sequence[CategoryCell], column: Callable[[Category
 
 
 def _by(cells: Sequence[CategoryCell], key: Callable[[CategoryCell], Any]) -> list[list[CategoryCell]]:
-    """Cells of one key together, in order of first appearance."""
+    """Cells grouped by a key, in order of first appearance."""
     groups: dict[Any, list[CategoryCell]] = {}
     for cell in cells:
         groups.setdefault(key(cell), []).append(cell)

@@ -1,4 +1,4 @@
-"""From rows to a cell: one method at one budget on one task, its scores over questions and what it cost.
+"""Turns rows into cells: one method at one budget on one task, its scores over questions and its cost.
 
     for label, budget, part in cells_of(rows, shared):
         make_cell(label, budget, part, scores, clusters, unfinished)
@@ -39,9 +39,9 @@ class Against:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreCell:
-    """One method at one budget on one task. Numbers that the rows do not have are NaN."""
+    """One method at one budget on one task. Numbers missing from the rows are NaN."""
 
-    method: str  # with the options that differ from their defaults
+    method: str  # with the options that differ from the defaults
     budget: Budget | None  # a share where the budget was given as one
     decode_bounded: bool
     evicts: bool
@@ -164,7 +164,7 @@ def make_cell(
 
 
 def clusters_of(rows: Rows) -> dict[str, str]:
-    """The source that each question shares with others; its own id where it has none."""
+    """Each question's cluster: the source that it shares with other questions, or its own id."""
     import numpy as np
 
     questions, sources = rows.text("doc_id"), rows.text("cluster_id")
@@ -176,7 +176,7 @@ def clusters_of(rows: Rows) -> dict[str, str]:
 
 
 def _labels(rows: Rows, shared: Mapping[str, Mapping[str, Any]]) -> Text:
-    """Each row's label. Rows written before an option existed get the same label as those with its default."""
+    """Each row's label. Rows written before an option existed get the label of rows with the option's default."""
     import numpy as np
 
     methods, options = rows.text("method"), rows.text("options")
@@ -211,7 +211,7 @@ def _majority(ok: Rows) -> float:
 
 
 def answered(rows: Rows) -> Rows:
-    """Rows with an answer, scored or not: those that count for entries, bytes and speed."""
+    """Rows with an answer, scored or not: these rows count for entries, bytes and speed."""
     return rows.where(rows.text("status").is_one_of("ok", "unscored"))
 
 

@@ -96,7 +96,7 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
     """Read runs and group their rows.
 
     Args:
-        group_by: columns that may differ; each of their values gets tables of its own.
+        group_by: columns that may differ; each of their values gets separate tables.
         split: group by everything that differs, instead of an error.
         skip: leave out runs that cannot be read, with a notice, instead of an error.
     """
@@ -144,7 +144,7 @@ def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str])
 
 
 def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
-    """The mixtures of all groups; equal ones of several tasks are merged."""
+    """The mixtures of all groups; equal mixtures of several tasks are merged."""
     merged: dict[Any, tuple[Mixture, list[str]]] = {}
     for group in groups:
         for mixture in agree.mixtures(group.rows):
@@ -187,7 +187,7 @@ def _counted(count: int) -> str:
 
 
 def _filled(rows: Rows) -> Rows:
-    """Rows with empty values in place of missing ones, which would agree with every value."""
+    """Rows with missing values replaced by empty values: a missing value would agree with every value."""
     return rows.having(
         stop=rows.text("stop").filled("[]"),
         options=rows.text("options").filled("{}"),

@@ -4,13 +4,15 @@
     report.tables[0].cells[0].ratio                # measured / nominal, keys and values only
     FORMATS["markdown"](report)
 
-Nominal are keys and values of budget + interval entries in every layer and KV head: the count just before an eviction.
-For methods that do not bound generated entries, nominal is the budget and all generated entries. It never exceeds the
-sequence. A conversation's row lacks the length of its later questions; the full cache, which held them all, gives it
-for every method. Sliding-window layers, which no method touches, count their windows on both sides.
+Nominal bytes are the keys and values of budget + interval entries in every layer and KV head: the count just before an
+eviction. For methods that do not bound generated entries, they are the bytes of the budget and all generated entries.
+They never exceed the sequence's bytes. A conversation's row lacks the length of its later questions; the full cache,
+which held all of them, gives this length for every method. Sliding-window layers, from which no method evicts, count
+with their windows in both figures.
 
-Measured are the live keys and values at the peak, from the rows. Pages of the paged layout may be part-filled; beyond
-a page a head and 5% a cell is marked. A column of its own shows what a method stores beside keys and values.
+Measured bytes are the live keys and values at the peak, from the rows. Pages of the paged layout may be part-filled: a
+cell is marked if it exceeds nominal by more than 5% and one page per head. A separate column shows the bytes that a
+method stores beside keys and values.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryCell:
-    """One method at one budget on one task. Numbers that the rows or the run do not have are NaN."""
+    """One method at one budget on one task. Numbers missing from the rows or the run are NaN."""
 
     method: str
     budget: Budget | None
@@ -214,7 +216,7 @@ def _held(rows: Rows, later: Any, layers: Mapping[str, Sequence[Layer] | None]) 
     lengths = prompt + rows.number("max_new_tokens") + np.nan_to_num(later)
     nominal, page = _nominal(rows, entries, sequence, float(np.fmax.reduce(lengths, initial=math.nan)), layers)
     measured, allowed = rows.number("kv_bytes_peak") - rows.number("kv_bytes_extra"), SLACK * nominal + page
-    # A query-agnostic run adds the question on top of the budget, and rows do not say how long that is.
+    # A query-agnostic run adds the question on top of the budget, and rows do not have the question's length.
     judged = bounded & ~rows.text("compress").is_one_of("query-agnostic") & known
     over = judged & ((measured > allowed) | (peak > SLACK * entries))
     ratio = np.divide(measured, nominal, out=np.full(len(rows), math.nan), where=nominal != 0)
@@ -243,14 +245,14 @@ def _nominal(
 
 
 def _least(a: Any, b: Any) -> Any:
-    """The smaller one; `a` where `b` is missing, and missing where `a` is."""
+    """The smaller of a and b, elementwise; `a` where `b` is missing, missing where `a` is missing."""
     import numpy as np
 
     return np.where(b < a, b, a)
 
 
 def _later(rows: Rows) -> Any:
-    """Tokens of each conversation's later questions: what the full cache held beyond prompt and answers.
+    """Tokens of each conversation's later questions: the tokens that the full cache held beyond prompt and answers.
 
     0 where there are no later questions, NaN where the full cache was not run.
     """
@@ -299,7 +301,7 @@ def _cell(method: str, budget: Budget | None, held: Held) -> MemoryCell:
 
 
 def _largest(held: Held) -> int:
-    """The sample that represents its cell: one over its bound, then the largest, then the first."""
+    """The sample that represents its cell: over its bound if any is, of these the largest, of equals the first."""
     import numpy as np
 
     keys = (-np.nan_to_num(held.ratio, nan=-1.0), -np.nan_to_num(held.measured, nan=-1.0), ~held.over)

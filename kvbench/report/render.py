@@ -116,7 +116,7 @@ def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
 
 
 def _md_table(columns: Sequence[Column], lines: Sequence[Any]) -> list[str]:
-    """Lines as those of a Markdown table."""
+    """The lines of a Markdown table."""
     head = "| " + " | ".join(md(column.header) for column in columns) + " |"
     rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|"
     return [head, rule, *("| " + " | ".join(md(column.text(line)) for column in columns) + " |" for line in lines)]

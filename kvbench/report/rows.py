@@ -40,7 +40,7 @@ class Text:
 
     @classmethod
     def of(cls, names: Sequence[str | None], codes: Ints) -> Text:
-        """From names that may repeat or be None."""
+        """A column from codes into `names`, which may repeat or be None."""
         import numpy as np
 
         distinct = list(dict.fromkeys(name for name in names if name is not None))
@@ -120,7 +120,7 @@ class Rows:
         return Rows(self.columns, self.places[chosen])
 
     def having(self, **columns: Any) -> Rows:
-        """The same rows with other columns beside the present ones, or in their place."""
+        """The same rows with further columns, or with columns replaced."""
         import numpy as np
 
         kept = self.columns
@@ -156,7 +156,7 @@ class Rows:
         return sorted(pairs, key=lambda pair: pair[0])
 
     def parts(self, *keys: Any) -> Iterator[tuple[tuple[int, ...], Rows]]:
-        """Rows with equal keys, in the order of the keys. Keys are arrays of whole numbers from 0; -1 is left out."""
+        """Groups of rows with equal keys, in key order. Keys are arrays of whole numbers from 0; -1 omits a row."""
         import numpy as np
 
         sizes = [int(key.max(initial=0)) + 1 for key in keys]
@@ -197,18 +197,18 @@ def distinct(values: Any) -> tuple[Any, Any]:
 
 
 def typed(name: str, value: Any) -> Any:
-    """A number of a column as that column has it."""
+    """A number of a column in the column's own type."""
     kind = KINDS.get(name, "float64")
     return bool(value) if kind == "bool" else int(value) if kind.startswith("int") else float(value)
 
 
 def ranks(names: Iterable[str]) -> Ints:
-    """The place of each name among all, sorted."""
+    """Each name's rank among the sorted names."""
     import numpy as np
 
     listed = list(names)
     order = {name: place for place, name in enumerate(sorted(set(listed)))}
-    return np.array([order[name] for name in listed] + [-1])  # the last is that of -1: no name
+    return np.array([order[name] for name in listed] + [-1])  # the last stands for code -1: no name
 
 
 def _column(name: str, column: pa.ChunkedArray) -> Any:
@@ -220,7 +220,7 @@ def _column(name: str, column: pa.ChunkedArray) -> Any:
     if pa.types.is_string(kind) or pa.types.is_dictionary(kind):
         encoded = column.dictionary_encode() if pa.types.is_string(kind) else column.unify_dictionaries()
         array = encoded.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # without any chunk
+        if isinstance(array, pa.ChunkedArray):  # it has no chunk
             array = pa.array([], encoded.type)
         codes = _compact(_plain(array.indices.cast(pa.int32()), np.int32, -1))
         return Text(codes, []) if name == KEY else Text.of(array.dictionary.to_pylist(), codes)

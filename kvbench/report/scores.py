@@ -2,8 +2,8 @@
 
     report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
 
-For people each task has three small tables that fit 80 columns: how good a cell is, what it costs, and, where there is
-something to tell, what its scores rest on.
+People see three small tables per task, each within 80 columns: the quality of the cells, their cost, and, if the cells
+differ or lack samples, the samples behind the scores.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def _identity(table: TaskTable) -> list[Column]:
 
 
 def _quality(headline: str, baseline: str) -> list[Column]:
-    """`headline` is shown with its error, the other score columns as plain means."""
+    """Columns of scores. `headline` is shown with its error, the other score columns as plain means."""
     return [
         Column("", _score, SCORES[headline]),
         Column("", _difference, f"minus {baseline}"),
@@ -105,7 +105,7 @@ def _quality(headline: str, baseline: str) -> list[Column]:
 
 
 def _samples() -> list[Column]:
-    """What the scores rest on."""
+    """Columns on the samples behind the scores."""
     return [
         Column("questions", "score.questions", "questions"),
         Column("samples", "samples", "samples"),
@@ -118,7 +118,7 @@ def _samples() -> list[Column]:
 
 
 def _cost() -> list[Column]:
-    """Entries, bytes and speed, and what a cell keeps of the full cache's score."""
+    """Columns of entries, bytes and speed, and of the shares of the full cache's figures."""
     return [
         Column("entries_after_evict", "entries_after_evict", "after", entries),
         Column("entries_peak", "entries_peak", "peak", entries),
@@ -147,7 +147,7 @@ def _comparison() -> list[Column]:
 
 
 def _sample_grids(table: TaskTable) -> list[tuple[str, ...]]:
-    """None when every cell has the same number of samples, all of them whole."""
+    """The columns of the samples' table; no table when all cells have equally many samples, all complete."""
     equal = len({(c.score.questions, c.samples) for c in table.cells}) == 1
     whole = not any(c.truncated > 0 or c.no_answer > 0 or c.failed or c.unscored or c.pass_at for c in table.cells)
     return [] if whole and equal else [("method", "budget", *(() if equal else COUNTS), *SAMPLES)]
@@ -164,7 +164,7 @@ def _score(cell: ScoreCell) -> str:
 
 
 def _error(score: Estimate) -> str:
-    """The standard error; where all scores are 0 or all 1 it says nothing, and the interval's bound stands there."""
+    """The standard error in words; if all scores are 0 or all 1, the interval's bound instead."""
     if score.rule == "rule of three":
         return f"≤{score.high:.3f}" if score.mean == 0 else f"≥{score.low:.3f}"
     return "" if math.isnan(score.se) else f"±{score.se:.3f}"

@@ -1,4 +1,4 @@
-"""Notes below a table: which drops its comparisons could have found, and with which test.
+"""Notes below a table: the smallest drops that its comparisons could have found, and the test.
 
     notes([cell.against for cell in cells if cell.against])
 

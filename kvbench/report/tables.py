@@ -1,4 +1,4 @@
-"""From rows to statements: for each task, every method at every budget with error bars, cost and a paired comparison.
+"""Turns rows into tables: for each task, every method at every budget with error bars, cost and a paired comparison.
 
     for table in make_tables(load([Path("results/demo")]), baseline="full"):
         table.cells[0].score.mean, table.cells[0].against.diff
@@ -144,7 +144,7 @@ def _compare(
 
 
 def _budget(cell: ScoreCell) -> str:
-    """The budget as the user types it; empty without one."""
+    """The budget as the user types it; empty for a cell without a budget."""
     return "" if cell.budget is None else label_of(cell.budget)
 
 
@@ -181,7 +181,7 @@ def _ratios(
 
 
 def _shared_rows(rows: Rows, other: Rows) -> Rows:
-    """The rows whose questions `other` has too."""
+    """The rows whose questions also occur in `other`."""
     import numpy as np
 
     questions = rows.text("doc_id")

@@ -1,17 +1,16 @@
-"""Speed of the engine beside `transformers.generate`, in one process and one run.
+"""Measures the engine's speed beside that of `transformers.generate`, in one process and one run.
 
     kvbench bench --baseline transformers
 
 Random weights of a named shape, greedy decoding, equal prompts. The systems take turns, repetition by repetition, so
 that a busy machine slows both; each figure is the median over the repetitions. On a CPU, tokens are counted per second
 of process CPU time, which other processes disturb less than wall time; on a GPU per second of wall time. Ratios
-transfer between machines, absolute numbers do not. It measures speed only: with random weights there is no quality to
-compare.
+transfer between machines, absolute numbers do not. Only speed is measured: random weights give no quality to compare.
 
-On a CPU every repetition runs in a fresh copy of the process and is timed twice there. It matters to the baseline: a
-growing cache asks for new memory at every step, and in a fresh process glibc hands those pages back to the system each
-time. After a first long generation it keeps them, and transformers becomes up to twice as fast. "fresh" is a job that
-generates once, "warm" one that goes on generating. Both occur in practice, so both are shown.
+On a CPU every repetition runs in a fresh copy of the process and is timed twice there, because the baseline changes:
+its growing cache asks for new memory at every step, and in a fresh process glibc hands the old pages back to the system
+each time. After a first long generation glibc keeps them, and transformers becomes up to twice as fast. "fresh" is the
+speed of a job that generates once, "warm" the speed of a job that continues. Both occur in practice: both are shown.
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ WARM_UP = 40  # tokens before the clock starts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """What is measured. Budget and interval as in a run; `sequences` are decoded side by side, one slot each."""
+    """The options of a benchmark. Budget and interval as in a run; `sequences` decode side by side, one slot each."""
 
     shape: str = "A"
     method: str = "tova"
@@ -76,7 +75,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Medians of one state of the process, "fresh" or "warm"; rates in tokens per clock second."""
+    """Median speeds in one state of the process, "fresh" or "warm", in tokens per clock second."""
 
     kvbench: float
     kvbench_spread: tuple[float, float]  # smallest and largest
@@ -87,17 +86,17 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One number of sequences. The clock counts process CPU time, on CUDA wall time."""
+    """The result for one number of sequences. The clock counts process CPU time, on CUDA wall time."""
 
     sequences: int
     fresh: State
     warm: State
     evict_share: float  # of decode + evict time
-    roofline_share: float  # of the tokens per second of wall time that this machine allows
+    roofline_share: float  # wall-time tokens/s over the most that this machine allows
 
 
 def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
-    """Measure. `note` receives the name of each round. Raises UserError for unknown shapes, baselines or methods."""
+    """Measure every number of sequences. `note` receives each round's name. Raises UserError for invalid options."""
     if setting.shape not in SHAPES:
         raise UserError(f"--shape {quote(setting.shape)}: choose {', '.join(SHAPES)}.")
     if setting.baseline not in ("transformers", "none"):
@@ -174,7 +173,7 @@ def _state(ours: list[float], theirs: list[float]) -> State:
 
 
 def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> Any:
-    """Warm up with a few tokens, then run twice: in a forked process, or in this one on CUDA, which cannot fork."""
+    """Warm up with a few tokens, then run twice: in a forked process, or in this process on CUDA, which cannot fork."""
 
     def work() -> Any:
         torch.set_num_threads(setting.threads)
@@ -202,7 +201,7 @@ def _apart(setting: Setting, loaded: LoadedModel, run: Callable[[int], Any]) -> 
 
 
 def _clock(device: torch.device) -> float:
-    """Process CPU time on a CPU, synchronised wall time on a GPU."""
+    """Seconds of process CPU time on a CPU, of synchronised wall time on a GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         return time.perf_counter()
@@ -252,7 +251,7 @@ def _run_generate(loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> float:
 
 
 def as_json(setting: Setting, results: list[Measured]) -> dict[str, Any]:
-    """The JSON document, with everything that repeats the measurement."""
+    """The JSON document: results, and all that is needed to repeat the measurement."""
     device = pick_device(setting.device)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     return {

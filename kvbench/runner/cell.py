@@ -35,7 +35,7 @@ class MethodState:
 
     @classmethod
     def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
-        """Raises KVBenchError when weights or a draft model of the method are missing."""
+        """The state of a chosen method. Raises KVBenchError when its weights or its draft model are missing."""
         method = choose.make(choice.name, dict(choice.options))
         return cls(
             method=method,
@@ -52,15 +52,15 @@ class CellPlan:
     cell: Cell
     rows: list[PlannedRow]
     plan: SlotPlan
-    max_tokens: int  # of prompt and output
+    max_tokens: int  # of prompt and output together
     max_output: int
-    tail: int  # of a prompt, behind its context
+    tail: int  # most prompt tokens after the context
     source: str  # hash of the method's source
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlanner:
-    """What all cells of a run share; plans them one by one."""
+    """Plans the cells of a run one by one, from the facts that they share."""
 
     config: RunConfig
     model: Mapping[str, Any]  # name and revision, as every row has them
@@ -76,7 +76,7 @@ class CellPlanner:
         check_prefill(state.method, config.prefill, cell.method.label)
         used = (state.artefacts or {}) | _plug_ins([base_name(cell.task)])
         rows = work.rows(cell, config, {**self.model, "artefacts": used or None}, dtype_name(self.dtype))
-        fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others are rows too
+        fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others get rows too
         lengths = {
             "max_tokens": max((p.max_tokens for p in fitting), default=1),
             "max_output": max((p.max_tokens - len(p.ids) for p in fitting), default=1),
@@ -111,7 +111,7 @@ def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
 
 
 def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
-    """Hashes or revisions of a method's tables, draft models and plug-ins. names: of the method or its two parts.
+    """Hashes or revisions of a method's tables, draft models and plug-ins. `names`: the method's, or of its two parts.
 
     Raises KVBenchError when a table or draft model is missing, damaged or made for another model.
     """
@@ -127,5 +127,5 @@ def artefacts(method: Method, model_config: Any, names: Sequence[str], info: mod
 
 
 def _plug_ins(names: Iterable[str]) -> dict[str, str]:
-    """The plug-ins that define methods or tasks of these names."""
+    """Hashes of the plug-ins that define methods or tasks of these names."""
     return {f"plug-in {name}": sha256[:16] for name in names if (sha256 := plugins.hash_of(name)) is not None}

@@ -1,6 +1,6 @@
-"""Generates one cell, also when memory or numbers fail.
+"""Generates one cell, also when memory runs out or logits are NaN.
 
-Out of memory, the cell continues with half the slots and the rows that are not written yet; each row states its slots.
+When memory runs out, the cell continues with half the slots and the rows not written yet; each row states its slots.
 A sequence that does not fit alone becomes a row with status `oom`. Every cell starts with its planned slots: if they
 depended on the cells that this process ran before, a resumed run would make other rows.
 """
@@ -24,7 +24,7 @@ from kvbench.runner.inputs import Notice
 from kvbench.runner.row_writer import RowWriter
 from kvbench.runner.workload import PlannedRow, TaskWork, make_method
 
-NOT_NUMBERS = 5  # rows in a row whose logits are NaN or infinite end the cell
+NOT_NUMBERS = 5  # successive rows with NaN or infinite logits that end the cell
 OTHER_DTYPE = {"float32": "bfloat16"}  # the number type to try next; for all others float32
 
 Key = tuple[str, int]  # document, sample
@@ -37,7 +37,7 @@ class CellRun:
     Attributes:
         on_step: see `Engine`.
         say: receives warnings, one line each.
-        not_numbers: rows in a row whose logits were NaN or infinite.
+        not_numbers: successive rows, up to now, with NaN or infinite logits.
     """
 
     loaded: LoadedModel
@@ -51,13 +51,13 @@ class CellRun:
     not_numbers: int = 0
 
     def run(self) -> None:
-        """Run until every row is written, the numbers fail, or the rows cannot be scored."""
+        """Run until every row is written, NOT_NUMBERS ends the cell, or rows cannot be scored."""
         while True:
             try:
                 self._generate()
                 return
             except OutOfMemory as error:
-                under_way, cause = error.under_way, error.cause  # without the traceback, which holds the engine
+                under_way, cause = error.under_way, error.cause  # drop the traceback: it holds the engine
             memory.release(self.loaded.device)
             self._make_smaller(under_way, cause)
 
@@ -75,7 +75,7 @@ class CellRun:
                         return
 
     def _engine(self) -> Engine:
-        """An engine of the planned slots. Raises OutOfMemory."""
+        """An engine with the planned slots. Raises OutOfMemory."""
         plan, config = self.cell_plan, self.config
         try:
             return Engine(
@@ -100,7 +100,7 @@ class CellRun:
         """Halve the slots; with one slot, give up the sequences that do not fit."""
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:
-            # The limit was computed for other slots; without it the rows have no share of it.
+            # The speed limit was computed for more slots; without it the rows have no `roofline_share`.
             smaller = replace(plan, slots=plan.slots // 2, limit=math.nan)
             self.cell_plan = replace(self.cell_plan, plan=smaller)
             self.say(f"{label}: out of memory with {plan.slots} slots; going on with {smaller.slots} ({cause}).")
@@ -108,7 +108,7 @@ class CellRun:
         lost = [key for key in under_way if key in self.missing]
         for key in lost or self._longest():
             self._give_up(self.missing.pop(key), cause)
-        if not lost:  # memory does not suffice for an empty engine of the longest prompt
+        if not lost:  # even an empty engine for the longest prompt does not fit
             self._fit_to_missing()
         self.say(f"{label}: out of memory with 1 slot; rows that do not fit get status 'oom' ({cause}).")
 
@@ -118,14 +118,14 @@ class CellRun:
         self.writer.add(row, Generation.failed(request, row.sample, "oom", note), self.cell_plan)
 
     def _longest(self) -> list[Key]:
-        """The rows that the engine is sized for."""
+        """Keys of the longest rows, which determine the engine's size."""
         lengths = {key: row.prompt.max_tokens for key, row in self.missing.items()}
         fitting = [length for length in lengths.values() if length <= self.cell_plan.max_tokens]
         most = max(fitting or lengths.values())
         return [key for key, length in lengths.items() if length == most]
 
     def _fit_to_missing(self) -> None:
-        """Size the next engine for the rows that are left. Prompts beyond the context size nothing."""
+        """Size the next engine for the missing rows, apart from prompts that no engine of this cell can hold."""
         prompts = [row.prompt for row in self.missing.values() if row.prompt.max_tokens <= self.cell_plan.max_tokens]
         self.cell_plan = replace(
             self.cell_plan,
@@ -134,7 +134,7 @@ class CellRun:
         )
 
     def _numbers_fail(self, answer: Generation) -> bool:
-        """Whether NOT_NUMBERS answers in a row had logits that were NaN or infinite; the others would have, too."""
+        """Whether NOT_NUMBERS successive answers had NaN or infinite logits, as later answers would have too."""
         if answer.status == "prompt_too_long":
             return False
         self.not_numbers = self.not_numbers + 1 if answer.status == "nan_logits" else 0

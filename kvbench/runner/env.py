@@ -40,7 +40,7 @@ def version(package: str) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of kvbench, Python and every package that can change a number; optional ones only where installed."""
+    """Versions of kvbench, Python and every package that can change a number; optional packages only if installed."""
     from kvbench import __version__
 
     return {"kvbench": __version__, "python": platform.python_version()} | {
@@ -64,7 +64,7 @@ def git_commit() -> str | None:
 
 
 def memory_bytes() -> int | None:
-    """Memory this process may use: the machine's, or less where a control group says so."""
+    """Memory that this process may use: the machine's, or the limit of its control group."""
     limits = []
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         limits.append(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -77,12 +77,12 @@ def memory_bytes() -> int | None:
 
 
 def cores() -> int:
-    """Processor cores this process may use."""
+    """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def processor() -> str:
-    """Model name of the processor where the system tells it."""
+    """Model name of the processor, if the system reports one."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))

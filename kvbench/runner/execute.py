@@ -1,4 +1,4 @@
-"""One run: plan the rows, skip those already saved, drive the engine cell by cell, score, keep.
+"""Executes a run: plan the rows, skip saved rows, generate cell by cell, score, save.
 
     result = execute(config, out=Path("results"))
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 class RunResult:
     """How a run ended. `failed` counts rows with a status other than "ok", by status.
 
-    `repeated`: every row existed before, with its score.
+    `repeated`: nothing was run, because every row was saved before with its score.
     """
 
     run_dir: Path | None  # None after a dry run
@@ -61,7 +61,7 @@ def execute(
 
     Args:
         out: folder of runs; the run's own folder is `run_name`, by default model and configuration hash.
-        resume: the run must exist.
+        resume: require that the run exists.
         notice: receives one-line warnings; default prints them to stderr.
 
     Raises:
@@ -87,7 +87,7 @@ def execute(
 
 
 def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | None, say: Notice) -> RunResult:
-    """Generate the missing rows, score what has no score, and make the tables. done: keys of the rows saved before."""
+    """Generate missing rows, score answers without a score, make the tables. `done`: keys of the rows saved before."""
     keys = {row.key for cell in plan.cells for row in cell.rows}
     runner = Runner(folder, plan, len(keys & done), progress, say)
     with signals.handled(), runner.failures():
@@ -95,7 +95,7 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | 
             loaded = plan.load()
             check_weights(plan.cells, loaded)
             runner.run(loaded, done)
-        # Answers that could not be scored before, and those that a judge compares with answers that exist only now.
+        # Scoring failed before, or the judge compares with an answer of the full cache that exists only now.
         rescored = rescore(
             folder,
             plan.inputs.works,

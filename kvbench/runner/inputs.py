@@ -3,7 +3,7 @@
     inputs = read_inputs(config, say)
     inputs.works["walk"].prompts
 
-Judges and sandboxes that the tasks need are checked, too.
+It also checks the judges and sandboxes that the tasks need.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Inputs:
 
     info: models.ModelInfo
     where: str  # folder, or the hub's name
-    config: Any  # of transformers
+    config: Any  # the model's, from transformers
     context: int
     works: dict[str, TaskWork]
 
@@ -56,7 +56,7 @@ def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = 
     where = info.where
     with models.reading(config.model, where):
         tokenizer, model_config = _read_model(where, config)
-        tokenizer("word")  # reads some of its settings only now
+        tokenizer("word")  # it reads some of its settings only for the first text
         vocabulary.check(len(tokenizer), getattr(model_config.get_text_config(), "vocab_size", None))
         context = info.context or int(getattr(model_config.get_text_config(), "max_position_embeddings", 1 << 20))
     data = task_data.source(config)
@@ -82,9 +82,9 @@ def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = 
 
 
 def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any, works: dict[str, TaskWork]) -> None:
-    """Raise UserError when only the maximum length would end an answer."""
+    """Raise UserError when only the maximum length could end an answer: no end token, no stop string."""
     generation = None
-    with models.reading(config.model, where), contextlib.suppress(OSError):  # the model has none
+    with models.reading(config.model, where), contextlib.suppress(OSError):  # no generation config
         generation = transformers.GenerationConfig.from_pretrained(where, revision=config.revision or "main")
     if not vocabulary.end_ids((tokenizer, model_config.get_text_config(), generation)):
         endless = [name for name, work in works.items() if not work.spec.stop and not work.spec.stop_tokens]

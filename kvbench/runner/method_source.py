@@ -26,7 +26,7 @@ SELECTION = "kvbench.eviction.select"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`files`: a hash for each file, by its path as an import names it; a plug-in, which may move, by its hash."""
+    """`hash` over all files; `files`: each file's hash by its import path. A plug-in may move: its key is its hash."""
 
     hash: str
     files: dict[str, str]
@@ -53,7 +53,7 @@ def source_of(method: Method) -> Source:
 
 
 def _parts(method: Method) -> Iterator[Method]:
-    """A method and the methods that it holds."""
+    """The method itself and all methods that it holds."""
     yield method
     for value in vars(method).values():
         if isinstance(value, Method):
@@ -72,7 +72,7 @@ def _follow(name: str, packages: tuple[str, ...], modules: dict[str, _Module]) -
 
 @functools.cache
 def _read(name: str) -> _Module | None:
-    """The file of a module; None for a name without one."""
+    """A module's label, hash and imports; None for a name without a file."""
     path = _path(name)
     if path is None:
         return None
@@ -84,7 +84,7 @@ def _read(name: str) -> _Module | None:
 
 
 def _path(name: str) -> Path | None:
-    """A module's file; if the module is not imported yet, searched below its package, which is."""
+    """A module's file. A module that is not imported yet is searched in its package, which is imported."""
     if file := getattr(sys.modules.get(name), "__file__", None):
         return Path(file)
     package = next((p for p in (*SHARED, name.partition(".")[0]) if name.startswith(f"{p}.")), name)
@@ -97,8 +97,8 @@ def _path(name: str) -> Path | None:
 
 
 def _label(name: str, path: Path) -> str | None:
-    """``kvbench/methods/gkv.py``: the same wherever a package is installed. None for a file that was not imported by
-    its name, which a plug-in is.
+    """``kvbench/methods/gkv.py``: the same wherever a package is installed. None for a plug-in, which was not
+    imported by its name.
     """
     if path.name == "__init__.py":
         return f"{name.replace('.', '/')}/__init__.py"
@@ -106,7 +106,7 @@ def _label(name: str, path: Path) -> str | None:
 
 
 def _imports(tree: ast.AST, name: str, package: bool) -> Iterator[str]:
-    """Names that a module imports; relative ones in full."""
+    """Names that a module imports; relative imports by their full names."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -85,7 +85,7 @@ class PromptMaker:
         )
 
     def _cut(self, doc: Doc, spec: GenSpec) -> tuple[Doc, int]:
-        """The document with a first turn that fits, and how many tokens it lost."""
+        """The document with its first turn cut to fit, and how many tokens were cut."""
         limit = self.config.max_prompt_tokens
         if limit is None and spec.truncate == "middle":
             limit = self.reader.context - spec.max_new_tokens - spec.reserve
@@ -97,7 +97,7 @@ class PromptMaker:
 
 
 def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
-    """A task's sampling with the settings of the user."""
+    """A task's default sampling, overridden by the user's settings."""
     settings: dict[str, Any] = {
         "n": config.samples,
         "max_new_tokens": config.max_new_tokens,

@@ -1,4 +1,4 @@
-"""Scores stored answers again, without generating: those without a score, or all of them.
+"""Scores stored answers, without generating: only the answers without a score, or all answers again.
 
     with RunFolder.resume("results", "r1", environment=versions) as folder:
         rescore(folder, read_inputs(config, say).works, wanted=lambda entry: not entry.ok)
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from kvbench.console.progress import Progress
 
 FACTS = ("verdict", "passed_lcb", "passed_native", "sandbox_tier", "sandbox_selftest", "python_version", "judge")
-AT_ONCE = 64  # answers being scored
+AT_ONCE = 64  # most answers being scored
 KEPT = "kept"  # counted like a status: the answer keeps its score, because no judge is given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """How many answers ended how.
+    """Counts of answers by the result of scoring them again.
 
     Attributes:
         scored: have a new score.
@@ -128,7 +128,7 @@ class _Scoring:
             self._write_oldest()
 
     def write_ready(self) -> None:
-        """Write the scores that came behind a slow one: a judge may have cost money."""
+        """Write the finished scores queued behind unfinished scores: a judge may have cost money."""
         for future, job in self._waiting:
             if future.done():
                 self._write(future, job)
@@ -145,7 +145,7 @@ class _Scoring:
             self.journal.flush()
             raise
         former = job.entry.row
-        if score.value is None and job.entry.ok:  # a failure to score an answer again leaves its score
+        if score.value is None and job.entry.ok:  # scoring again failed: keep the score
             self.counts[KEPT if score.status == "unscored" else score.status] += 1
         else:
             row = former | dict.fromkeys(FACTS) | scored(score) | {"score_pass": job.entry.scored + 1, "created": None}

@@ -18,7 +18,7 @@ from kvbench.scoring.pool import ScorePool
 from kvbench.store import Journal
 from kvbench.task import Output, Score
 
-BACKLOG = 64  # answers waiting for their scores; generation waits for them
+BACKLOG = 64  # most answers that wait for scores while generation continues
 LATER = Score(value=None, status="unscored", note="interrupted before it was scored")
 MOMENT = 1.0  # seconds between two commits while waiting
 
@@ -41,7 +41,7 @@ class RowWriter:
         saved: rows on the disk.
         failed: rows without a score, by status.
         scores: headline scores of the cell under way.
-        refused: the judge refuses the key, or no scoring process starts.
+        refused: the error when the judge refuses the key or no scoring process starts.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class RowWriter:
         self._waiting: dict[Future[Score], _Answer] = {}
 
     def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan) -> None:
-        """Take one finished sample. Waits while too many answers wait for their scores."""
+        """Score one finished sample and write its row. Blocks while more than BACKLOG answers wait for scores."""
         answer, task = _Answer(planned, generation, cell_plan), self.works[cell_plan.cell.task].task
         with signals.shield():
             if generation.status == "ok":
@@ -75,7 +75,7 @@ class RowWriter:
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:
-        """Write rows as their scores come, until at most `most` wait or the seconds have passed."""
+        """Write rows as their scores come, until at most `most` answers wait or `seconds` have passed."""
         deadline = None if seconds is None else time.monotonic() + seconds
         self._write_scored()
         while len(self._waiting) > most and (deadline is None or time.monotonic() < deadline):
@@ -104,12 +104,12 @@ class RowWriter:
     def _score(self, future: Future[Score]) -> Score:
         try:
             return future.result()
-        except SetupError as error:  # the answer is kept, and scored later
+        except SetupError as error:  # keep the answer, to be scored later
             self.refused = error
             return Score(value=None, status="unscored", note=str(error))
 
     def _write(self, answer: _Answer, score: Score | None) -> None:
-        """One row. A failed sample keeps its text and has no score."""
+        """Write one row. A failed sample keeps its text and has no score."""
         generation, task = answer.generation, self.works[answer.cell_plan.cell.task].task
         row = make_row(answer.planned, generation, score, task, answer.cell_plan, self.host)
         if row["status"] not in ("ok", "unscored"):

@@ -74,7 +74,7 @@ def scored(score: Score) -> dict[str, Any]:
 
 
 def _usage(usage: Usage, limit: float) -> dict[str, Any]:
-    """Measured use.
+    """The columns of measured use.
 
     A sample's seconds are shares of the engine's time, so tokens / seconds is the engine's own rate. The first token
     comes with the prompt and is not counted.

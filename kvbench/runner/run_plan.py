@@ -1,7 +1,7 @@
 """The plan of a run, made before its weights are loaded, and its record in run.json.
 
     plan = RunPlan.make(config, before, name, dry_run=False, say=terminal.warning)
-    plan.rows               # how many there will be
+    plan.rows               # how many rows the run will have
     plan.record(sources)    # `environment` of run.json
 
 Missing inputs, a method that the engine cannot serve and a changed model are errors here.
@@ -39,7 +39,7 @@ class RunPlan:
     Attributes:
         model: the record of the model, its files and the chat template.
         threads: of torch.
-        early: the model, where only its weights could show its shape.
+        early: the loaded model, if only its weights could show its shape.
     """
 
     config: RunConfig
@@ -55,7 +55,7 @@ class RunPlan:
 
     @classmethod
     def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
-        """Read all inputs and plan every cell. before: the record of a run of this name, if there is one.
+        """Read all inputs and plan every cell. before: the record of a run of this name, if any.
 
         Raises KVBenchError.
         """

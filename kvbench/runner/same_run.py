@@ -87,7 +87,7 @@ def check(
 def check_model(
     run: str, before: Mapping[str, Any], now: Mapping[str, Any], wanted: Callable[[str], bool] = lambda file: True
 ) -> None:
-    """Raises UserError where the model's files, its revision or the chat template differ. wanted: files that count."""
+    """Raise UserError if the model's files, its revision or the chat template differ. wanted: whether a file counts."""
     if not before:
         return
     model = quote(now["model"]["model"])
@@ -107,7 +107,7 @@ def check_model(
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """`check_model` for the files that make prompts. Raises UserError.
 
-    For scoring, which generates nothing; it compares the prompts of a hub's model one by one.
+    Used by scoring, which reads no weights. For a model of the hub, scoring compares the prompts themselves instead.
     """
     if now["model_files"] and before.get("model_files"):
         check_model(run, before, now, makes_prompts)
@@ -116,7 +116,7 @@ def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, An
 
 
 def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
-    """Raise UserError when the documents of a task changed. versions: also when its version did."""
+    """Raise UserError when the documents of a task changed. versions: or its version."""
     for task, has in now.items():
         if (was := before.get(task)) is None:
             raise UserError(f"run {quote(run)} does not say which data task {quote(task)} had. {NEW_RUN.capitalize()}.")
@@ -135,7 +135,7 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
 
 
 def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
-    """Versions, artefacts and sources of the methods. Returns a notice about sources that differ and may."""
+    """Compare versions, artefacts and sources of the methods. Returns a notice on changed sources that are allowed."""
     known = {entry["method"]: entry for entry in before.get("methods", [])}
     edited = []
     for entry in now["methods"]:
@@ -160,7 +160,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 
 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
-    """The files of some methods that differ; those that the methods no longer import are not among `own`."""
+    """Names of changed files, for a message. `own`: the files that the methods import now."""
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
     return _few(sorted(bare(file) for file in own if was.get(file) != has[file])) or "it imports other files"
 
@@ -182,7 +182,7 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compare the prompts: the same files may give others with other versions of the libraries."""
+    """Compare the prompts: equal files may give other prompts with other versions of the libraries."""
     for task, has in now.items():
         if before.get(task, has).get("prompts", has["prompts"]) != has["prompts"]:
             raise UserError(
@@ -197,7 +197,7 @@ def _revision(record: Mapping[str, Any]) -> str | None:
 
 
 def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:
-    """Hashes by name as a list: as keys, names such as ``token.json`` would be taken for those of secrets."""
+    """Hashes as a list of names and hashes: as a key, ``token.json`` would look like the name of a secret."""
     return [{"name": name, "hash": digest} for name, digest in sorted(hashes.items())]
 
 
@@ -214,7 +214,7 @@ def _changes(was: Mapping[str, str], has: Mapping[str, str]) -> Changes:
 
 
 def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run: str) -> str:
-    """The changes and how to undo them, as a sentence without its last clause."""
+    """What changed and how to undo it: a sentence to which the caller adds the last clause."""
     since = f"since run {quote(run)} began"
     if len(changes) > 1:
         listed = [f"{name} ({_fate(*pair)})" for name, pair in changes.items()]

@@ -28,7 +28,7 @@ def source(config: RunConfig) -> Data:
 def fetch(config: RunConfig) -> None:
     """Download data that are not on this machine. Raises SetupError when a task's data are missing.
 
-    The first task of lm-eval and those after it wait for `kvbench.runner.inputs`: lm-eval finds its data when it makes
+    From the first lm-eval task on, the tasks wait for `kvbench.runner.inputs`: lm-eval finds its data when it makes
     prompts.
     """
     data = source(config)
@@ -43,7 +43,7 @@ def fetch(config: RunConfig) -> None:
 
 
 def all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
-    """The error for all data that these tasks lack, as far as known without the network; `first` was noticed first."""
+    """The error for all data that these tasks lack, as far as known without the network. `first`: the first found."""
     others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
     errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]
     own = [error for error in errors if not error.task.startswith(LM_EVAL)]  # 'kvbench data fetch' gets only these

@@ -39,7 +39,7 @@ def template_hash(path: str) -> str:
 
 
 def load_task(name: str, task_file: str | None) -> Task:
-    """A registered task, or the task of --task-file by its own name (or by no name)."""
+    """A registered task, or the task of --task-file if `name` is that task's name, "file" or empty."""
     return _own_task(name, task_file) or get_task(name)
 
 
@@ -185,7 +185,7 @@ class TaskWork:
         return planned
 
     def batches(self, rows: list[PlannedRow], seed: int) -> list[list[Request]]:
-        """Planned rows as requests to the engine, one per document; one list for each sampling setting."""
+        """Planned rows as requests to the engine, one per document; one list per sampling setting."""
         samples: dict[str, list[int]] = {}
         prompt: dict[str, Prompt] = {}
         for row in rows:
@@ -252,6 +252,6 @@ def applied_budget(budget: Budget, method: Method, prompt_tokens: int) -> int:
 
 
 def version(name: str) -> str:
-    """The version of a method; of a combination both versions, joined as the names are."""
+    """The version of a method; for two methods joined by ``+``, both versions joined by ``+``."""
     parts: list[Any] = [registry.methods.get(part) for part in choose.canonical(name).split("+")]
     return "+".join(str(part.version) for part in parts)

@@ -4,8 +4,8 @@
     resume_command(run_dir)       # "kvbench run --resume r1 --plugin mine.py"
     words({"plugin": ["a b.py"]}) # ["--plugin", "a b.py"]; `line` quotes them for a shell
 
-A record names plug-ins, addresses and variables with keys for people to read. The user types them again to continue a
-run, so that a folder from elsewhere neither runs code nor contacts a server.
+In a record, plug-ins, addresses and variables with keys are only information for the user, who types them again to
+continue a run. A folder from elsewhere therefore neither runs code nor contacts a server.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def used(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def names_no_judge(judge: str | None) -> bool:
-    """Whether answers are only stored, and no judge is contacted."""
+    """Whether a value of ``--judge`` means that answers are only stored and no judge is contacted."""
     return judge is None or judge.strip().lower() == "none"
 
 
@@ -77,7 +77,7 @@ def words(settings: Mapping[str, Any]) -> list[str]:
         for one in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(one, bool):
                 typed += [option] * one
-            else:  # a value that looks like an option is joined to its own with =
+            else:  # join a value that looks like an option with =
                 typed += [f"{option}={one}"] if str(one).startswith("-") else [option, str(one)]
     return typed
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 
 class Commit:
-    """A sync in a thread of its own, which the constructor starts.
+    """A sync in a background thread, which the constructor starts.
 
     Attributes:
         keys: the rows that are safe once the sync succeeds.

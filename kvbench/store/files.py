@@ -1,10 +1,10 @@
-"""Files of a run's folder: whole or absent after a kill or a power cut, and never files outside it.
+"""Reads and writes a run's folder: files are whole or absent after a kill or a power cut, and none lies outside it.
 
-`replacing` writes a temporary file in the target's folder and renames it to the target once it is on disk; a link of
-that name is replaced, and the file it leads to stays as it was. `open_plain` and `read_plain` open regular files only,
-so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder` does the
-same for folders. `probe` writes a file to find out whether a folder is writable: mode bits mean nothing to root or on a
-read-only mount. A disk that loses data after fsync is beyond these functions.
+`replacing` writes a temporary file in the target's folder and renames it to the target once it is on disk; a link in
+the target's place is replaced, and the file behind the link stays as it was. `open_plain` and `read_plain` open regular
+files only, so that a folder from elsewhere leads kvbench neither to another file nor into an endless pipe; `own_folder`
+does the same for folders. `probe` writes a file to find out whether a folder is writable: mode bits mean nothing to
+root or on a read-only mount. A disk that loses data after fsync is beyond these functions.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bare(value: object) -> str:
 
 
 def reason(error: OSError) -> str:
-    """ "no space left on device" for an ENOSPC."""
+    """The system's message in lower case: "no space left on device" for ENOSPC."""
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
 
 
@@ -63,7 +63,7 @@ def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
         SetupError: it is a link, a folder, a pipe or a device.
         OSError: it does not exist, or cannot be opened.
     """
-    _must_be(path, os.lstat(path), stat.S_IFREG)  # opening a device may do something already
+    _must_be(path, os.lstat(path), stat.S_IFREG)  # checked before opening, which may have an effect on a device
     fd = os.open(path, flags | _AS_IT_IS | os.O_CLOEXEC)
     try:
         _must_be(path, os.fstat(fd), stat.S_IFREG)

@@ -135,7 +135,7 @@ class RunFolder:
         return tables.seal(self.path)
 
     def close(self) -> None:
-        """Give up the lock."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> RunFolder:
@@ -179,7 +179,7 @@ def check_same(out: str | Path, name: str, config: Mapping[str, Any]) -> None:
 
 
 def _there(out: str | Path) -> Path:
-    """The folder itself, or the nearest one above that exists. Raises UserError."""
+    """The folder, or its nearest parent that exists. Raises UserError."""
     if not str(out).strip():
         raise UserError("--out is empty; give a folder.")
     for part in (Path(out), *Path(out).parents):

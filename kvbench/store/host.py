@@ -28,7 +28,7 @@ def boot_id() -> str:
 
 
 def start_ticks(pid: int) -> int | None:
-    """When the process started, in clock ticks since boot. None when it does not run (as a zombie does not)."""
+    """When the process started, in clock ticks since boot. None if it has ended or is a zombie."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

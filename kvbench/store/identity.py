@@ -1,7 +1,7 @@
-"""What a row or a part of a run.json is called: the SHA-256 of canonical JSON.
+"""Keys of rows and hashes of the parts of run.json: SHA-256 of canonical JSON.
 
-`row_key` names one planned sample before it exists, so that a resumed run knows which are missing. `digest` shows
-whether a run.json still says what it said when the run began; it does not protect against somebody who recomputes it.
+`row_key` names a planned sample before it is generated, so that a resumed run knows which samples are missing.
+`digest` detects an edited run.json, but does not protect against an attacker who recomputes the hash.
 """
 
 from __future__ import annotations

@@ -5,10 +5,10 @@
         saved = journal.poll()   # once per engine step: begins to commit what has waited for two seconds
         saved = journal.flush()  # commits now, and waits for the disk
 
-A record is ``crc32 SPACE json LF`` in one write(). Every process writes a segment of its own and never opens one
-again: a kill can cut a large write in the middle, and in a shared file the next writer's record would be glued to the
-torn one. A row is acknowledged only after fdatasync, which runs beside the generation where the disk is slow. One
-process, one writing thread: otherwise use a lock.
+A record is ``crc32 SPACE json LF`` in one write(). Every process writes its own segment and never reopens a
+segment: a kill can cut a large write in the middle, and in a shared file the next writer's record would be glued to the
+torn record. A row is acknowledged only after fdatasync, which runs beside the generation if the disk is slow. Only one
+thread may write to a journal; several threads need a lock.
 """
 
 from __future__ import annotations
@@ -80,9 +80,9 @@ class Journal:
         output: str | None = None,
         turns: Sequence[str] = (),
     ) -> list[str]:
-        """Write one row with its texts. Returns the keys of the rows that became safe by it, often none.
+        """Write one row with its texts. Returns the keys of the rows that became safe by this call, often none.
 
-        turns: the answers of all turns, where there are several; `output` is the last.
+        turns: the answers of all turns, if there are several; `output` is the last.
 
         Raises:
             SetupError: the disk is full or broken, or the folder is gone; the journal takes no more rows.
@@ -99,7 +99,7 @@ class Journal:
         return self.poll()
 
     def poll(self) -> list[str]:
-        """Keys that became safe. Begins a commit when the last is two seconds old, without waiting for a slow disk."""
+        """Begin a commit if the last is two seconds old, without waiting for a slow disk. Returns keys now safe."""
         saved = self._collect(0.0)
         if self._commit is None and self._waiting and time.monotonic() - self._last_commit >= COMMIT_SECONDS:
             self._begin()
@@ -163,7 +163,7 @@ class Journal:
         return commit.keys
 
     def _unsaved(self) -> int:
-        """Rows that were written and are not known to be on the disk."""
+        """Number of rows that were written but are not known to be on the disk."""
         return len(self._waiting) + (len(self._commit.keys) if self._commit else 0)
 
     def _write(self, record: bytes) -> None:
@@ -174,7 +174,7 @@ class Journal:
             while written < len(record):  # a full disk takes a part first and fails on the next call
                 written += os.write(self._fd, record[written:])
         except OSError as error:
-            with suppress(OSError):  # save the rows before the one that did not fit, if the disk still allows that
+            with suppress(OSError):  # save the earlier rows, which did fit, if the disk still allows that
                 os.ftruncate(self._fd, self._end)
                 if self._commit is not None:
                     self._commit.ended()

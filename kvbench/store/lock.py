@@ -1,16 +1,16 @@
 """The lock of a run's folder: one process at a time writes to a run.
 
-The owner holds flock on the lock file for as long as it lives, and its card in the file names host, process and start
-time. Some network disks keep flock of a dead owner or have none; therefore the card counts too. An owner on this host
-is checked by process id and start time; an owner on another host needs ``--take-over``. Where flock does not exist,
-the exclusively created file is the lock.
+The owner holds flock on the lock file as long as it lives, and writes its host, process and start time into the file
+(its card). Some network disks keep flock of a dead owner or have no flock; therefore the card counts too. An owner on
+this host is checked by process id and start time; the lock of an owner on another host is taken over only with
+``--take-over``. Without flock, the exclusively created file is the lock.
 
 The library filelock (4.2) does less, as `tests/store/test_lock.py` shows: `FileLock` raises an error where the file
 system answers ENOLCK. `SoftFileLock` takes over from another machine of the same name without asking, but never from a
 process that was killed before it wrote its card.
 
-If two processes hold the lock nevertheless, rows are made twice and none is damaged: each process writes a journal
-segment of its own.
+If two processes hold the lock nevertheless, rows are made twice and none is damaged: each process writes its own
+journal segment.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RunLock:
             raise SetupError(f"cannot lock run '{self.run}': {reason(error)}, {quote(self.path)}.") from error
 
     def release(self) -> None:
-        """Remove the file and give up the lock. Harmless when it is not held, and in a forked child."""
+        """Remove the file and release the lock. Does nothing if the lock is not held, or in a forked child."""
         with signals.shield():
             if self._fd >= 0 and os.getpid() == self.me.pid:
                 if _is_at(self._fd, self.path):
@@ -101,7 +101,7 @@ class RunLock:
                 owner = _read(fd)
                 if owner is not None or (not has_flock and not created):
                     taken_over = [self._take_over(owner, asked)]
-                    if not has_flock:  # only making the file anew decides between two that take over
+                    if not has_flock:  # of two processes that take over, the creator of the file wins
                         self.path.unlink(missing_ok=True)
                         continue
                 self._claim(fd)
@@ -141,7 +141,7 @@ class RunLock:
         return True
 
     def _take_over(self, owner: Owner | None, asked: bool) -> str:
-        """The warning with which the lock of `owner` is taken over, unless it must be respected."""
+        """The warning for taking over the lock of `owner`. Raises RunInUseError if the lock must be respected."""
         if owner is not None and owner.is_here(self.me):
             if is_alive(owner.pid, owner.ticks):
                 raise self._in_use(owner)
@@ -164,7 +164,7 @@ class RunLock:
 
 
 def _read(fd: int) -> Owner | None:
-    """The owner that a lock file names; None while it names no owner."""
+    """The owner that a lock file names; None if it names none."""
     try:
         o = document(os.pread(fd, 4096, 0))
         owner = Owner(str(o["host"]), str(o["boot"]), int(o["pid"]), o["ticks"] and int(o["ticks"]), float(o["since"]))

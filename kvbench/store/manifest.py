@@ -1,7 +1,7 @@
 """run.json, the record of a run: written once, before any work, and compared whenever the run is opened again.
 
-It holds the format, the whole configuration, the number of planned rows, the environment and the command, a hash of
-each part and one of all. A record that was edited by hand no longer matches its hashes and is refused: rows of two
+It holds the format, the whole configuration, the number of planned rows, the environment, the command, and a hash of
+each part and of the whole. A record that was edited by hand no longer matches its hashes and is refused: rows of two
 settings must not mix. The hashes reveal mistakes, not malice: kvbench never imports or contacts anything because a
 run.json names it (docs/security.md).
 
@@ -113,7 +113,7 @@ def _damaged(path: Path, why: str = "") -> SetupError:
 
 
 def _check_hashes(path: Path, content: dict[str, Any]) -> None:
-    """Raise UserError for a record that was edited, naming the part where that can be told."""
+    """Raise UserError for an edited record, naming the edited part if it is known."""
     now = _hashes({part: value for part, value in content.items() if part not in ("hash", "hashes")})
     stated = content["hashes"]
     parts = sorted({*now["hashes"], *stated})
@@ -129,7 +129,7 @@ def _check_hashes(path: Path, content: dict[str, Any]) -> None:
 
 def compare(info: Mapping[str, Any], config: Mapping[str, Any]) -> Differences:
     """How a configuration differs from the run's."""
-    return differences(plain(info["config"]), plain(config))  # both: an environment variable may have become a secret
+    return differences(plain(info["config"]), plain(config))  # both: the environment's secrets may have changed
 
 
 def check_format(file: str, format: object) -> None:
@@ -142,7 +142,7 @@ def check_format(file: str, format: object) -> None:
 
 
 def differences(run: Mapping[str, Any], other: Mapping[str, Any]) -> Differences:
-    """Settings that differ, nested ones by dotted name; None equals a missing setting."""
+    """Settings that differ, nested settings by dotted name; None equals a missing setting."""
     ours, theirs = _flat(run), _flat(other)
     return {n: (ours.get(n), theirs.get(n)) for n in {**ours, **theirs} if ours.get(n) != theirs.get(n)}
 

@@ -1,7 +1,7 @@
 """Reads kvbench's tables from parquet files of any origin.
 
 A file is refused with one line when it is foreign or damaged, claims more rows or bytes than its size allows, lacks a
-column or holds other types; if possible from its footer, before its pages are read.
+column or holds other types. The footer is checked first, before any page is read.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
 
 
 def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
-    """Raise Damaged where a column of `schema` is missing, twice there or nested."""
+    """Raise Damaged where a column of `schema` is missing, duplicated or nested."""
     import pyarrow as pa
 
     for name in schema.names:
@@ -75,7 +75,7 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged where the footer claims more than a file of this size can hold: every row has its own key."""
+    """Raise Damaged if the footer claims more rows than a file of this size can hold: every row has another key."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
     claimed = 0

@@ -35,7 +35,7 @@ _ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a pr
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `saved` rows are ok or wait for a score, the others `failed`; `planned` may be unknown."""
+    """A run at one moment. `saved` rows are ok or wait for a score, other rows `failed`; `planned` may be unknown."""
 
     table: pa.Table
     saved: int
@@ -56,7 +56,7 @@ class Snapshot:
 
 
 def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
-    """The rows of a run, finished or not. `columns`: those to read; `status` must be one."""
+    """The rows of a run, finished or not. `columns`: the columns to read, `status` among them."""
     path = Path(run_dir)
     info = manifest.read(path)
     notices: list[str] = []
@@ -88,7 +88,7 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Each cell that has rows, with their number in `count_all`. Prompts with a share as budget form one cell."""
+    """Each cell that has rows, with their number in `count_all`. A budget share is one cell for all prompts."""
     import pyarrow.compute as pc
 
     named = table.select(_CELL).unify_dictionaries()
@@ -109,7 +109,7 @@ def _from_journal(run_dir: Path, state: JournalContent, columns: Collection[str]
 
 
 def read_rows(run_dir: str | Path) -> pd.DataFrame:
-    """The rows of a run as a frame. See `read_run` for how complete it is."""
+    """The rows of a run as a frame, finished or not (see `read_run`)."""
     return read_run(run_dir).rows
 
 

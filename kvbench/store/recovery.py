@@ -1,4 +1,4 @@
-"""Reads the journal: the valid records, one per row key, and notices about dropped ones.
+"""Reads the journal: the valid records, one per row key, and notices about dropped records.
 
 `read_journal` may run at any time, also while others write: each segment is read up to the length it had when opened.
 Texts are not kept in memory; `TextReader` fetches them one by one.
@@ -123,7 +123,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
 
 
 def segments_on_disk(run_dir: Path) -> list[dict[str, Any]]:
-    """Names and lengths of the journal's segments, in order."""
+    """Names and lengths of the journal's segments, sorted by name."""
     folder = run_dir / FOLDER
     names = sorted(n for n in os.listdir(folder) if n.endswith(SUFFIX)) if own_folder(folder) else []
     return [{"name": name, "bytes": size} for name in names if (size := plain_size(folder / name))]

@@ -1,9 +1,9 @@
 """The tidy row: its columns, their types, units and meanings, and the check that every row passes before it is written.
 
-FORMAT is raised whenever the content of a run's files changes; format 1 is that of release 0.1. A row may leave any
-column empty but its status and those that name it, because a failure can leave a hole anywhere, and a failed row has no
-score (null, never 0). `DETERMINISTIC` names the columns that two runs of one configuration must agree on; the others
-depend on the clock or the host. Texts are in texts.parquet.
+FORMAT is raised whenever the content of a run's files changes; format 1 belongs to release 0.1. A row may leave any
+column empty except `status` and the columns that name the row, because a failure can leave a gap anywhere; a failed row
+has no score (null, never 0). `DETERMINISTIC` names the columns that two runs of one configuration must agree on; the
+other columns depend on the clock or the host. Texts are in texts.parquet.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ REQUIRED = ("row_key", "task", "doc_id", "sample", "method", "status")
 
 _BY_NAME = {c.name: c for c in COLUMNS}
 _FREE_TEXT = ("model_revision", "note")  # where an exception or an address may carry a secret
-_SETTINGS = ("model", "options", "artefacts")  # they tell rows apart: nothing is hidden by name
+_SETTINGS = ("model", "options", "artefacts")  # they tell rows apart: no value is hidden because of its name
 _LIMITS = {"int32": 2**31, "int64": 2**63}
 
 

@@ -1,8 +1,8 @@
-"""The types of the parts of a run.json, checked when one is read, so that no reader meets a text in place of a table.
+"""The types of the parts of a run.json, checked when one is read, so that no reader finds a text in place of a table.
 
     why_not(content)      # "" or the first part of another type, as in "environment.tasks"
 
-Only parts that kvbench reads are listed; those with a question mark may be absent.
+Only parts that kvbench reads are listed; parts with a question mark may be absent.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _SCALAR = (str, int, float, bool, type(None))
 
 
 def _given(value: Any) -> bool:
-    """A text that a user may have given, such as a path: short, without NUL and halves of characters."""
+    """Whether a text may come from a user, such as a path: short, without NUL and half surrogate pairs."""
     return isinstance(value, str) and len(value) <= LONGEST and "\0" not in value and _encodes(value)
 
 
 def _text(value: Any) -> bool:
-    """A text that kvbench made, such as a hash or a version: without control characters too."""
+    """Whether a text may come from kvbench, such as a hash or a version: without control characters too."""
     return _given(value) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 
@@ -49,7 +49,7 @@ def _size(value: Any) -> bool:
 
 
 def _setting(value: Any) -> bool:
-    """A setting of the configuration: a value, or lists and tables of them."""
+    """Whether a value may be a setting of the configuration: a plain value, or lists and tables of plain values."""
     if isinstance(value, dict):
         return all(map(_setting, value.values()))
     if isinstance(value, list):

@@ -1,8 +1,8 @@
 """Readers for JSON of any origin. Every kind of invalid input raises ValueError.
 
     parse(data)       # one value; NaN, infinities and nesting beyond the interpreter's limit are refused
-    lenient(data)     # the same with NaN and infinities, which other programs write
-    document(data)    # also: not too deep, no whole number beyond 64 bits
+    lenient(data)     # `parse` with NaN and infinities, which other programs write
+    document(data)    # `parse` with limits: nesting depth, whole numbers of 64 bits
 
 Python's own reader takes NaN, reads 1e400 as infinity, and ends deep nesting with a RecursionError.
 """
@@ -26,7 +26,7 @@ def parse(data: bytes | str) -> Any:
 
 
 def lenient(data: bytes | str) -> Any:
-    """One value of the JSON that Python and transformers write. Raises ValueError."""
+    """One JSON value, with NaN and infinities as Python and transformers write them. Raises ValueError."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -34,7 +34,7 @@ def lenient(data: bytes | str) -> Any:
 
 
 def document(data: bytes | str) -> Any:
-    """One JSON value that can be walked and written again. Raises ValueError."""
+    """One JSON value, shallow and small enough to be walked and written again. Raises ValueError."""
     value = parse(data)
     level = [value]
     for _ in range(DEEPEST):

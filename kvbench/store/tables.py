@@ -1,8 +1,8 @@
 """From journal to tables: rows.parquet, texts.parquet and seal.json.
 
-`seal` writes both tables beside the old ones, reads them back, and only then puts them in place; seal.json comes last
-and lists the segments that they were made from. A kill at any moment leaves whole tables; without seal.json readers use
-the journal, which is kept. The caller of `seal` holds the run's lock; `repair` takes it.
+`seal` writes both tables beside the old tables, reads them back, and only then replaces the old ones; seal.json comes
+last and lists the journal segments behind the tables. A kill at any moment leaves whole tables; without seal.json
+readers use the journal, which is kept. The caller of `seal` holds the run's lock; `repair` takes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ROWS, TEXTS, SEAL = "rows.parquet", "texts.parquet", "seal.json"
 
-_LARGEST_SEAL = 64 << 20  # bytes; those of thousands of segments have some hundred kilobytes
+_LARGEST_SEAL = 64 << 20  # bytes; a seal of thousands of segments has some hundred kilobytes
 _TEXTS_AT_ONCE = 256  # outputs of reasoning models have tens of kilobytes each
 _NAMES = [c.name for c in COLUMNS if c.kind == "name"]
 _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
@@ -113,7 +113,7 @@ def read_seal(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _is_seal(content: Any) -> bool:
-    """Whether the parts of a seal that readers use are there, with their types."""
+    """Whether a seal has the parts that readers use, with the right types."""
     if not isinstance(content, dict) or not isinstance(content.get("format"), int):
         return False
     segments, hashes = content.get("segments"), content.get("sha256")

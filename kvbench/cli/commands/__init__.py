@@ -1,1 +1,1 @@
-"""One file per command. A command's module is imported when the command is asked for."""
+"""One file per command. A command's module is imported when the user calls the command."""

@@ -123,7 +123,7 @@ def audit(
 
 
 def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple[str, Method]]:
-    """The methods with their options, by the name that tables show. Raises UserError."""
+    """The chosen methods with their options, by the name that tables show. Raises UserError."""
     if every and names:
         raise UserError("give methods or --all, not both.")
     if not every and not names:
@@ -162,7 +162,7 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
 
 
 def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[str, str]]:
-    """An option as `choose.parse` takes it for this method; empty if it belongs to others."""
+    """The option in the form that `choose.parse` takes, if it applies to this method; else empty."""
     if "(" in name:
         return []
     parts = name.split("+")

@@ -20,8 +20,8 @@ def audit_parity(folder: Path, as_json: bool) -> int:
     """Run all cases below a folder, print a table or one JSON document to stdout.
 
     Returns:
-        The exit code: 0 when every decision of every covered case equals the reference's up to ties, every value
-        within rounding, and at least one case is covered; 1 otherwise.
+        The exit code: 0 when at least one case is covered, every decision of every covered case equals the reference's
+        up to ties, and every value equals it up to rounding; 1 otherwise.
     """
     from kvbench.audit.parity.cases import load_cases
     from kvbench.audit.parity.compare import run_case
@@ -41,7 +41,7 @@ def audit_parity(folder: Path, as_json: bool) -> int:
                     rows.append(_row(case, plan, run_case(case, plan)))
             except NotCoveredError as reason:
                 not_covered.append({"case": case.name, "variant": case.variant, "reason": str(reason)})
-            case.__dict__.pop("tensors", None)  # so that memory holds one case at a time
+            case.__dict__.pop("tensors", None)  # keep only one case in memory
     equal = bool(rows or numbers) and all(row["equal"] for row in rows + numbers)
     if as_json:
         document = {"folder": str(folder), "equal": equal, "cases": rows, "values": numbers, "not_covered": not_covered}
@@ -112,7 +112,7 @@ def _table(title: str, headings: Sequence[str], left: int, rows: Iterable[Sequen
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
-    """One comparison of decisions."""
+    """The cells of a table row: one comparison of decisions."""
     options = " ".join(f"{name}={plain(value)}" for name, value in row["options"].items())
     steps = str(row["steps"])
     if row["mode"] == "sorted steps":

@@ -68,7 +68,7 @@ def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool)
 
 
 def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """The rows of a process of another user. Raises OSError when it cannot run any."""
+    """Run the attacks in a process of another user and yield its rows. Raises OSError when no attack could run."""
     with tempfile.TemporaryDirectory(prefix="kvbench-ordinary-") as folder, tempfile.TemporaryFile() as errors:
         os.chmod(folder, 0o755)
         command = [sys.executable, "-P", "-m", "kvbench.audit.attacks.ordinary", folder, "kvbench.audit.attacks.corpus"]

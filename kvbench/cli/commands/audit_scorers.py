@@ -1,4 +1,4 @@
-"""``kvbench audit --scorers DIR``: compares our scorers with recorded results of the official ones."""
+"""``kvbench audit --scorers DIR``: compares our scorers with recorded results of the official scorers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from kvbench.errors import quote
 if TYPE_CHECKING:
     from kvbench.audit.scorers import Row
 
-SHOWN = 3  # differences per file
+SHOWN = 3  # printed differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:

@@ -67,7 +67,7 @@ def bench(
 
 
 def _parsed(method: str, sequences: str, raw: dict[str, tuple[Any, str]]) -> dict[str, Any]:
-    """Checked values by field of `Setting`. raw: parser and text of each option."""
+    """Checked values, by field of `Setting`. raw: each option's parser and text."""
     problems = Problems()
     values: dict[str, Any] = {}
     for name, (parser, text) in raw.items():

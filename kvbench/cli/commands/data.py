@@ -196,7 +196,7 @@ def _source(data: str | None, revision: str | None) -> Data:
 
 
 def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | None]:
-    """Named tasks, each once, with the manifest of their data; None for a task that reads no data files."""
+    """Named tasks, each once, with the manifests of their data; None for a task without data files."""
     manifests: dict[str, Manifest | None] = {}
     for name in names:
         with problems.collect():
@@ -254,7 +254,7 @@ def _print(rows: list[dict[str, Any]]) -> None:
 
 
 class _Bytes(Progress):
-    """Bytes of a download instead of rows."""
+    """Progress of a download in bytes instead of rows."""
 
     def show(self, name: str, done: int, total: int | None) -> None:
         if quote(name)[1:-1] != self._cell:

@@ -1,4 +1,4 @@
-"""``kvbench list methods|tasks|models [NAME]``: all of them, or one with its options. Imports no torch."""
+"""``kvbench list methods|tasks|models [NAME]``: all methods, tasks or models, or one in full. Imports no torch."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def _method(name: str) -> dict[str, Any]:
 
 
 def _pair(name: str, method: Any) -> dict[str, Any]:
-    """Two methods under one budget."""
+    """Properties of two methods under one budget (``snapkv+gkv``)."""
     first, second = name.split("+")
     parts: list[Any] = [registry.methods.get(part) for part in (first, second)]
     both: dict[str, Any] = {
@@ -151,7 +151,7 @@ def _tasks() -> list[dict[str, Any]]:
 
 
 def _questions(tasks: list[Task]) -> int | None:
-    """The number of questions of several tasks; None where only the data tell."""
+    """The number of questions of several tasks; None if it is unknown without the data."""
     sizes = [task.size() for task in tasks]
     return None if None in sizes or not sizes else sum(size or 0 for size in sizes)
 

@@ -102,7 +102,7 @@ def _from_file(options: Any) -> dict[str, Any]:
 
 
 def _innermost(error: BaseException) -> str:
-    """The module that raised."""
+    """The name of the module that raised the error."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next

@@ -1,5 +1,5 @@
-"""``kvbench replay``: methods read finished answers again, and what they predict is compared with the full cache, or
-what they hold and what is attended to is looked at in other ways (``--analysis``).
+"""``kvbench replay``: methods read finished answers again, and their predictions are compared with the full cache's;
+with ``--analysis``, their caches and the model's attention are analysed instead.
 
 Checks come first; `kvbench.replay` does the work and imports torch.
 """
@@ -54,7 +54,7 @@ Analyses:
 {chr(10).join(f"  {name}: {kind.about}" for name, kind in analyses().items())}
 """
 ALL = "all"
-LIMIT = "64"  # answers of each task
+LIMIT = "64"  # answers per task
 
 Methods = Annotated[
     list[str] | None,
@@ -157,7 +157,7 @@ def replay(
 
 
 def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems) -> list[type[Analysis]]:
-    """The analyses that were asked for. Options that they would not look at are refused."""
+    """The analyses that the user chose. Refuses options that these analyses ignore."""
     with problems.collect():
         if not given:
             if flags["sample"] is not None:
@@ -186,8 +186,8 @@ def _names(given: list[str] | None, problems: Problems) -> list[str]:
 
 
 def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, problems: Problems) -> RunConfig | None:
-    """What was asked for as a run's configuration; of a run, its own with the methods and budgets that were given."""
-    typed = {**flags, "method": methods, "plugin": None}  # plug-ins are loaded
+    """The typed options as a run's configuration; with --run, that run's configuration with the typed methods."""
+    typed = {**flags, "method": methods, "plugin": None}  # plug-ins are loaded already
     if run is None:
         return build(gather(typed, os.environ), problems)
     with problems.collect():
@@ -196,7 +196,7 @@ def _config(flags: Mapping[str, Any], methods: list[str], run: str | None, probl
 
 
 def _check(config: RunConfig, problems: Problems) -> None:
-    """What a run would refuse too, apart from methods: `kvbench.replay.choices` checks these."""
+    """Check all that `kvbench run` checks, except methods: `kvbench.replay.choices` checks methods."""
     with problems.collect():
         info = describe(config.model_place, config.revision)
         grids = tuple(Grid(methods=(), tasks=g.tasks, budgets=g.budgets, limit=g.limit) for g in config.grids)
@@ -205,14 +205,14 @@ def _check(config: RunConfig, problems: Problems) -> None:
 
 
 def _unscored(config: RunConfig) -> RunConfig:
-    """Nothing is scored here, so neither a judge nor a sandbox is needed."""
+    """The configuration without judge and sandbox, because replay scores nothing."""
     return dataclasses.replace(config, judge="none", unsafe_run_code=True)
 
 
 def _work(
     config: RunConfig, asked: Work, progress: Readings
 ) -> tuple[list[Result], dict[type[Analysis], list[Row]], list[LeftOut]]:
-    """The results of the comparison or the rows of the analyses, and the methods that were left out."""
+    """The results of the comparison or the rows of the analyses, and the methods left out."""
     from kvbench.replay.session import Session
     from kvbench.runner.inputs import read_inputs
 

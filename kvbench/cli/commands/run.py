@@ -1,4 +1,4 @@
-"""``kvbench run``: its options. `kvbench.cli.start` gathers, checks and starts; help needs none of that."""
+"""``kvbench run``: its options. `kvbench.cli.start` gathers, checks and starts; ``--help`` does not import it."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ def _score(config: RunConfig, folder: Path, *, every: bool, take_over: bool, qui
         opened.done_keys()
         for text in opened.notices:
             terminal.warning(text)
-        # Answers scored by two versions of a task would be averaged as one: either all or none.
+        # Scores of two versions of a task must not be averaged: score all answers again, or none.
         before = opened.info["environment"]
         same_run.check_data(folder.name, before["tasks"], inputs.tasks(), versions=not every)
         same_run.check_prompt_files(folder.name, before, same_run.model_record(config, models.state(inputs.info)))
@@ -105,7 +105,7 @@ def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> N
 
 
 def _again(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """The settings that the same command needs again, with the values of this time."""
+    """The settings that the same command needs again, with their present values."""
     info = manifest.read(folder)
     now = {key: getattr(config, key) for key in OPERATIONAL}
     unsafe = {"unsafe_run_code": True} if config.unsafe_run_code else {}

@@ -1,7 +1,7 @@
 """``kvbench show RUN [--sample ID]``: the record of a run, and the texts of one question. Imports no torch.
 
-Model-written text is printed with control characters escaped, never raw. Of a conversation a run stores the first
-prompt and every answer; its later questions come from the task's data, where these are on this machine.
+Model-written text is printed with control characters escaped, never raw. A run stores the first prompt and every answer
+of a conversation; the later questions come from the task's data, if they are on this machine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def show_(
 
 
 def one_run(name: str, out: Path) -> Path:
-    """The folder of one run, by its path or its name."""
+    """The folder of a run, given by path or name."""
     runs = find_runs([name], out)
     if len(runs) > 1 or not runs[0].is_dir():
         listed = ", ".join(path.name for path in runs)
@@ -158,7 +158,7 @@ def _later_questions(info: dict[str, Any], entry: dict[str, Any]) -> list[str]:
 
 
 def _method(folder: Path, name: str, there: list[str]) -> str:
-    """A method of the run by its name. Its file need not be installed here."""
+    """The run's method of this name. The method need not be installed here."""
     plain = name.strip().lower()
     if plain in there:
         return plain
@@ -171,7 +171,7 @@ def _method(folder: Path, name: str, there: list[str]) -> str:
 
 
 def _plain(row: pd.Series) -> dict[str, Any]:
-    """A row in JSON types without its empty columns."""
+    """A row in JSON types, without empty columns."""
     kept = row.dropna()
     return {
         k: v.isoformat() if hasattr(v, "isoformat") else getattr(v, "item", lambda v=v: v)() for k, v in kept.items()
@@ -187,7 +187,7 @@ def _texts(texts: pd.DataFrame, key: str) -> dict[str, Any]:
 
 
 def _turns(text: str) -> list[str] | None:
-    """The answers of all turns; None where the table has no list of texts."""
+    """The answers of all turns; None if the table holds no list of texts."""
     try:
         turns = parse(text)
     except ValueError:

@@ -217,7 +217,7 @@ def _table(
 
 
 def _print_trained(done: Trained) -> None:
-    """Held-out figures before and after."""
+    """Print held-out figures before and after training."""
     table = terminal.grid("held out", "before", "after", right=("before", "after"))
     for name in done.after:
         table.add_row(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}")
@@ -226,7 +226,7 @@ def _print_trained(done: Trained) -> None:
 
 
 def _print_table(heads: HeadTable) -> None:
-    """The most important heads."""
+    """Print the most important heads."""
     columns = ("layer", "query head", "importance")
     table = terminal.grid(*columns, right=columns)
     width, importance = heads.table.shape[1], heads.table.flatten()

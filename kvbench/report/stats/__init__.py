@@ -1,4 +1,4 @@
-"""From scores to statements: means with error bars, paired comparisons, pass@k, majority votes, families of tests.
+"""Statistics of scores: means with error bars, paired comparisons, pass@k, majority votes, families of tests.
 
 Scores come as one sequence per question (its samples, 0/1 or a share), questions in any fixed order:
 

@@ -1,11 +1,11 @@
-"""Questions that share a source: the standard error of a mean over them, and how many degrees of freedom it has.
+"""Questions that share a source: the standard error of a mean over them, and its degrees of freedom.
 
 A mean over questions whose clusters are about equal gets the bias-reduced standard error CR2 (Bell and McCaffrey 2002)
-with Satterthwaite's degrees of freedom. With one question per cluster, both are those of the ordinary t.
+with Satterthwaite's degrees of freedom. With one question per cluster, both equal the ordinary t test's.
 
-Where one cluster weighs much more than the others, the residuals hardly show its part of the error, and no t holds its
-level. Such clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error is that of
-two variance components, between clusters and within.
+If one cluster weighs much more than the others, the residuals hardly show its part of the error, and no t test holds
+its level. These clusters are `lopsided`: tests flip the signs of whole clusters instead, and the standard error comes
+from two variance components, between clusters and within.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 # A t test over clusters at or above both has 3 to 7% false alarms at 5%, whether a cluster's questions agree or not.
-LEAST_FREEDOM = 2 / 3  # Satterthwaite's degrees of freedom as a share of those of equal clusters
+LEAST_FREEDOM = 2 / 3  # Satterthwaite's degrees of freedom over the degrees of freedom of equal clusters
 LEAST_SEEN = 0.8  # share of the variance that CR2 sees when all questions of a cluster agree
 
-CORRELATIONS = (0.0, 0.01, 0.02, 0.05, *(step / 20 for step in range(2, 20)), 0.98, 0.99, 0.999)  # that are tried
+CORRELATIONS = (0.0, 0.01, 0.02, 0.05, *(step / 20 for step in range(2, 20)), 0.98, 0.99, 0.999)  # that the fit tries
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class Clusters:
         return bool(self.df < LEAST_FREEDOM * (self.count - 1) or seen < LEAST_SEEN)
 
     def standard_error(self, values: Floats) -> float:
-        """Of the mean of `values`, one for each question. NaN with one cluster."""
+        """The standard error of the mean of `values`, one value per question. NaN with one cluster."""
         import numpy as np
 
         if self.count < 2:
@@ -99,14 +99,14 @@ class Clusters:
         return float(np.sqrt(np.sum(self.residuals(values) ** 2)) / self.questions)
 
     def residuals(self, values: Floats) -> Floats:
-        """Each cluster's sum of deviations from the mean: as CR2 weighs it, or, if lopsided, in units of its sd."""
+        """Each cluster's sum of deviations from the mean: weighted as in CR2 or, if lopsided, divided by its sd."""
         import numpy as np
 
         sums = self.sums(values - values.mean())
         return np.asarray(sums / np.sqrt(self.variances(values) if self.lopsided else 1 - self.sizes / self.questions))
 
     def variances(self, values: Floats) -> Floats:
-        """Of the sum of each cluster, by the two components."""
+        """The variance of each cluster's sum, from the two components."""
         between, within = self.components(values)
         return within * self.sizes + between * self.sizes**2
 
@@ -132,14 +132,15 @@ class Clusters:
         return CORRELATIONS[best] * total, (1 - CORRELATIONS[best]) * total
 
     def correlation(self, values: Floats) -> float:
-        """Of the values of two questions of one cluster; 0 where no two questions share one."""
+        """The correlation of two questions of one cluster; 0 if no two questions share a cluster."""
         between, within = self.components(values)
         return between / (between + within) if between > 0 else 0.0
 
     def repeats(self, values: Floats) -> float:
-        """How many questions count as one: 1 where a cluster's questions do not depend on each other.
+        """How many questions count as one: 1 if a cluster's questions do not depend on each other.
 
-        Few right answers hardly show how far they do: unequal clusters are taken a quarter of the way to the most.
+        Few right answers hardly show the dependence, so unequal clusters get the value a quarter of the way (in
+        logarithms) from the estimate to full dependence.
         """
         import numpy as np
 

@@ -25,7 +25,7 @@ class Paired:
     """A against B over the same questions. `diff` is mean A - mean B; `p` is two-sided.
 
     `test`: "t", "sign flips" (of whole clusters, where t does not hold its level), "equal differences" (no spread: the
-    exact p of the sign flips) or "none" (so few clusters that even equal signs of all give more than 5%).
+    exact p of the sign flips) or "none" (so few clusters that even equal signs of all clusters give p above 5%).
     """
 
     diff: float
@@ -41,14 +41,14 @@ class Paired:
     test: str
     clusters: int
     largest: int  # questions of the largest cluster
-    equal: bool  # whether all clusters have as many questions
+    equal: bool  # whether all clusters have equally many questions
     tail: float  # how much more `se` varies than that of normal differences
     flipped: tuple[tuple[float, float], ...]  # sum of differences and size of each cluster whose sign flips; else empty
 
     def drop(self, alpha: float) -> float:
-        """The true drop that the test finds with 80% power, two-sided at `alpha`.
+        """The smallest true drop that the test finds with 80% power, two-sided at `alpha`.
 
-        Without spread: the drop that takes whole questions from right to wrong.
+        If all differences are equal: the drop when whole questions turn from right to wrong.
         """
         if self.test == "equal differences":
             return whole_questions_drop(self.clusters, alpha=alpha)
@@ -78,11 +78,11 @@ def paired(
     permutations: int = 10_000,
     seed: int = 0,
 ) -> Paired:
-    """Compare A and B question by question. The alarm is the paired t test; sign flips stand beside it.
+    """Compare A and B question by question: `p` is that of the paired t test, `p_sign_flip` that of sign flips.
 
-    Question i of `a` and of `b` must be the same question. Identical tables give p = 1. Where all differences are
-    equal, t says nothing; `p` is then the exact one of the sign flips. Where clusters are lopsided, p and the interval
-    are those of the sign flips too.
+    Question i of `a` and of `b` must be the same question. Identical tables give p = 1. If all differences are equal,
+    t says nothing, and `p` is the exact p of the sign flips. If clusters are lopsided, `p` and the interval come from
+    the sign flips too.
     """
     if len(a) != len(b):
         raise ValueError(f"{len(a)} and {len(b)} questions cannot be paired")
@@ -136,7 +136,7 @@ def _tail(diffs: Floats, groups: Clusters) -> float:
 
 
 def _no_spread(diff: float, groups: Clusters, level: float, shares: bool) -> _Test:
-    """All differences are equal. A new question may still have another one, anywhere between -1 and 1."""
+    """The test when all differences are equal. A new question may still have any difference between -1 and 1."""
     bound = unseen(groups, level) if shares else 0.0
     p = least_p(groups.count) if diff else 1.0
     return _Test("equal differences", p, diff - bound * (1 + diff), diff + bound * (1 - diff))

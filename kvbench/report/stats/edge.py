@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 PRIOR = 0.75
 MOST_TRIALS = 64
-SHARES = 32  # trials that a share other than 0 and 1 is taken for
+SHARES = 32  # 0/1 trials that stand for a score between 0 and 1
 
 
 def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -> tuple[float, float]:
@@ -47,7 +47,7 @@ def edge_interval(scores: Scores, means: Floats, repeats: float, level: float) -
 
 
 def _trials(scores: Scores) -> int:
-    """How many 0/1 trials a question's mean is taken for."""
+    """Number of 0/1 trials that stand for a question's mean."""
     import numpy as np
 
     every = np.concatenate([np.asarray(question, dtype=float) for question in scores])

@@ -49,12 +49,12 @@ def least_p(clusters: int) -> float:
 
 
 def fewest_clusters(alpha: float) -> int:
-    """The clusters from which on the test can reject at `alpha`: 6 at 5%."""
+    """The smallest number of clusters with which the test can reject at `alpha`: 6 at 5%."""
     return math.ceil(1 - math.log2(alpha))
 
 
 def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
-    """Signs, one pattern a row, the unflipped one first. The first cluster keeps its sign: -x is as large as x."""
+    """Signs, one pattern per row, the unflipped first. The first cluster keeps its sign, because |-x| = |x|."""
     import numpy as np
 
     free = clusters - 1
@@ -67,11 +67,11 @@ def patterns(clusters: int, permutations: int, seed: int = 0) -> Floats:
 
 
 def limits(sums: Floats, sizes: Floats, signs: Floats, alpha: float) -> tuple[Floats, Floats]:
-    """How far below and above its mean each row of cluster sums still agrees with a difference: the test inverted.
+    """The interval of the test inverted: for each row of cluster sums, its distances below and above the mean.
 
     A difference of u more than the mean is kept while enough patterns give at least its size: |c - b u| >= Q u, with b
-    the pattern's sum of sizes and c its sum of the rest. Each pattern's bound has a closed form, and the limit is that
-    of the pattern at rank `alpha`. Infinite where there are too few patterns.
+    the pattern's sum of sizes and c its sum of the rest. Each pattern's bound has a closed form, and the limit is the
+    bound of the pattern at rank `alpha`. Infinite if there are too few patterns.
     """
     import numpy as np
 

@@ -94,9 +94,9 @@ def _interval(
 
 
 def unseen(groups: Clusters, level: float) -> float:
-    """The largest share of questions that may differ where none of these does: 3 / Q at 95% and equal clusters.
+    """The largest share of questions that may differ when no observed question does: 3 / Q at 95%, equal clusters.
 
-    (1 - bound)^n = 1 - level, with n the number of clusters, or of equal ones that weigh as much as unequal ones.
+    (1 - bound)^n = 1 - level, with n the number of clusters; if they are unequal, of equal clusters of that weight.
     """
     import numpy as np
 

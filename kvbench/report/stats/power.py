@@ -1,8 +1,8 @@
 """The smallest true drop that a comparison finds with a given power.
 
-smallest_drop(se, df, sides=2, alpha=0.05 / 8)     # of a two-sided t test at Holm's strictest step among eight
-flips_drop(sums_and_sizes, alpha=0.05)             # of sign flips of whole clusters
-whole_questions_drop(30, alpha=0.05)               # where the data show no spread
+    smallest_drop(se, df, sides=2, alpha=0.05 / 8)     # of a two-sided t test at Holm's strictest step among eight
+    flips_drop(sums_and_sizes, alpha=0.05)             # of sign flips of whole clusters
+    whole_questions_drop(30, alpha=0.05)               # for data without spread
 
 A drop is found when it exceeds half the width of the interval that the test itself gives at `alpha`, plus the noise of
 the mean. All figures are right on average over tables: their mean is the drop that has the power.
@@ -30,9 +30,9 @@ MOST_CORRECTION = 4.0  # of fourth powers; that of about 8 clusters
 def smallest_drop(
     se: float, df: float, *, power: float = POWER, alpha: float = 0.05, sides: int = 1, tail: float = 0.0
 ) -> float:
-    """The true drop that a t test with this standard error finds with the given power. NaN without spread.
+    """The smallest true drop that a t test with this standard error finds with the given power. NaN without spread.
 
-    `tail`: how much more than that of normal data the standard error varies (`tail_of`).
+    `tail`: how much more the standard error varies than that of normal data (`tail_of`).
     """
     from scipy.special import stdtrit
 
@@ -57,9 +57,9 @@ def _beyond(half: float, critical: float, varies: float, power: float) -> float:
 def tail_of(residuals: Floats, df: float) -> float:
     """Extra variation of a standard error between tables, beyond the 1 / (2 df) of normal data.
 
-    `residuals` are those of clusters. Where a few hold most of the sum of squares, their fourth powers exceed those of
-    normal ones. A few clusters show only a part of a heavy tail: the excess gets Fisher's correction of a sample's
-    kurtosis twice. Once leaves a power of 75 to 80% near 0 and 1, twice 77 to 83% (simulated).
+    `residuals`: one per cluster. If a few of them hold most of the sum of squares, their fourth powers exceed those of
+    normal data. Few clusters show only a part of a heavy tail, so the excess gets Fisher's correction of a sample's
+    kurtosis twice: one correction leaves a power of 75 to 80% near 0 and 1, two leave 77 to 83% (simulated).
     """
     squares = residuals**2
     total = float(squares.sum())
@@ -73,11 +73,11 @@ def tail_of(residuals: Floats, df: float) -> float:
 def flips_drop(
     clusters: Sequence[tuple[float, float]], *, power: float = POWER, alpha: float = 0.05, tail: float = 0.0
 ) -> float:
-    """The same for two-sided sign flips of clusters: (sum of differences, size) of each. NaN where nothing is found.
+    """The smallest true drop that two-sided sign flips of clusters find with the given power. NaN if they find none.
 
-    Half the width of the test's own interval needs no estimate of how far questions of a cluster agree, which few
-    clusters hardly show. It is taken to vary as that of t over as many equal clusters, whatever their sizes: the power
-    is then rather more than less than promised (simulated).
+    `clusters`: (sum of differences, size) of each. Half the width of the test's own interval needs no estimate of how
+    far a cluster's questions agree, which few clusters hardly show. This width is taken to vary as the t interval does
+    over as many equal clusters: the power is then at least about as high as promised (simulated).
     """
     import numpy as np
     from scipy.special import ndtri

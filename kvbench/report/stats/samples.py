@@ -29,7 +29,7 @@ def question_means(scores: Scores) -> Floats:
 
 
 def by_length(scores: Scores) -> Iterator[tuple[list[int], Floats]]:
-    """Questions with equally many samples together: their places, and their scores as [questions, samples]."""
+    """Questions grouped by their number of samples: their indices, and their scores as [questions, samples]."""
     import numpy as np
 
     places: dict[int, list[int]] = {}
@@ -56,7 +56,7 @@ def mean_pass_at_k(scores: Scores, k: int) -> float:
 def maj_at_n(
     answers: Sequence[Sequence[str | None]], scores: Scores, *, same: Callable[[str], str] = str.strip
 ) -> float:
-    """Score of each question's most frequent answer, ties to the one that came first; without any answer 0.
+    """Mean score of the questions' most frequent answers; ties go to the first answer, no answer scores 0.
 
     `same` maps an answer to its spelling for the vote (`kvbench.scoring.math.normalise_answer` for mathematics).
     """

@@ -12,8 +12,8 @@ from kvbench.report.stats.compare import ALPHA, Paired
 class Judged:
     """The printed verdict of a comparison.
 
-    verdict: better, worse, tied (its interval holds zero), unclear (it does not, but the adjusted test is not sure
-    either) or unknown (so few clusters that an exact test could not reach 5%: up to five).
+    verdict: better, worse, tied (its interval holds zero), unclear (its interval excludes zero, but the adjusted p is
+    above 5%) or unknown (at most five clusters: an exact test cannot reach 5%).
     `smallest_drop`: the true drop that gets `worse` with 80% power if the others of the family have none. Holm then
     tests it at its strictest step, alpha / comparisons, two-sided; with other drops in the family the power is higher.
     """
