@@ -62,7 +62,7 @@ class Base:
 
 
 def model_fields(config: Any) -> dict[str, Any]:
-    """Return the `FIELDS` of a transformers configuration or parsed ``config.json``; of its text part, if it has one."""
+    """Return the `FIELDS` of a transformers configuration or a parsed ``config.json`` (of its text part, if any)."""
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     elif config.get("text_config"):
