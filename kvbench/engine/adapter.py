@@ -1,11 +1,11 @@
-"""A low-rank adapter that is on for the rows of one probe only: W x + scaling B A x on the linear layers it names.
+"""A low-rank adapter, active only while the model reads a probe: W x + scaling B A x in the linear layers it names.
 
     with adapted(model, weights):
         model(inputs_embeds=...)
 
 Tensors are named ``A.<layer>.<projection>`` [r, in] and ``B.<layer>.<projection>`` [out, r], such as ``A.3.q_proj``,
-beside ``scaling`` [1]. Hu et al., LoRA, arXiv 2106.09685. Own code rather than peft: the model stays the unmodified
-one whose prompt keys and values must not change by a bit.
+beside ``scaling`` [1]. Hu et al., LoRA, arXiv 2106.09685. Own code rather than peft, which modifies the model: the
+prompt's keys and values must stay bit-equal to those of the unmodified model.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PLACE = re.compile(rf"(?:^|\.)layers\.(\d+)\.(?:.*\.)?({'|'.join(PROJECTIONS)})
 
 
 def projections(model: Any) -> dict[str, torch.nn.Linear]:
-    """The linear layers that an adapter may name, by ``<layer>.<projection>``."""
+    """Return the linear layers that an adapter may name, keyed by ``<layer>.<projection>``."""
     return {
         f"{found[1]}.{found[2]}": module
         for name, module in model.named_modules()
@@ -34,7 +34,7 @@ def projections(model: Any) -> dict[str, torch.nn.Linear]:
 
 @contextlib.contextmanager
 def adapted(model: Any, weights: Mapping[str, torch.Tensor]) -> Iterator[None]:
-    """Add the adapter to every row that the model reads inside the block. Raises SetupError where it does not fit."""
+    """Apply the adapter in every forward pass inside the block. Raises SetupError when it does not fit the model."""
     places = projections(model)
     hooks = []
     try:

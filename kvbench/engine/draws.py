@@ -14,9 +14,9 @@ from kvbench.records import Sampling
 def next_tokens(
     logits: torch.Tensor, rows: Collection[Sequence | None], sampling: Sampling, stop_ids: Collection[int]
 ) -> tuple[list[int], list[bool]]:
-    """Tokens of logits [R, V], and whether the logit of each is NaN or infinite. Rows without a sequence draw anything.
+    """Return the next token per row of logits [R, V], and whether that token's logit is NaN or infinite.
 
-    stop_ids: end tokens of the model.
+    Rows without a sequence get an arbitrary token. stop_ids: end tokens of the model.
     """
     device = logits.device
     held = [(i, s) for i, s in enumerate(rows) if s and len(s.tokens) < s.request.min_new_tokens and not s.pending]

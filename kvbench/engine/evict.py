@@ -1,6 +1,6 @@
-"""Evictions while decoding: a method decides about the slots that are due, and their cache is compacted in place.
+"""Evictions while decoding: a method decides about the slots that are due; the cache of those slots is compacted.
 
-The evictions of a prompt are those of `cache.prompt.PromptCache`.
+`cache.prompt.PromptCache` evicts while a prompt is read.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from kvbench.eviction.view import LayerView
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Score on one CPU thread: with more, the last bits of a batched product depend on which sequences are evicted
-    together.
+    """Run the block on one CPU thread: with more, the last bits of a batched product depend on which sequences are
+    evicted together.
     """
     before = torch.get_num_threads()
     if device.type == "cpu" and before > 1:
@@ -35,8 +35,8 @@ class Evictor:
     """Applies one method to the sequences of a cache.
 
     Args:
-        rules: the budget is not theirs but that of each sequence, see `start`.
-        log: receives what every eviction kept.
+        rules: their budget is ignored; each sequence has its budget from `start`.
+        log: receives the kept positions of every eviction.
     """
 
     def __init__(self, rules: Rules, cache: SlotCache, log: KeptLog | None = None) -> None:
@@ -54,14 +54,14 @@ class Evictor:
         self._ordinals = {store.geometry.index: i for i, store in enumerate(cache.evicting)}
 
     def start(self, slot: int, budget: int | None, prompt_len: int, noise_key: int, evictions: int = 0) -> None:
-        """A new sequence occupies `slot`."""
+        """Register a new sequence in `slot`, with its budget, prompt length and evictions so far."""
         self.budget[slot], self.prompt_len[slot] = budget, prompt_len
         self.noise_key[slot], self.evictions[slot] = noise.signed64(noise_key), evictions
 
     def tick(self, slots: Sequence[int]) -> list[int]:
-        """An interval of these slots has ended: observe, and evict where more than the budget is held.
+        """Let the method observe these slots, whose interval has ended, and evict those that hold too many entries.
 
-        Returns the slots that were reduced.
+        Returns the slots that lost entries.
         """
         stores = self.cache.evicting
         self._batches_of_tick.clear()
@@ -78,7 +78,7 @@ class Evictor:
         self.cache.settle(due)
         for s in due:
             self.evictions[s] += 1
-            check_held(self.cache.held(s), sizes[s])  # layers were decided about one by one
+            check_held(self.cache.held(s), sizes[s])  # the method may have decided layer by layer
         return [s for s in due if self.cache.held(s) < held[s]]
 
     def _allowed(self, slot: int) -> int:
@@ -86,7 +86,7 @@ class Evictor:
         return allowed(self.method, self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
 
     def _batches(self, slots: Sequence[int], stores: Sequence[EvictingStore], sizes: dict[int, int]) -> list[SlotBatch]:
-        """Slots that the cache can show together and that may keep equally many entries."""
+        """Group slots that the cache can show together and that may keep equally many entries."""
         batches = []
         for group in self.cache.batches(slots, stores):
             for size in sorted({sizes[s] for s in group}):

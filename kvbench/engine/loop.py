@@ -1,9 +1,8 @@
-"""The generation loop: slots, continuous refill, one decode step after the other, eviction at each sequence's own
-ticks.
+"""The generation loop: slots with continuous refill, decode steps, and evictions at each sequence's own ticks.
 
-A prompt is read once and its evicted cache copied to the slots of its samples. A finished sequence's slot is refilled
-at once. Every step runs all slots, idle ones included, so shapes never change: with the slot count fixed, a
-sequence's tokens are bit-equal whatever runs beside it.
+The engine reads a prompt once and copies its evicted cache to the slots of its samples. It refills the slot of a
+finished sequence at once. Every step runs all slots, idle ones included, so shapes never change: with the slot count
+fixed, a sequence's tokens are bit-equal whatever the other slots hold.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request, Sampling
 
 Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each step
-Admission = tuple[PromptState, deque[Sequence]]  # a prompt and its samples without a slot
+Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and its samples that wait for a slot
 
 
 class Engine:
@@ -40,21 +39,22 @@ class Engine:
     Args:
         loaded: model, tokenizer and geometry.
         method: the eviction method.
-        budget: entries per layer and KV head, or as a float the share of each prompt; None exactly when the method
-            takes none.
+        budget: entries per layer and KV head, or a float: the share of each prompt's entries. None exactly when the
+            method takes no budget.
+        interval: generated tokens between two ticks.
         slots: sequences decoded at once.
         max_tokens: longest prompt plus output; `max_output`: longest output; `tail`: longest part of a prompt that is
-            read after its compression. They size the rows of a slot.
+            read after its compression. These three size the rows of a slot.
         prefill_chunk, prefill: see `prefill.PromptReader`.
-        layout: of the cache; "auto" is dense for methods that keep heads equal and paged for others.
-        log: receives what every eviction kept, as (noise key, tokens seen, layer, positions of each head); a prompt's
-            key is that of sample -1.
+        layout: of the cache; "auto" is dense for methods that keep equally many entries in every head, else paged.
+        log: receives the kept entries of every eviction, as (noise key, tokens seen, layer, positions per head); the
+            noise key of a prompt is that of sample -1.
         on_step: progress callback.
 
     Raises:
         UserError: the method cannot serve this model.
         SetupError: weights that the method needs are missing or belong to another model.
-        OutOfMemory: so many slots do not fit.
+        OutOfMemory: the slots do not fit into memory.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Engine:
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield every sample of every request as it finishes. All requests must share one `Sampling`.
 
-        Raises OutOfMemory, after which the engine is of no more use.
+        Raises OutOfMemory, after which the engine cannot be used again.
         """
         try:
             yield from self._generate(requests)
@@ -125,7 +125,7 @@ class Engine:
         return Sequence(request, sample, noise.signed64(request.noise_key(sample)))
 
     def _read(self, request: Request, sequences: list[Sequence]) -> Admission | None:
-        """Read a prompt. One that the context cannot hold ends here."""
+        """Read a prompt. When it is empty or too long for the context, fail its samples and return None."""
         longest = request.max_tokens or len(request.prompt_ids) + request.max_new_tokens
         if self.max_tokens < longest <= self.loaded.context:
             raise ValueError(f"a request of {longest} tokens in an engine made for max_tokens={self.max_tokens}")
@@ -143,7 +143,10 @@ class Engine:
         return prompt, deque(sequences)
 
     def _admit(self, prompt: PromptState, waiting: deque[Sequence]) -> Admission | None:
-        """Give waiting samples of a prompt their first token and a free slot each. Returns those that still wait."""
+        """Draw a first token for waiting samples of a prompt and seat them in free slots.
+
+        Returns the samples that still wait, None when all have a slot.
+        """
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]
         tokens, bad = self._draw(prompt.logits.expand(len(started), -1), started)
@@ -177,7 +180,7 @@ class Engine:
         return next_tokens(logits, rows, self._sampling, self.loaded.stop_ids)
 
     def _step(self) -> None:
-        """One token for every slot, then the evictions that are due."""
+        """Decode one token per slot, then run the evictions that are due."""
         began = self._now()
         cache, device, live = self.cache, self.loaded.device, self.slots.live()
         slots = [slot for slot, _ in live]
@@ -208,18 +211,21 @@ class Engine:
                 self._release(slot)
             elif sequence.tokens or sequence.pending:
                 self.slots.seat(slot, sequence)
-            else:  # its next turn is a new prompt
+            else:  # the next turn is a new prompt, queued by `_goes_on`
                 self._release(slot)
 
     def _goes_on(self, sequence: Sequence, seen: int) -> bool:
-        """Begin a finished sequence's next turn, if it has one: in its slot, or first in the queue as a new prompt."""
+        """Begin the next turn of a finished sequence, in its slot or as a new prompt at the head of the queue.
+
+        Returns False when the sequence has no next turn.
+        """
         follow = sequence.follow(self.loaded.decode, seen)
         if follow is not None and follow.fresh:
             self._queue.appendleft((sequence.request, [sequence]))
         return follow is not None
 
     def _queries_wanted(self, live: list[tuple[int, Sequence]]) -> bool:
-        """Whether this step's queries can still be among the stored ones at some sequence's next tick."""
+        """Return whether some sequence's next tick can read the queries of this step: later queries overwrite them."""
         width = self.cache.shape.queries
         if width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
             return width > 0
@@ -232,7 +238,7 @@ class Engine:
             self.on_step(len(live), total, len(live))
 
     def _hold(self, sequence: Sequence, slot: int) -> int:
-        """Note the entries and bytes of a slot; returns its live bytes."""
+        """Note the entries and bytes that a slot holds in its sequence's meter; return its live bytes."""
         cache, size = self.cache, self.cache.live_bytes(slot)
         sequence.meter.note_held(cache.held(slot) * self._copies, size, cache.extra_bytes(slot))
         return size
@@ -244,7 +250,7 @@ class Engine:
         self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes()))
 
     def _release(self, slot: int) -> None:
-        """An idle slot goes on computing a one-entry row at position 0, which is not read."""
+        """Free a slot. Each step still computes an idle slot, as one entry at position 0 whose output is ignored."""
         self.slots.clear(slot)
         self.cache.clear(slot)
 

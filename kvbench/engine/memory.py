@@ -1,4 +1,4 @@
-"""Running out of memory: the error that names the sequences under way, and giving memory back before another try."""
+"""Running out of memory: the error that names the sequences being decoded, and freeing memory before a retry."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ class OutOfMemory(SetupError):
     """The engine ran out of memory.
 
     Attributes:
-        under_way: (document, sample) of the sequences under way; none while the engine was being made.
-        cause: the allocator's own words.
+        under_way: (document, sample) of the sequences being read or decoded; empty if the engine was not built yet.
+        cause: first line of the allocator's message.
     """
 
     def __init__(self, error: BaseException, under_way: Iterable[Sequence] = ()) -> None:
@@ -27,7 +27,7 @@ class OutOfMemory(SetupError):
 
 
 def release(device: torch.device) -> None:
-    """Free unreferenced memory."""
+    """Collect garbage, and return torch's cached memory to the device."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()

@@ -2,13 +2,13 @@
 
     t_step = max(W / BW, 2 N b / F) + max(b (n + 1) kv / BW, 4 b n Hq D layers / F);  tokens/s = b / t_step
 
-with b slots, n mean live entries, kv bytes per entry, W streamed weight bytes, N their parameters. Matrix products and
-attention do not overlap within a step, so their times add. BW and F are measured on this machine by a short probe,
-not looked up.
+with b slots, n mean live entries, kv bytes per entry, W bytes of weights that a step reads, N their parameters.
+Matrix products and attention do not overlap within a step, so their times add. BW (bytes/s) and F (FLOP/s) are
+measured on this machine by a short probe, not looked up.
 
-Of a mixture of experts, W and N count what b tokens reach: a token uses the share a of the routed experts, so that
-1 - (1 - a)^b of their weights are read. Slots follow from the machine's total memory, not from what is free at the
-moment, so that a resumed run gets the same number.
+In a mixture of experts, W and N count only the weights that b tokens reach: a token uses the share a of the routed
+experts, so a step reads 1 - (1 - a)^b of their weights. The number of slots follows from the machine's total memory,
+not from the free memory of the moment, so that a resumed run gets the same number.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Machine:
     """Measured limits of a device."""
 
     bandwidth: float  # bytes/s, read + write of a copy
-    flops: float  # attainable in matrix products
+    flops: float  # FLOP/s attained in matrix products
     memory: int  # bytes in total
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotPlan:
-    """The slots of one cell, and what they hold."""
+    """The number of slots of one cell, the entries and bytes per slot, and the hardware limit."""
 
     slots: int
-    entries_after: int | None  # right after an eviction; None: nothing is evicted
+    entries_after: int | None  # per layer and head right after an eviction; None: the method evicts nothing
     entries_peak: int
     slot_bytes: int
     limit: float  # tokens/s that the machine allows at this many slots
@@ -77,12 +77,12 @@ def plan_cell(
     """Plan one cell of a run.
 
     Args:
-        sequences: samples of the whole cell, done or not; slots chosen here never outnumber them.
+        sequences: samples of the whole cell, done or not; slots="auto" never chooses more slots than that.
         max_tokens, max_output, tail: see `Engine`.
-        chunk: tokens after which a prompt is evicted while it is read; None: it is read whole.
+        chunk: tokens between evictions while a prompt is read; None: no eviction before the end of the prompt.
 
     Raises:
-        SetupError: not even one slot, or not the wanted number, fits into memory.
+        SetupError: not even one slot, or not the requested number, fits into memory.
         UserError: the model has nothing to evict at this length.
     """
     geometry = fit(shape.geometry, method, max_tokens)
@@ -90,7 +90,7 @@ def plan_cell(
     held = shape_of(shape.geometry, method, budget, interval, lengths, 1)
     slot = plan_slot_bytes(geometry, method, held, dtype)
     usable = int(machine.memory * USABLE[device.type]) - shape.parameters * dtype.itemsize
-    # The prompt being read is held once, in full or as far as it is not evicted yet, with scratch of about that size.
+    # Beside the slots, the prompt being read takes memory for its entries, and scratch of about the same size.
     entries = entry_budget(method, budget, max_tokens, 1)
     prompt = max_tokens if chunk is None or entries is None else min(entries + chunk + tail, max_tokens)
     whole = dataclasses.replace(held, rows=prompt, queries=0)
@@ -117,7 +117,7 @@ def plan_cell(
 
 
 def roofline(shape: ModelShape, machine: Machine, slots: int, entries: float, dtype: torch.dtype) -> float:
-    """Tokens/s that memory traffic and arithmetic allow."""
+    """Return the tokens/s that memory traffic and arithmetic allow; entries: mean live entries per head."""
     element = dtype.itemsize
     read = shape.streamed + shape.routed * (1 - (1 - shape.active) ** slots)
     used = shape.streamed + shape.routed * shape.active

@@ -1,12 +1,12 @@
-"""Reading a prompt. Three ways, one result: the packed entries of every layer, and the logits that follow.
+"""Reading a prompt in one of three ways. Each returns the packed entries of every layer, and the logits that follow.
 
     layer by layer   the whole prompt in one forward pass; every layer is evicted right after its attention. The
-                     prompt's hidden states are those of the full cache, and the peak is one layer's full KV plus the
-                     budgets.
-    whole            in chunks, all layers in full until the end: for the full cache, for methods that need all layers
-                     at once, and for probes. Hidden states are those of the full cache too.
-    chunked          in chunks, every chunk followed by an eviction: memory is bounded for any length, but later
-                     chunks read an evicted cache, so results differ from the other two (`prefill=chunked`).
+                     prompt's hidden states equal those with the full cache; peak memory is one layer's full KV plus
+                     the budgets of the others.
+    whole            in chunks, no eviction before the end: for the full cache, for methods that need all layers at
+                     once, and for probes. The hidden states equal those with the full cache too.
+    chunked          in chunks, an eviction after every chunk: memory is bounded for any length, but later chunks
+                     read an evicted cache, so results differ from the other two (`prefill=chunked`).
 
 With query-agnostic compression only the context is evicted; the question is read against the remaining entries.
 """
@@ -37,28 +37,28 @@ Prefill = Literal["full", "chunked"]
 
 @dataclass(slots=True)
 class PromptState:
-    """A prompt after its evictions: the entries of each layer, and the logits [V] that follow."""
+    """A prompt after its evictions: the entries of each layer, the logits [V] that follow, and measured use."""
 
     layers: dict[int, PackedLayer]
     logits: torch.Tensor
     tokens: int
     budget: int | None  # entries
     held: float  # entries per layer and head that are left
-    decisions: int  # how often the method was asked,
-    evictions: int  # and how often that dropped something
-    first_eviction: int | None  # tokens seen then
-    after_evict: float | None  # largest count right after an eviction
+    decisions: int  # how often the method decided
+    evictions: int  # decisions that dropped entries
+    first_eviction: int | None  # tokens read before the first of these
+    after_evict: float | None  # most entries per layer and head right after an eviction
     entries_peak: float
     bytes_peak: int
     seconds: float = 0.0  # reading
     evict_seconds: float = 0.0  # deciding, probes included
 
     def bytes_left(self) -> int:
-        """Bytes of all layers as they are handed over."""
+        """Return the bytes of all packed layers."""
         return sum(layer.bytes() for layer in self.layers.values())
 
     def bytes_extra(self) -> int:
-        """The part of `bytes_left` beside keys and values."""
+        """Return the part of `bytes_left` that holds neither keys nor values."""
         return sum(layer.bytes() - layer.keys.nbytes - layer.values.nbytes for layer in self.layers.values())
 
 
@@ -66,8 +66,8 @@ class PromptReader:
     """Reads one prompt after the other, inside `with reader.model.routed()`.
 
     Args:
-        chunk: tokens per forward pass; where the whole prompt is one pass, queries that attend at once.
-        log: receives what every eviction kept.
+        chunk: tokens per forward pass; for a prompt read in one pass, queries per attention call.
+        log: receives the kept positions of every eviction.
     """
 
     def __init__(self, setup: Setup, *, chunk: int, prefill: Prefill = "full", log: KeptLog | None = None) -> None:
@@ -100,7 +100,7 @@ class PromptReader:
     def open(
         self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int]
     ) -> tuple[PromptCache, torch.Tensor]:
-        """Read equally long prompts, one where the method probes, into a cache that `go_on` adds to.
+        """Read equally long prompts into a cache that `go_on` extends; only one prompt if the method runs probes.
 
         Also returns the logits [b, V] that follow.
         """
@@ -108,7 +108,7 @@ class PromptReader:
         return cache, logits
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
-        """Read the next t tokens of every sequence of an open cache; logits [b, t, V] after each of them.
+        """Read the next t tokens of every sequence of an open cache; return the logits [b, t, V] after each token.
 
         heard: see `BlockWriter`.
         """
@@ -120,7 +120,7 @@ class PromptReader:
         return logits
 
     def cache(self, rules: Rules, noise_keys: Sequence[int], length: int, size: int) -> PromptCache:
-        """An empty cache for b prompts of `length` tokens, with room for `size`."""
+        """Return an empty cache for b prompts of `length` tokens, with room for `size` tokens at first."""
         return PromptCache(
             self.setup.geometry,
             rules,
@@ -133,14 +133,14 @@ class PromptReader:
         )
 
     def writer(self, cache: PromptCache, finished: Callable[[PromptLayer], None] | None = None) -> BlockWriter:
-        """The handler that reads a prompt into a cache. finished: see `BlockWriter`."""
+        """Return the attention handler that reads a prompt into `cache`. finished: see `BlockWriter`."""
         observes = cache.acting.evicts and cache.rules.method.needs().queries == "since_last"
         return BlockWriter(
             cache, self.chunk, cache.hand_over if observes else None, finished=finished, flash=self._flash
         )
 
     def probe(self, cache: PromptCache, ids: Sequence[int], next_token: int) -> None:
-        """Run the method's probes over a prompt that was read. next_token: the greedy token that follows."""
+        """Run the method's probes against the cache of the prompt `ids`. next_token: the greedy token after it."""
         prompt = ReadPrompt(tuple(ids), cache.allowed(), next_token, self.setup.loaded.tokenizer, self._drafts)
         run_probes(cache, prompt, partial(self._read_probe, cache.rules.weights), self.chunk)
 
@@ -151,7 +151,7 @@ class PromptReader:
     def _read(
         self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int], compress_at: int | None
     ) -> tuple[PromptCache, torch.Tensor, _PromptEvictions]:
-        """The cache of b prompts after their evictions, and logits [b, V]."""
+        """Return the cache of b prompts after their evictions, the logits [b, V] that follow, and the evictions."""
         length = len(prompts[0])
         context = length if compress_at is None else compress_at
         size = context if self.prefill == "full" else min(context, self.chunk)
@@ -164,7 +164,7 @@ class PromptReader:
             evictions.close()
         else:
             logits = self._read_chunks(prompts, 0, context, cache, evictions if self.prefill == "chunked" else None)
-            if probes and cache.full():  # never chunked: see `layout.check_prefill`
+            if probes and cache.full():  # `layout.check_prefill` refuses probes with prefill=chunked
                 evictions.timed(self.probe, cache, prompts[0][:context], int(logits[0].argmax()))
             if self.prefill == "full":
                 evictions.timed(evictions.evict)
@@ -180,7 +180,7 @@ class PromptReader:
         cache: PromptCache,
         evictions: _PromptEvictions | None = None,
     ) -> torch.Tensor:
-        """Read the tokens from `start` to `end`, with an eviction after each chunk if so wanted; logits [b, V]."""
+        """Read tokens `start` to `end`, evicting after each chunk if `evictions` is given; return logits [b, V]."""
         writer = self.writer(cache)
         for first in range(start, end, self.chunk):
             last = min(first + self.chunk, end)
@@ -194,13 +194,13 @@ class PromptReader:
     def _forward(
         self, writer: BlockWriter, tokens: Sequence[Sequence[int]], start: int, *, keep: int = 1
     ) -> torch.Tensor:
-        """Logits [b, V] after the last of the tokens [b][t]; with keep=0 [b, t, V] after every one."""
+        """Return logits [b, V] after the last of the tokens [b][t]; with keep=0, [b, t, V] after every token."""
         ids = torch.tensor([list(row) for row in tokens], device=self.setup.loaded.device)
         logits = self._run(writer, start, ids.shape[1], keep, input_ids=ids)
         return logits[:, -1] if keep else logits
 
     def _run(self, writer: BlockWriter, start: int, rows: int, keep: int, **inputs: torch.Tensor) -> torch.Tensor:
-        """Logits [b, keep, V] of the last `keep` rows; 0: of all."""
+        """Return logits [b, keep, V] of the last `keep` of the input rows; keep=0: of all rows."""
         positions = writer.begin(start, rows)[None]
         out = self.model.run(writer, **inputs, position_ids=positions, logits_to_keep=keep)
         logits: torch.Tensor = out.logits
@@ -209,13 +209,13 @@ class PromptReader:
     def _read_probe(
         self, weights: Mapping[str, torch.Tensor], writer: BlockWriter, probe: Probe, start: int
     ) -> tuple[torch.Tensor, int]:
-        """Logits [V] after the last row of a probe, and its number of rows."""
+        """Return the logits [V] after the last row of a probe, and the number of its rows."""
         with reading(self.model.model, probe, weights) as (inputs, rows):
             return self._run(writer, start, rows, 1, **inputs)[0, -1], rows
 
 
 class _PromptEvictions:
-    """The evictions of one prompt: what they left, and how long they took."""
+    """The evictions of one prompt (or one batch of prompts): their number, entries left and seconds."""
 
     def __init__(self, cache: PromptCache, context: int) -> None:
         self.cache, self.context = cache, context
@@ -227,7 +227,7 @@ class _PromptEvictions:
         self._decided = False
 
     def evict_layer(self, layer: PromptLayer) -> None:
-        """Evict one layer as soon as it was attended to."""
+        """Evict one layer right after its attention."""
         cache = self.cache
         cache.seen = self.context
         self.peak = max(self.peak, layer.held())
@@ -239,21 +239,21 @@ class _PromptEvictions:
             self._decided = True
 
     def close(self) -> None:
-        """All layers were read and evicted one by one."""
+        """Count the `evict_layer` calls of all layers as one decision, and check the budget over all layers."""
         if self._decided:
             self.cache.evictions += 1
             self._note(self.context)
             check_held(self.cache.held(), self._allowed)
 
     def evict(self) -> None:
-        """Evict all layers together if they hold too much."""
+        """Evict all layers together if they hold more entries than allowed."""
         held = self.cache.held()
         self.peak = max(self.peak, held)
         if self.cache.reduce():
             self._note(held)
 
     def timed(self, work: Callable[..., None], *args: Any) -> None:
-        """Do the work on one thread, and count its time."""
+        """Call `work` on one CPU thread, and add its time to `seconds`."""
         device = self.cache.device
         began = now(device)
         with one_thread(device):
@@ -261,7 +261,7 @@ class _PromptEvictions:
         self.seconds += now(device) - began
 
     def _note(self, before: float) -> None:
-        """Count a decision as an eviction if it dropped something."""
+        """Count a decision as an eviction if it dropped entries; `before`: entries per head held before it."""
         cache = self.cache
         if cache.held() < before:
             self.dropped += 1
@@ -270,7 +270,7 @@ class _PromptEvictions:
 
 
 def now(device: torch.device) -> float:
-    """Seconds of a clock, once the device has finished its work."""
+    """Wait until the device has finished its work, and return a clock's time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -26,14 +26,14 @@ Forward = Callable[[BlockWriter, Probe, int], tuple[torch.Tensor, int]]
 
 @dataclass(slots=True)
 class Drafts:
-    """Models that propose how a prompt goes on, loaded once. `load` turns a name into a model of the engine."""
+    """Draft models, each loaded once. `load` returns the loaded model of a name; target: the model they draft for."""
 
     load: Callable[[str], Any]
     target: Any
     _loaded: dict[str, Any] = field(default_factory=dict)
 
     def continue_(self, name: str, ids: Sequence[int], count: int) -> tuple[int, ...]:
-        """Greedy tokens of the draft model, up to the first that the target does not know.
+        """Continue `ids` by up to `count` greedy tokens of a draft model; stop at a token id the target lacks.
 
         Raises SetupError when their tokenizers differ.
         """
@@ -52,7 +52,9 @@ class Drafts:
 
 
 def _vocabulary(loaded: Any) -> Any:
-    """The vocabulary, which both models must share. Table sizes say little: families pad them differently."""
+    """Return a loaded model's vocabulary. Embedding table sizes are compared only without a tokenizer: families pad
+    them differently.
+    """
     if hasattr(loaded.tokenizer, "get_vocab"):
         return loaded.tokenizer.get_vocab()
     return loaded.model.get_input_embeddings().weight.shape[0]
@@ -60,7 +62,7 @@ def _vocabulary(loaded: Any) -> Any:
 
 @dataclass
 class ReadPrompt:
-    """A prompt that was read, as a method may know and ask it (`api.Prompt`)."""
+    """A prompt that was read, as a method's `probes` receives it (implements `api.Prompt`)."""
 
     ids: tuple[int, ...]
     budget: int
@@ -75,9 +77,9 @@ class ReadPrompt:
     def reply_header(self) -> tuple[int, ...]:
         if not getattr(self._tokenizer, "chat_template", None):
             return ()
-        word = "user-turn-0f3c"  # in no template
+        word = "user-turn-0f3c"  # a marker that occurs in no template
         turn = [{"role": "user", "content": word}]
-        # What follows the user's last word, the end of the turn included.
+        # The reply header is all that the template puts after the user's text, the end of the turn included.
         text = self._tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
         return self.encode(text.rpartition(word)[2])
 
@@ -93,7 +95,7 @@ class ReadPrompt:
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
-    """The model inputs of a probe, and its number of rows; inside the block its adapter is on."""
+    """Yield the model inputs of a probe and the number of its rows; inside the block the probe's adapter is active."""
     if not probe.learned:
         yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
         return
@@ -103,7 +105,7 @@ def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> It
 
 
 def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
-    """Run every probe that the method asks for; `cache` ends with the rows it had, and new columns."""
+    """Run every probe that the method yields; `cache` gains columns and states, and keeps no probe rows."""
     copies: dict[Method, PromptCache] = {}
     steps = cache.acting.probes(prompt)
     rows = {index: layer.rows for index, layer in cache.layers.items()}
@@ -122,7 +124,7 @@ def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: 
 
 
 def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward, block: int) -> int:
-    """One probe; returns the greedy token after it."""
+    """Run one probe against `target` (`cache` or an evicted copy); return the greedy token after it."""
     before = {index: layer.rows for index, layer in target.layers.items()}
     target.prompt_rows = target.prompt_rows or before
     start = cache.seen + target.extra
@@ -139,7 +141,7 @@ def _run(probe: Probe, cache: PromptCache, target: PromptCache, forward: Forward
     queries = {index: layer.queries for index, layer in target.layers.items()}
     logits, rows = forward(BlockWriter(target, block, observe), probe, start)
     for index, layer in target.layers.items():
-        layer.queries = queries[index]  # the newest ones are the prompt's, whatever was probed
+        layer.queries = queries[index]  # the newest stored queries stay the prompt's, not the probe's
     if probe.keep:
         target.extra += rows
     else:

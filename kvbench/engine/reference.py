@@ -1,8 +1,8 @@
-"""The slow reference: dense-mask oracle.
+"""The slow reference: one dense forward pass under masks.
 
-While the engine runs, log what every eviction kept. Afterwards one dense forward over the whole sequence, with a mask
-per layer and head built from the log, must give the logits the engine saw. It shares no cache code with the engine,
-so it catches errors of position, RoPE, compaction, GQA grouping and off-by-one.
+While the engine runs, `KeptHistory` logs the entries that every eviction kept. Afterwards one dense forward pass over
+the whole sequence, with a mask per layer and head built from the log, must give the engine's logits. The reference
+shares no cache code with the engine, so it catches errors of position, RoPE, compaction, GQA grouping and off-by-one.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.engine.model.load import LoadedModel
 
 
 class KeptHistory:
-    """Collects (noise key, tokens seen, layer, positions of each head) events; pass it as `Engine(log=...)`."""
+    """A log of (noise key, tokens seen, layer, kept positions per head) events; pass it as `Engine(log=...)`."""
 
     def __init__(self) -> None:
         self.events: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = defaultdict(list)
@@ -26,11 +26,14 @@ class KeptHistory:
         self.events[key].append((seen, layer, [head.cpu().clone() for head in kept]))
 
     def heads(self, keys: Sequence[int], layer: int, default: int) -> int:
-        """Heads that hold entries of their own: KV heads, or query heads where the method has it so."""
+        """Return the number of heads that the cache keeps in a layer; `default` when nothing was evicted there.
+
+        These are KV heads, or query heads if the method keeps entries per query head.
+        """
         return next((len(kept) for key in keys for _, at, kept in self.events[key] if at == layer), default)
 
     def visible(self, keys: Sequence[int], layer: int, heads: int, length: int) -> torch.Tensor:
-        """[Hk, T, T] bool: what each query could see. `keys`: the sample's key, preceded by its prompt's."""
+        """Return [Hk, T, T] bool: the entries that each query could see. keys: noise keys of prompt and sample."""
         grid = torch.arange(length)
         mask = (grid[None] <= grid[:, None]).expand(heads, length, length).clone()
         for key in keys:
@@ -47,7 +50,7 @@ class KeptHistory:
 
 @torch.inference_mode()
 def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> torch.Tensor:
-    """[T, V] logits of one dense forward under the logged masks."""
+    """Return logits [T, V] of one dense forward pass under the logged masks. keys: as in `KeptHistory.visible`."""
     length = len(ids)
     device = loaded.device
 

@@ -1,4 +1,4 @@
-"""A method with its weights and RoPE, and the views of a layer that it decides on."""
+"""`Rules`: a method with its budget, weights and RoPE. It builds the views of a layer that the method decides on."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Rows:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Sequences that a method decides about together, and what it may know of them. Tensors are [b].
+    """Sequences that a method decides about together, with the facts that the method may read. Tensors are [b].
 
-    allowed: entries that may stay.
+    allowed: entries per head that each sequence may keep.
     """
 
     seen: torch.Tensor
@@ -47,11 +47,11 @@ class Batch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """A method with its budget and what it needs of a model.
+    """A method with its budget, its weights and the model's RoPE.
 
     Attributes:
-        budget: entries; None: the method takes none.
-        interval: generated tokens between evictions.
+        budget: entries per layer and KV head; None: the method takes no budget, or each sequence has its own.
+        interval: generated tokens between two ticks.
     """
 
     method: Method
@@ -65,9 +65,9 @@ class Rules:
         return replace(self, method=self.method.during("decode"))
 
     def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:
-        """Columns [b, Hk, t] that follow from the new tokens of a layer.
+        """Return the columns [b, Hk, t] that the method computes from a layer's new tokens (`Method.on_tokens`).
 
-        Raises UserError when the model hides its hidden states.
+        Raises UserError when the model does not hand over its hidden states.
         """
         method = self.method
         if not method.reads_tokens or not geometry.evicts:
@@ -92,14 +92,14 @@ class Rules:
         states: Mapping[str, torch.Tensor],
         **probe: Any,
     ) -> LayerView:
-        """What the method sees of a layer.
+        """Build the view of a layer that the method reads.
 
         Args:
-            ordinals: place of every evicting layer among these, by the layer's index.
+            ordinals: layer index -> its ordinal among the layers that are evicted.
             probe: the fields of the view that describe a probe.
         """
         valid = rows.valid
-        if valid is None:  # one expanded element: no memory
+        if valid is None:  # expanding one element takes no memory
             valid = torch.ones(1, dtype=torch.bool, device=rows.positions.device).expand(rows.positions.shape)
         return LayerView(
             layer=geometry.index,
@@ -129,7 +129,10 @@ class Rules:
 
 
 def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
-    """Entries that an eviction may leave. Raises BudgetViolation when a bounded method wants more than its budget."""
+    """Return the entries per head that an eviction may leave.
+
+    Raises BudgetViolation when a method with bounded decoding wants more than its budget.
+    """
     entries = method.allowed(budget, prompt_len, seen, evictions)
     if budget is not None and method.decode_bounded and entries > budget:
         raise BudgetViolation(f"budget exceeded: {type(method).__name__} wants {entries} entries of {budget}.")
@@ -137,6 +140,6 @@ def allowed(method: Method, budget: int | None, prompt_len: int, seen: int, evic
 
 
 def check_held(held: float, most: int) -> None:
-    """Raises BudgetViolation when layers that were decided about one by one hold more than allowed together."""
+    """Raise BudgetViolation when the layers hold more entries per head, on average, than `most`."""
     if held > most + 1e-6:
         raise BudgetViolation(f"budget exceeded: {held:.2f} entries per head kept, {most} allowed.")

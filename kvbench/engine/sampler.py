@@ -1,10 +1,10 @@
-"""Drawing the next token, free of batch make-up: noise is a hash of (sample key, step, token id), not a generator's
-state.
+"""Drawing the next token independently of the batch: noise is a hash of (sample key, step, token id), not the state of
+a random generator.
 
-token = argmax(logit / temperature + Gumbel(hash)). The Gumbel-max trick draws exactly from the softmax; keyed by
-token id, the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow transformers'
-order: temperature, top-k, top-p, min-p. Only candidates are hashed: top-k of them, or the `CANDIDATES` largest when
-top-p or min-p is certain to cut inside them; otherwise the whole vocabulary.
+token = argmax(logit / temperature + Gumbel(hash)). The Gumbel-max trick draws exactly from the softmax. Because the
+noise is keyed by token id, the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow
+transformers' order: temperature, top-k, top-p, min-p. Only candidates are hashed: the top k, or the `CANDIDATES`
+largest logits when top-p or min-p is certain to cut among them; otherwise the whole vocabulary.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ CANDIDATES = 256
 
 
 def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling) -> torch.Tensor:
-    """Next token of every row.
+    """Draw the next token of every row.
 
     Args:
-        logits: [R, V]; keys, steps: [R] int64, the sample's key and how many tokens it has drawn before.
+        logits: [R, V]; keys, steps: [R] int64, the sample's noise key and the number of tokens it has drawn before.
 
     Returns:
-        [R] int64 token ids. A row with NaN logits yields the id of a NaN (the caller looks).
+        [R] int64 token ids. A row with NaN logits yields the id of a NaN logit; the caller must check for it.
     """
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)
@@ -36,7 +36,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
     if not filters or vocabulary <= CANDIDATES:
         return _draw(scaled, keys, steps, sampling, vocabulary)[0]
     tokens, covered = _draw(scaled, keys, steps, sampling, CANDIDATES)
-    rest = (~covered).nonzero().squeeze(-1)  # flat distributions: the cut lies beyond the candidates
+    rest = (~covered).nonzero().squeeze(-1)  # flat distributions: top-p or min-p cuts beyond the candidates
     if rest.numel():
         tokens[rest] = _draw(scaled[rest], keys[rest], steps[rest], sampling, vocabulary)[0]
     return tokens
@@ -45,7 +45,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
 def _draw(
     scaled: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw among the `count` largest logits. Also says per row whether the filters' cut lies inside them."""
+    """Draw among the `count` largest logits. Also return per row whether the filters cut among these."""
     values, ids = scaled.topk(count, dim=-1)  # descending
     if sampling.top_k:  # probabilities are renormalised over the top k, as transformers does
         probabilities = torch.softmax(values, dim=-1)
@@ -58,5 +58,5 @@ def _draw(
     bits = noise.mix(keys[:, None], steps[:, None], ids)
     gumbel = -torch.log(-torch.log(noise.uniform(bits)))
     choice = torch.where(allowed, values.double() + gumbel, float("-inf")).argmax(dim=-1, keepdim=True)
-    choice = torch.where(torch.isnan(values[:, :1]), 0, choice)  # NaN sorts first
+    choice = torch.where(torch.isnan(values[:, :1]), 0, choice)  # topk puts NaN first
     return ids.gather(-1, choice).squeeze(-1), covered

@@ -1,4 +1,4 @@
-"""One sequence being generated: its tokens and turns, its clocks and what it used."""
+"""One sequence while the engine decodes it: its tokens, turns and clock, and its meter of time and memory."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from kvbench.records import FollowUp, Generation, Request, Usage
 
 @dataclass(slots=True)
 class Meter:
-    """Measured use of one sequence, filled by the engine step by step.
+    """Time, entries and bytes that one sequence used, filled by the engine step by step.
 
-    Seconds are shares: step time / live sequences.
+    Seconds are shares: the step's time divided by the sequences decoded in it.
     """
 
     budget: int | None = None
@@ -34,9 +34,9 @@ class Meter:
     evict_seconds: float = 0.0
 
     def note_prompt(self, prompt: PromptState, samples: int, copies: int) -> None:
-        """Note what reading a prompt took; its samples share the time.
+        """Note the time and memory of reading a prompt; its samples share the time equally.
 
-        copies: heads that stand for one KV head.
+        copies: heads of the cache per KV head of the model.
         """
         self.budget = None if prompt.budget is None else prompt.budget * copies
         self.prefill_seconds += prompt.seconds / samples
@@ -50,7 +50,7 @@ class Meter:
             self.entries_after_evict = max(self.entries_after_evict or 0, prompt.after_evict * copies)
 
     def note_held(self, entries: float, live_bytes: int, extra_bytes: int) -> None:
-        """Note what the cache holds after a decode step. extra_bytes: of neither keys nor values."""
+        """Note the entries and bytes of the slot after a decode step. extra_bytes: bytes beside keys and values."""
         self.steps += 1
         self.entries_sum += entries
         self.bytes_sum += live_bytes
@@ -59,7 +59,7 @@ class Meter:
             self.bytes_peak, self.extra_peak = live_bytes, extra_bytes
 
     def note_eviction(self, entries: float, seen: int) -> None:
-        """Note an eviction that left `entries`, when the sequence had `seen` tokens."""
+        """Note an eviction that left `entries` per head after `seen` tokens of the sequence."""
         self.evictions += 1
         self.entries_after_evict = max(self.entries_after_evict or 0, entries)
         if self.first_eviction is None:
@@ -90,17 +90,19 @@ class Meter:
 
 @dataclass(slots=True)
 class Sequence:
-    """A live sample.
+    """A sample while the engine decodes it.
 
     Attributes:
-        request: of the turn under way; its prompt is another one after a fresh follow-up.
+        request: of the current turn; a fresh follow-up replaces its prompt.
         key: noise key, as int64.
         tokens: ids generated in this turn.
-        pending: ids to read, one per step, before the next one is drawn.
-        clock: decode steps, the trigger's clock.
-        answers, drawn: texts of the turns before, and how many tokens were drawn in all.
-        room: most tokens of this turn.
-        log_probs, likeliest: of the tokens of `request.forced` so far.
+        pending: ids that the model must read, one per step, before the next token is drawn.
+        clock: decode steps of this prompt; the trigger's clock.
+        answers: texts of earlier turns.
+        drawn: tokens drawn in all turns.
+        room: most tokens that this turn may generate.
+        log_probs: of the tokens of `request.forced` read so far.
+        likeliest: whether each of these was the greedy token.
     """
 
     request: Request
@@ -127,7 +129,10 @@ class Sequence:
         return bool(self.stop_reason)
 
     def accept(self, token: int, nan: bool, ends: frozenset[int], decode: Callable[[list[int]], str]) -> None:
-        """Append a token and decide whether the turn ends with it. ends: end tokens of the model."""
+        """Append a token and decide whether it ends the turn.
+
+        nan: its logit is NaN or infinite; ends: end tokens of the model.
+        """
         if nan:
             self.status, self.stop_reason = "nan_logits", "error"
             self.note = f"logits were NaN or infinite at step {len(self.tokens)}"
@@ -146,22 +151,22 @@ class Sequence:
 
     def _hits_stop_string(self, decode: Callable[[list[int]], str]) -> bool:
         longest = max(len(s) for s in self.request.stop_strings)
-        # A token may be a single byte of a character: four tokens a character always cover the tail.
+        # A token may be one byte of a character: four tokens per character always cover the tail.
         tail = decode(self.tokens[-4 * longest - 8 :])
         return any(s in tail for s in self.request.stop_strings)
 
     def text(self, decode: Callable[[list[int]], str]) -> str:
-        """This turn's answer, without the stop string that ended it."""
+        """Return this turn's answer, without the stop string that ended it."""
         text = decode(self.tokens)
         for stop in self.request.stop_strings:
             text = text.split(stop, 1)[0] if self.stop_reason == "stop_string" else text
         return text
 
     def follow(self, decode: Callable[[list[int]], str], seen: int) -> FollowUp | None:
-        """Begin the next turn, if there is one. seen: tokens in the cache.
+        """Begin the next turn and return its tokens, or None without one. seen: tokens of the sequence read so far.
 
-        What a follow-up appends comes behind the answer; of that the last token is not in the cache yet, and an end
-        token never gets there, since the follow-up begins with what ends a turn.
+        The follow-up's tokens are read after the answer. The answer's last token is not in the cache yet, so it is read
+        first; an end token is left out, because the follow-up begins with the template's end of turn.
         """
         if self.request.conversation is None or self.status != "ok":
             return None
@@ -185,7 +190,7 @@ class Sequence:
         return follow
 
     def generation(self, decode: Callable[[list[int]], str], slot_bytes: int) -> Generation:
-        """The result, once the sample is finished."""
+        """Return the result of a finished sample."""
         text = self.text(decode)
         forced = bool(self.request.forced)
         return Generation(

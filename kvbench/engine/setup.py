@@ -1,4 +1,4 @@
-"""A method at a budget on a model, set up once for the engine, a replay or `EvictionCache`."""
+"""`Setup`: a method at a budget on a model, prepared once for the engine, a replay or `EvictionCache`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from kvbench.eviction.trigger import Trigger
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """Everything that follows from a method, a budget and a model before the first token.
+    """All that can be derived from a method, a budget and a model before the first token.
 
     Attributes:
-        budget: entries per layer and KV head, or as a float the share of each prompt; None: the method takes none.
+        budget: entries per layer and KV head, or a float: the share of each prompt. None: the method takes no budget.
         geometry: of the cache, see `layout.fit`.
-        rules: without a budget, see `rules_for_prompt`.
-        lengths: of the sequences to come.
+        rules: without a budget; `rules_for_prompt` adds it.
+        lengths: longest sequences that the cache must hold.
     """
 
     loaded: LoadedModel
@@ -36,33 +36,37 @@ class Setup:
 
     @property
     def trigger(self) -> Trigger:
-        """The clock of evictions while decoding."""
+        """The trigger that says when an eviction is due while decoding."""
         return self.method.during("decode").trigger(self.interval)
 
     @property
     def copies(self) -> int:
-        """Heads of the cache that stand for one KV head; entries are reported per KV head."""
+        """Heads of the cache per KV head of the model; entries are reported per KV head."""
         return largest_group(self.loaded.geometry) if self.method.per_query_head else 1
 
     @property
     def prompt_queries(self) -> int:
-        """How many of the newest queries are kept while a prompt is read."""
+        """Number of newest queries that each layer stores while a prompt is read."""
         return stored_queries(self.method, self.interval, self.lengths.total)[0] if self.method.evicts else 0
 
     def rules_for_prompt(self, tokens: int) -> Rules:
-        """The rules with the budget of a prompt of so many tokens."""
+        """Return the rules with the budget, in entries, of a prompt of `tokens` tokens."""
         budget = entry_budget(self.method, self.budget, tokens, largest_group(self.loaded.geometry))
         return replace(self.rules, budget=budget)
 
     def cache(self, slots: int, layout: Layout = "auto") -> SlotCache:
-        """An empty cache. Raises UserError for a layout that does not serve the method."""
+        """Return an empty cache. Raises UserError when the layout does not serve the method."""
         loaded = self.loaded
         shape = shape_of(loaded.geometry, self.method, self.budget, self.interval, self.lengths, slots)
         return make_cache(self.geometry, self.method, shape, loaded.device, loaded.dtype, layout)
 
 
 def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interval: int, lengths: Lengths) -> Setup:
-    """Raises UserError when the method cannot serve the model, SetupError when its weights are missing or another's."""
+    """Set up a method on a loaded model.
+
+    Raises UserError when the method cannot serve the model, SetupError when its weights are missing or belong to
+    another model.
+    """
     return Setup(
         loaded=loaded,
         method=method,
@@ -75,7 +79,10 @@ def set_up(loaded: LoadedModel, method: Method, *, budget: float | None, interva
 
 
 def rules_for(method: Method, loaded: LoadedModel, interval: int) -> Rules:
-    """The method with its weights and the model's RoPE. Raises SetupError when its weights are missing or another's."""
+    """Return the rules of a method without a budget: its weights, and the model's RoPE if the method needs it.
+
+    Raises SetupError when the weights are missing or belong to another model.
+    """
     weights = {}
     if (needed := method.weights()) is not None:
         weights = load_weights(needed, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)

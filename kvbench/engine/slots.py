@@ -8,25 +8,25 @@ from kvbench.engine.sequence import Sequence
 
 
 class Slots:
-    """The slots of a cache. `sequences` and `inputs` have one place per slot; an idle slot reads token 0."""
+    """The slots of a cache: per slot its sequence and the token it reads next. An idle slot reads token 0."""
 
     def __init__(self, count: int) -> None:
         self.sequences: list[Sequence | None] = [None] * count
         self.inputs = [0] * count
 
     def live(self) -> list[tuple[int, Sequence]]:
-        """Slots in use, with their sequences."""
+        """Return the slots in use, with their sequences."""
         return [(slot, sequence) for slot, sequence in enumerate(self.sequences) if sequence is not None]
 
     def free(self) -> list[int]:
         return [slot for slot, sequence in enumerate(self.sequences) if sequence is None]
 
     def of(self, slots: Sequenced[int]) -> list[tuple[int, Sequence]]:
-        """These slots in use, with their sequences."""
+        """Return those of `slots` that are in use, with their sequences."""
         return [(slot, sequence) for slot in slots if (sequence := self.sequences[slot]) is not None]
 
     def seat(self, slot: int, sequence: Sequence) -> None:
-        """Put a sequence in a slot, or keep it there: it reads its next pending token, else the one drawn last."""
+        """Put a sequence in a slot, or keep it there. It reads its next pending token, else its last drawn token."""
         self.sequences[slot] = sequence
         self.inputs[slot] = sequence.pending.popleft() if sequence.pending else sequence.tokens[-1]
 

@@ -1,8 +1,8 @@
-"""The attention handlers that write to a cache and read from it: a block of new tokens, or one token per slot.
+"""Attention handlers: write new entries to a cache, then attend to it; a block of tokens, or one token per slot.
 
-`BlockWriter` serves reading prompts: every prompt of a `PromptCache` advances by t tokens. `StepWriter` serves
-decoding: every slot writes one token at its own length. Both keep the newest queries where the method asked for them.
-Positions of new entries are filled in by the evictor (new rows are contiguous), so a decode step writes K and V only.
+`BlockWriter` reads prompts: every prompt of a `PromptCache` advances by t tokens. `StepWriter` decodes: every slot
+writes one token at its own length. Both store the newest queries if the method needs them. A decode step writes K and
+V only; the evictor fills in the positions later, since new rows are contiguous.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, SlotCache, Store
 from kvbench.engine.rules import Rules
 
-# (layer, queries [b, Hq, r, D], their positions [r], rows that the last of them sees)
+# (layer, queries [b, Hq, r, D], their positions [r], number of rows that the last query sees)
 Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
-Heard = Callable[[AttentionCall, torch.Tensor], None]  # a layer's call and its heads' outputs [b, t, Hq, Dv]
+Heard = Callable[[AttentionCall, torch.Tensor], None]  # (a layer's call, its output [b, t, Hq, Dv])
 
 
 class BlockWriter:
     """Appends t tokens to a prompt's cache and attends causally, `block` queries at a time.
 
     Args:
-        observer: sees the queries of every evicting layer, block by block, right after their keys are in the cache.
-        finished: called with a layer after its attention, when nothing will read it again in this forward pass.
-        heard: called with every call and its output.
+        observer: called with each block of queries of a layer that is evicted, once the block's keys are in the cache.
+        finished: called with each layer after its attention, when this forward pass will not read the layer again.
+        heard: called with every attention call and its output.
         flash: use flash-attn while no earlier row was evicted.
     """
 
@@ -53,7 +53,7 @@ class BlockWriter:
         self._bias: tuple[object, torch.Tensor] | None = None
 
     def begin(self, start: int, count: int) -> torch.Tensor:
-        """Announce tokens from position `start`; returns their positions [count]."""
+        """Prepare to read `count` tokens from position `start`; return their positions [count]."""
         self.start = start
         self.positions = torch.arange(start, start + count, device=self.cache.device)
         self._bias = None
@@ -91,9 +91,12 @@ class BlockWriter:
         positions: torch.Tensor,
         rows: int,
     ) -> torch.Tensor:
-        """[b, r, Hq, Dv] of a block of queries, the block's first being the call's query `first`, to `rows` rows."""
+        """Return the attention [b, r, Hq, Dv] of a block of queries to the first `rows` rows.
+
+        first: index of the block's first query within the call.
+        """
         keys, values = layer.keys[:, :, :rows], layer.values[:, :, :rows]
-        whole = rows == self.start + first + positions.numel()  # nothing is gone: row j has position j
+        whole = rows == self.start + first + positions.numel()  # no row was dropped: row j has position j
         gapless = layer.valid is None and (whole or call.window is None)
         if self.flash and gapless and call.sinks is None and keys.shape[-1] == values.shape[-1]:
             return flash_attention(
@@ -107,12 +110,12 @@ class BlockWriter:
     def _mask(
         self, layer: PromptLayer, start: int, positions: torch.Tensor, rows: int, call: AttentionCall
     ) -> torch.Tensor:
-        """[b or 1, Hk or 1, r, rows] additive mask; kept for the next layers as long as they look alike."""
+        """Return the additive mask [b or 1, Hk or 1, r, rows]; layers with equal rows and window share it."""
         if layer.valid is not None:
             seen = layer.positions[:, :, :rows]
             return causal_bias(positions, seen, call.window, call.query.dtype, layer.valid[:, :, :rows])
-        # Without gaps every earlier row is older than the block, so one row of positions serves all heads. Only a
-        # window needs the true ones.
+        # If all heads hold equally many rows, every earlier row is older than the block, so the mask needs no true
+        # positions, except for a sliding window.
         count = positions.numel()
         key = (start, count, rows, call.window)
         if self._bias is None or self._bias[0] != key:
@@ -124,15 +127,15 @@ class BlockWriter:
         return self._bias[1]
 
 
-FIXED_ROWS = 1024  # caches up to this many rows are always read whole
-LENGTH_STEP = 64  # rows; a longer cache is read slot by slot, up to the slot's own length in steps of this
+FIXED_ROWS = 1024  # caches of up to this many rows are always read whole
+LENGTH_STEP = 64  # rows; in longer caches each slot is read up to its own length, rounded up to a multiple of this
 
 
 class StepWriter(ABC):
     """Appends one token to every slot and attends to all its live rows.
 
-    How many rows are read never depends on other slots, because it changes the last bits of the result: all rows
-    where a budget bounds them or they are few, else as many as the slot's own length asks for.
+    The number of rows read changes the last bits of the result, so it never depends on other slots: all rows where a
+    budget bounds them or the cache is small, else as many as the slot's own length requires.
     """
 
     def __init__(self, cache: SlotCache, rules: Rules) -> None:
@@ -145,7 +148,7 @@ class StepWriter(ABC):
     def begin(self, keep_queries: bool) -> torch.Tensor:
         """Prepare one step; returns the absolute positions [S] of the new tokens.
 
-        Lengths are advanced by the caller.
+        The caller advances the lengths (`SlotCache.advance`).
         """
         self._keep_queries = keep_queries
         self._ring_bias.clear()
@@ -162,16 +165,16 @@ class StepWriter(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """What one step needs in all layers."""
+        """Compute what all layers of one step share."""
 
     @abstractmethod
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
-        """Write the new entries of an evicting layer, and attend. [S, 1, Hq, Dv]."""
+        """Write the new entries of a layer that is evicted, and attend; return [S, 1, Hq, Dv]."""
 
     def write_columns(
         self, columns: Mapping[str, torch.Tensor], at: torch.Tensor, layer: Store, call: AttentionCall
     ) -> None:
-        """Write the columns that follow from new entries at flat rows [S * Hk]."""
+        """Write the columns of the new entries (`Rules.columns_of_new_tokens`) at flat rows `at` [S * Hk]."""
         for name, value in self.rules.columns_of_new_tokens(layer.geometry, call).items():
             columns[name].view(-1).index_copy_(0, at, value.reshape(-1))
 
@@ -190,7 +193,7 @@ class StepWriter(ABC):
     def slot_by_slot(
         self, call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
     ) -> torch.Tensor:
-        """Each slot up to its own length in steps of LENGTH_STEP."""
+        """Attend slot by slot, each up to its own length rounded up to a multiple of LENGTH_STEP."""
         parts = []
         for slot, seen in enumerate(self.cache.seen):
             n = min(-(-(seen + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])
@@ -224,9 +227,9 @@ class DenseStepWriter(StepWriter):
 
 
 class PagedStepWriter(StepWriter):
-    """Gathers each head's rows through its block table.
+    """A step writer that gathers each head's rows through its block table.
 
-    This is the eager path for CPU and CUDA; a kernel that reads through the table would take the place of `attend`.
+    This is the eager path for CPU and CUDA; a kernel that reads through the block table would replace `attend`.
     """
 
     cache: PagedCache
@@ -248,7 +251,7 @@ class PagedStepWriter(StepWriter):
         sizes = self._sizes[call.layer]
         live = {sizes[s] for s in range(self.cache.slots) if self.cache.seen[s]} or {sizes[0]}
         out: torch.Tensor | None = None
-        for rows in sorted(live):  # all slots each time: a fixed shape keeps the bits of every slot
+        for rows in sorted(live):  # each pass computes all slots: a fixed shape keeps every slot's bits
             part = self._read(layer, call, table, lengths, rows)
             if out is None:
                 out = part
@@ -263,16 +266,16 @@ class PagedStepWriter(StepWriter):
     ) -> torch.Tensor:
         slots, heads = lengths.shape
         row = torch.arange(rows, device=table.device)
-        pages = table[:, :, (row // PAGE).clamp(max=table.shape[2] - 1)]  # rows beyond the table are hidden below
+        pages = table[:, :, (row // PAGE).clamp(max=table.shape[2] - 1)]  # the mask below hides rows beyond the table
         at = (pages * PAGE + row % PAGE).view(-1)
         keys = layer.pool.keys.index_select(0, at).view(slots, heads, rows, -1)
         values = layer.pool.values.index_select(0, at).view(slots, heads, rows, -1)
-        # Idle slots, and slots of another size, must still see one row.
+        # Idle slots and slots of another size must see at least one row: a softmax over none is NaN.
         seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
         return read_rows(call, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
 
     def _bucket(self, rows: int) -> int:
-        """Rows read for a slot whose longest head has `rows`: as in the dense layout, doubled until they suffice."""
+        """Return how many rows to read for a slot whose longest head has `rows`: a base size, doubled as needed."""
         size = self.cache.shape.rows if self.fixed else FIXED_ROWS
         while size < rows:
             size *= 2
@@ -284,13 +287,13 @@ def step_writer(cache: SlotCache, rules: Rules) -> StepWriter:
 
 
 def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:
-    """Put the new entry of every slot and head at flat rows [S * Hk]."""
+    """Write the new entry of every slot and head at flat rows `at` [S * Hk]."""
     keys.view(-1, keys.shape[-1]).index_copy_(0, at, call.key.reshape(at.numel(), -1))
     values.view(-1, values.shape[-1]).index_copy_(0, at, call.value.reshape(at.numel(), -1))
 
 
 def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor:
-    """[S, Hk or 1, 1, rows] additive mask that shows the first `live` [S, Hk or 1, 1] rows."""
+    """Return the additive mask [S, Hk or 1, 1, rows] that shows the first `live` [S, Hk or 1, 1] rows."""
     hidden = torch.arange(rows, device=live.device) >= live
     bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
     return bias[:, :, None]

@@ -1,6 +1,6 @@
-"""kvbench inside other tools: a model of lm-eval, and a cache for transformers' `generate`.
+"""kvbench inside other tools: a model for lm-eval, and a cache for transformers' `generate`.
 
-Imports the engine and the rooms below it.
+Imports the engine and the packages below it.
 """
 
 from pathlib import Path

@@ -1,16 +1,17 @@
-"""kvbench as a model of lm-eval: its tasks answered by the engine, with an eviction method at a budget.
+"""kvbench as a model of lm-eval: the engine answers lm-eval's tasks with an eviction method at a budget.
 
     kvbench lm-eval --model kvbench --model_args model=tiny,method=gkv,budget=64 --tasks kvbench_chain
     lm_eval.simple_evaluate(model=KVBenchLM(method="gkv", budget=64), tasks=["gsm8k"])
 
-Generation is that of `kvbench run`: same engine, plan, stop rules, and random numbers from (seed, task, document,
-sample), so equal prompts give equal answers. Repeats of a request are the samples of one prompt, which is read once.
+Generation equals that of `kvbench run`: same engine, plan, stop rules, and random numbers from (seed, task, document,
+sample), so equal prompts give equal answers. Repeats of a request are samples of one prompt, which the engine reads
+once.
 
-A log-likelihood is that of the evicted cache: the context is read and evicted, all but its last token, and that token
-and the continuation are read against what is left. The usual way, logits of the prompt's own forward pass, would score
-a one-token answer with the full cache whatever the method.
+Log-likelihoods are computed with the evicted cache: the engine reads the context except its last token, evicts, and
+then reads the last token and the continuation against the remaining entries. The usual way, logits of the prompt's
+forward pass, would score a one-token answer with the full cache for every method.
 
-Not covered: `loglikelihood_rolling` (a text without a prompt evicts nothing that is needed later), several processes
+Not covered: `loglikelihood_rolling` (scores a text without a prompt, before anything is evicted), several processes
 (``accelerate launch``), images and sound.
 """
 
@@ -20,7 +21,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import lm_eval.models  # noqa: F401  lm-eval adds its own models only to a registry that is still empty
+import lm_eval.models  # noqa: F401  lm-eval registers its models only while the registry is empty
 from lm_eval.api.instance import Instance
 from lm_eval.api.model import CacheHook, TemplateLM
 from lm_eval.api.registry import register_model
@@ -42,7 +43,7 @@ from kvbench.sources import models
 from kvbench.taskkit import prompts
 from kvbench.taskkit.lm_eval_source import generation, special_stops
 
-MARK = "kvbench"  # the key in a file of answers that names the model, method and budget that gave them
+MARK = "kvbench"  # key in lm-eval's file of answers: the model, method and budget that gave the answers
 
 
 @register_model("kvbench")
@@ -50,7 +51,7 @@ class KVBenchLM(TemplateLM):
     """A model of lm-eval. `model_args`: see `kvbench.integrations.model_args`.
 
     Raises:
-        UserError: an argument that does not fit.
+        UserError: an argument is invalid.
         SetupError: the model cannot be loaded.
     """
 
@@ -94,7 +95,7 @@ class KVBenchLM(TemplateLM):
 
     @property
     def prefix_token_id(self) -> int:
-        """Stands for an empty context, as in lm-eval's `hf`."""
+        """The token that stands for an empty context, as in lm-eval's `hf`."""
         for token in (self.tokenizer.bos_token_id, self.tokenizer.eos_token_id):
             if token is not None:
                 return int(token)
@@ -105,19 +106,19 @@ class KVBenchLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Token ids. A rendered template, or a text that begins with the start token, gets no second start token."""
+        """Encode a text. A rendered template, or a text that begins with the start token, gets no other start token."""
         if add_special_tokens is None:
             add_special_tokens = not (self._templated or has_bos_prefix(string, self.tokenizer.bos_token))
         return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)
 
     def chat_template(self, chat_template: bool | str = False) -> str | None:
-        """The template that renders prompts. Raises UserError when it is missing or unusable."""
+        """Return the template that renders prompts. Raises UserError when it is missing or unusable."""
         self._templated = bool(chat_template)
         prompts.check_template(self.tokenizer, task="lm-eval --apply_chat_template", chat=self._templated)
         return super().chat_template(chat_template)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """Raises UserError where the template refuses; lm-eval's `hf` would drop the system message instead."""
+        """Render a conversation. Raises UserError if the template fails; lm-eval's `hf` drops the system message."""
         self._templated = True
         switch = {} if self.args.run.thinking is None else {"enable_thinking": self.args.run.thinking}
         try:
@@ -128,14 +129,14 @@ class KVBenchLM(TemplateLM):
                 continue_final_message=not add_generation_prompt,
                 **switch,
             )
-        except Exception as error:  # a template is a program
+        except Exception as error:  # a template is a program and may raise any exception
             raise UserError(f"the chat template fails: {quote(words(error) or type(error).__name__)}.") from None
         return str(text)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def generate_until(self, requests: list[Instance], disable_tqdm: bool = False) -> list[str]:
-        """One text per request, in order; the same request k times is k samples of its prompt."""
+        """Return one text per request, in order; k occurrences of one request are k samples of its prompt."""
         repeats: dict[int, int] = {}
         numbered = []  # (request, sample)
         for instance in requests:
@@ -149,14 +150,14 @@ class KVBenchLM(TemplateLM):
             instance = instances[key := owner[id(done.request)]]
             text = postprocess_generated_text(done.text, None, self.args.think_end_token)
             texts[key, done.sample] = text
-            if done.request.sampling.temperature == 0:  # else one stored answer would stand for all samples
+            if done.request.sampling.temperature == 0:  # sampled texts are not stored: one would serve all samples
                 self.cache_hook.add_partial("generate_until", instance.args, text)
         return [texts[each] for each in numbered]
 
     def _loglikelihood_tokens(
         self, requests: list[tuple[tuple[str, str], list[int], list[int]]], disable_tqdm: bool = False, **kwargs: Any
     ) -> list[tuple[float, bool]]:
-        """(sum of log-probabilities, whether each token was the likeliest) of every continuation."""
+        """Return per continuation (sum of log-probabilities, whether every token is the greedy one)."""
         continuations = [self._continuation(context, continuation) for _, context, continuation in requests]
         place = {id(request): index for index, request in enumerate(continuations)}
         answers: dict[int, tuple[float, bool]] = {}
@@ -173,7 +174,7 @@ class KVBenchLM(TemplateLM):
         )
 
     def _question(self, instance: Instance, samples: int) -> Request:
-        """A prompt to continue, named as `kvbench run` names it, so that it draws the same random numbers."""
+        """Return the request for a prompt, named as in `kvbench run`, so that it draws the same random numbers."""
         context, kwargs = instance.args[:2]
         spec = generation(kwargs)
         stop, special = special_stops(spec.stop, self.tokenizer)
@@ -193,8 +194,10 @@ class KVBenchLM(TemplateLM):
         )
 
     def _continuation(self, context: list[int], continuation: list[int]) -> Request:
-        """A continuation to score. Its name is the context's hash: all choices of a question meet the same evicted
-        cache, also with a method that draws random numbers.
+        """Return the request that scores a continuation.
+
+        Its doc_id is the context's hash, so that all choices of a question are scored with the same evicted cache, even
+        with a method that draws random numbers.
         """
         if not continuation:
             raise UserError("lm-eval asks for the likelihood of an empty continuation.")
@@ -210,9 +213,9 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """A prompt that leaves room for at least `least` tokens, with ``truncate=left`` for `output` tokens.
+        """Return a prompt that leaves room for `least` tokens; ``truncate=left`` drops tokens to leave `output`.
 
-        Raises UserError.
+        Raises UserError when the prompt is too long.
         """
         if self.args.truncate == "left" and output < self.max_length:
             ids = ids[-(self.max_length - output) :]
@@ -245,7 +248,7 @@ class KVBenchLM(TemplateLM):
                 yield done
 
     def _engine(self, requests: list[Request], sequences: int) -> Engine:
-        """An engine for these requests, planned as `kvbench run` plans a cell."""
+        """Return an engine for these requests, planned as `kvbench run` plans a cell."""
         run, method = self.args.run, self.args.method()
         max_tokens = max(len(r.prompt_ids) + r.max_new_tokens for r in requests)
         max_output = max(r.max_new_tokens for r in requests)
@@ -281,9 +284,9 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Take lm-eval's file of answers (``--use_cache``), which finds them by their prompts alone.
+        """Accept lm-eval's file of answers (``--use_cache``), whose keys are prompts only.
 
-        Raises UserError when it holds the answers of another model, method or budget.
+        Raises UserError when the file holds answers of another model, method or budget.
         """
         super().set_cache_hook(cache_hook)
         if (answers := cache_hook.dbdict) is None:
@@ -299,7 +302,7 @@ class KVBenchLM(TemplateLM):
         answers[MARK] = mine
 
     def get_model_info(self) -> dict[str, Any]:
-        """The model, method and budget for lm-eval's results, with the memory that was measured."""
+        """Return the model, method, budget and measured memory for lm-eval's results."""
         used = self._used
         after = [u.entries_after_evict for u in used if u.entries_after_evict is not None]
         return {
@@ -319,7 +322,7 @@ class KVBenchLM(TemplateLM):
         }
 
     def _identity(self) -> dict[str, Any]:
-        """Everything but the prompt that can change an answer."""
+        """Return all settings that can change an answer to a given prompt."""
         args, run = self.args, self.args.run
         return {
             "model": run.model,

@@ -1,9 +1,9 @@
-"""lm-eval's ``--model_args`` as a configuration of kvbench, in the words of ``kvbench run``.
+"""Reads lm-eval's ``--model_args`` as kvbench settings, named as in ``kvbench run``.
 
     read({"model": "tiny", "method": "gkv", "budget": 64, "gkv.alpha": 0.9}, device=None, batch_size=1)
 
-Options of a method carry its name: ``gkv.alpha=0.9``. lm-eval turns values that look like numbers into numbers; a
-revision such as 1234567 must be quoted, ``revision='1234567'``.
+An option of a method has the method's name as prefix: ``gkv.alpha=0.9``. lm-eval turns values that look like numbers
+into numbers, so a revision like 1234567 must be quoted: ``revision='1234567'``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 
-# Settings that lm-eval's tasks and flags decide, or that only a run of kvbench has.
+# Settings of `kvbench run` that lm-eval's tasks and flags decide, or that do not apply to lm-eval.
 NOT_HERE = (
     *("task_file", "limit", "samples", "max_new_tokens", "temperature", "top_p", "top_k", "min_p", "stop"),
     *("prompt_style", "no_chat_template", "max_prompt_tokens", "multi_turn", "compress", "attn", "keep_prompts"),
@@ -39,9 +39,9 @@ class ModelArgs:
     """The arguments that lm-eval hands to kvbench.
 
     Attributes:
-        run: the settings that kvbench's own runs have too.
+        run: the settings shared with `kvbench run`.
         truncate: "left" drops the first tokens of a prompt that is too long, as lm-eval's `hf` model does.
-        think_end_token: the answer begins after it, as in `hf`.
+        think_end_token: token after which the answer begins, as in `hf`.
     """
 
     run: RunConfig
@@ -96,7 +96,7 @@ def _read(values: dict[str, Any]) -> ModelArgs:
 
 @contextlib.contextmanager
 def in_its_words() -> Iterator[None]:
-    """Turn messages about flags into messages about model_args: ``--prefill`` is ``prefill`` there."""
+    """Rewrite errors raised in the block: ``--prefill``, a flag of `kvbench run`, is ``prefill`` in model_args."""
     try:
         yield
     except (UserError, SetupError) as error:

@@ -3,10 +3,10 @@
     cache = EvictionCache(model, "gkv", budget=512)
     model.generate(input_ids, past_key_values=cache)
 
-It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot per row of the batch. While a forward pass
-with it runs, the model's attention goes through the engine's writers; at all other times the model is as it was, so
-several caches may exist beside each other. Greedy tokens equal the engine's. One cache serves one `generate` call; rows
-must be equally long (no padding). It is a bridge for use in other code: the benchmark itself runs on `loop.Engine`.
+It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot per row of the batch. During a forward
+pass with the cache, the engine's writers compute the model's attention; at all other times the model is unchanged, so
+several caches may exist for one model. Greedy tokens equal the engine's. One cache serves one `generate` call; rows
+must be equally long (no padding). The class is for use in other code; the benchmark runs on `loop.Engine`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import check_budget
 from kvbench.records import Request
 
-BLOCK = 512  # prompt queries that attend at once
+BLOCK = 512  # prompt queries per attention call
 
 
 class EvictionCache(Cache):
@@ -47,14 +47,14 @@ class EvictionCache(Cache):
 
     Args:
         model: a transformers causal LM.
-        method: a registered name, also with options or as two joined by "+" (``"gkv(alpha=0.9)"``,
-            ``"snapkv+gkv"``), or a Method with its options.
+        method: a registered name, optionally with options (``"gkv(alpha=0.9)"``) or two names joined by "+"
+            (``"snapkv+gkv"``), or a Method.
         budget: entries per layer and KV head after an eviction, or the share of the prompt as a float or as text
-            (``"25%"``); None only for a method that takes none.
-        interval: generated tokens between evictions.
-        max_tokens: longest prompt plus output; default the model's context. Sizes sliding-window rings, and the rows of
-            methods that bound nothing.
-        seed: of methods that draw random numbers.
+            (``"25%"``); None only for a method that takes no budget.
+        interval: generated tokens between two ticks.
+        max_tokens: longest prompt plus output; default: the model's context. Sizes the rings of sliding-window layers,
+            and the cache of methods without a bound.
+        seed: for methods that draw random numbers.
         tokenizer: for methods that read extra text (kvzip).
 
     Raises:
@@ -101,8 +101,8 @@ class EvictionCache(Cache):
         self._writer: BlockWriter | StepWriter | None = None
         self._seen = self._clock = 0
         self._ids = torch.empty(0)
-        # The model is the cache's only while a forward pass with it runs. The hooks hold the cache weakly and go with
-        # it.
+        # The hooks act only in forward passes with this cache. They hold the cache by a weak reference, and are removed
+        # when the cache is deleted.
         myself, self._routing = weakref.ref(self), contextlib.ExitStack()
         hooks = contextlib.ExitStack()
         before = model.register_forward_pre_hook(lambda _, a, k: _of(myself, k, "_enter", a), with_kwargs=True)
@@ -114,7 +114,7 @@ class EvictionCache(Cache):
         self._close = weakref.finalize(self, hooks.close)
 
     def _checked(self, budget: Any) -> Budget | None:
-        """The budget of a method that takes one. Raises UserError."""
+        """Parse and check the budget. Raises UserError when it is missing, invalid or too small."""
         size = None
         if budget is not None:
             size = parse("budget", parsers.budget, budget if isinstance(budget, str) else label(budget))
@@ -124,11 +124,11 @@ class EvictionCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """The new keys and values as they are: `_attend` stores them, because a method also needs the queries."""
+        """Return the new keys and values unchanged: `_attend` stores them, because a method also needs the queries."""
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Tokens seen, evicted ones included: positions follow from it."""
+        """Return the tokens read so far, evicted ones included: transformers derives positions from this number."""
         return self._seen
 
     def get_mask_sizes(self, *args: Any, **kwargs: Any) -> tuple[int, int]:
@@ -152,11 +152,11 @@ class EvictionCache(Cache):
         raise UserError("EvictionCache does not select rows of its batch.")
 
     def entries(self) -> list[float]:
-        """Live entries per layer and KV head (their mean) of each row of the batch."""
+        """Return per row of the batch the mean number of live entries per layer and KV head."""
         return [self.slots.held(row) * self._setup.copies for row in range(self.slots.slots)] if self.slots else []
 
     def close(self) -> None:
-        """Take the cache's hooks off the model; it cannot be used afterwards."""
+        """Remove the cache's hooks from the model; the cache cannot be used afterwards."""
         self._close()
 
     def __enter__(self) -> EvictionCache:
@@ -168,9 +168,9 @@ class EvictionCache(Cache):
         self.close()
 
     def _enter(self, kwargs: dict[str, Any], args: tuple[Any, ...]) -> None:
-        """Before a forward pass: take over the model's attention.
+        """Route the model's attention to the cache before a forward pass.
 
-        Once the prompt was read and its first token is known, the prompt is evicted.
+        The second pass brings the token after the prompt: before it runs, the prompt is evicted.
         """
         _refuse_padding(kwargs)
         ids = kwargs.get("input_ids", args[0] if args else None)
@@ -194,7 +194,7 @@ class EvictionCache(Cache):
             raise
 
     def _leave(self, kwargs: dict[str, Any]) -> None:
-        """After a forward pass, also a failed one: the model has its own attention again."""
+        """Restore the model's attention after a forward pass, also a failed one."""
         self._routing.close()
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
@@ -217,8 +217,8 @@ class EvictionCache(Cache):
         self._writer.begin(keep_queries=True)
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
-        """The prompt of every row goes to a cache of its full length."""
-        # Autocast decides about the number type only now, and the model may have moved.
+        """Create a cache that holds the prompt of every row in full."""
+        # The dtype under autocast is known only now, and the model may have moved to another device.
         loaded = replace(self._setup.loaded, device=call.query.device, dtype=call.key.dtype)
         self._setup = self._reader.setup = replace(self._setup, loaded=loaded)
         keys = [self._noise_key(row, -1) for row in range(call.query.shape[0])]
@@ -231,7 +231,7 @@ class EvictionCache(Cache):
         return request.noise_key(sample)
 
     def _end(self, tokens: int) -> None:
-        """After the last layer: advance, and evict if the interval has ended."""
+        """Count the new tokens after the last layer, and evict if the interval has ended."""
         self._seen += tokens
         if self.slots is None:
             assert self._prompt is not None
@@ -245,7 +245,7 @@ class EvictionCache(Cache):
                 self._evictor.tick(rows)
 
     def _settle(self, first: list[int]) -> None:
-        """Evict the prompt and move to the bounded slots. first: the token that follows it in each row."""
+        """Evict the prompt and copy its entries to the slots. first: per row, the token that follows the prompt."""
         prompt, setup = self._prompt, self._setup
         assert prompt is not None
         with one_thread(prompt.device):
@@ -272,7 +272,7 @@ class EvictionCache(Cache):
 
 
 def _of(cache: weakref.ref[EvictionCache], kwargs: dict[str, Any], hook: str, *args: Any) -> None:
-    """Call a hook of the cache if this forward pass is one with it."""
+    """Call a method of the cache if this forward pass uses the cache."""
     mine = cache()
     if mine is not None and kwargs.get("past_key_values") is mine:
         getattr(mine, hook)(kwargs, *args)

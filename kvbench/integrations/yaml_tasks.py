@@ -1,8 +1,9 @@
-"""What the YAML files in ``lm_eval_tasks`` name: kvbench's own documents as a data set of lm-eval, and their scores.
+"""The functions that the YAML files in ``lm_eval_tasks`` name: documents of kvbench's tasks as a data set for lm-eval,
+and their scores.
 
-An answer is scored by kvbench's task in a scoring process; the numbers of a question are means over its answers, so
-lm-eval's standard error over questions is the clustered one. An answer that cannot be scored counts neither as right
-nor as wrong; the metric `unscored` says how many there were.
+kvbench's task scores each answer in a scoring process. A question's scores are means over its answers, so lm-eval's
+standard error over questions is the clustered one. An answer that cannot be scored counts neither as right nor as
+wrong; the metric `unscored` is the share of these answers.
 """
 
 from __future__ import annotations
@@ -20,15 +21,15 @@ from kvbench.taskkit.names import get_task
 if TYPE_CHECKING:
     import datasets
 
-TASK, DOC = "kvbench_task", "kvbench_doc"  # columns: names in kvbench
+TASK, DOC = "kvbench_task", "kvbench_doc"  # columns of the data set: names of task and document in kvbench
 WORKERS = 2
 
 
 def documents(**settings: Any) -> datasets.DatasetDict:
-    """All documents of one task.
+    """Return all documents of one task.
 
     settings: `kvbench_task` from the YAML, and lm-eval's model_args, of which `data` (a folder), `data_revision`,
-        `allow_data_mismatch` and `thinking` count.
+        `allow_data_mismatch` and `thinking` are used.
     """
     import datasets
 
@@ -53,7 +54,7 @@ def documents(**settings: Any) -> datasets.DatasetDict:
 
 
 def question_scores(doc: dict[str, Any], results: list[Any]) -> dict[str, float]:
-    """The means of a question's scores. results: one element, a text or, after `take_first_k`, several."""
+    """Return the means of a question's scores. results: [text], or with `take_first_k` [[text, ...]]."""
     answers = results[0] if isinstance(results[0], list) else results
     task = get_task(doc[TASK])
     asked = Doc(doc_id=doc[DOC], turns=(), reference=doc["reference"], meta=json.loads(doc["meta"]))

@@ -24,7 +24,7 @@ from kvbench.replay.traces import Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What one task's replay found, as plain rows: of cells, of their traces, and of their attention heads."""
+    """The figures of one task's replay as plain rows: one per cell, per cell and trace, and per cell and query head."""
 
     rows: list[dict[str, Any]]
     traces: list[dict[str, Any]]
@@ -41,7 +41,10 @@ def replay(
     max_tokens: int,
     tick: Tick = lambda text, traces, tokens: None,
 ) -> Result:
-    """Read every trace with every chosen method. chosen: as of `plan`, with the yardsticks of each budget first."""
+    """Read every trace with every chosen method.
+
+    chosen: as `choices.plan` returns it, with the yardsticks `golden` and `random` of each budget first.
+    """
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     found: dict[Chosen, list[TraceFigures]] = {c: [] for c in chosen}
@@ -68,7 +71,7 @@ def _read(
     oracle: Held | None,
     held: Held | None,
 ) -> list[TraceFigures]:
-    """Figures of the batch's traces. oracle, held: as of `Comparison`."""
+    """Read the batch with one method and return the figures of its traces. oracle, held: see `Comparison`."""
     copies = reader.setup.copies
     if reader.together:
         heard = Comparison(reference, copies, oracle, held)
@@ -103,7 +106,7 @@ def _result(
 
 
 def _order(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Without a budget first, then budget by budget the smallest loss ratio first."""
+    """Sort key of a row: rows without a budget first, then by budget, then by loss ratio."""
     ratio = row["loss_ratio"]
     return row["budget"] or 0, row["budget_share"] or 0, float("inf") if ratio is None else ratio
 
@@ -128,7 +131,7 @@ def _of_trace(t: TraceFigures) -> dict[str, Any]:
 
 
 def _of_heads(cell: list[TraceFigures]) -> list[dict[str, Any]]:
-    """Mean cosine of every query head; layers are counted among those that evict."""
+    """Return the mean cosine per query head; `layer` counts only the layers that are evicted."""
     rows = max(1, sum(t.rows for t in cell))
     mean = sum((t.cosine for t in cell[1:]), cell[0].cosine) / rows
     return [

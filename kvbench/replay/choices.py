@@ -1,4 +1,4 @@
-"""The methods and budgets of a replay: the named methods, for ``all`` every method that can run, and two yardsticks."""
+"""The methods and budgets of a replay: named methods (for ``all``: every method that can run) and two yardsticks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A method of ``all`` that cannot run, at one budget or (None) at any."""
+    """A method of ``all`` that cannot run, at one budget or (None) at every budget."""
 
     method: str
     budget: str | None
@@ -37,7 +37,7 @@ class Chosen:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Its columns in every table."""
+        """The columns that name this method and budget in every table."""
         share = self.budget if isinstance(self.budget, float) else None
         return {
             "method": self.method.label,
@@ -55,16 +55,16 @@ FULL = Chosen(method=MethodChoice(name="full"), budget=None)
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The facts about a model that decide which methods can run."""
+    """The facts about a model and its sequences that decide which methods can run."""
 
     geometry: Sequence[LayerGeometry]
     config: Any  # of transformers
     folder: Path | None
     longest: int  # prompt plus answer
-    fingerprint: str | None = None  # once it is loaded
+    fingerprint: str | None = None  # known once the model is loaded
 
     def check(self, choice: MethodChoice, budget: Budget | None) -> None:
-        """Raises KVBenchError when the method cannot run here."""
+        """Raise KVBenchError when the method cannot run on this model at this budget."""
         method = choose.make(choice.name, dict(choice.options))
         check_budget(choice.label, method, budget, group=largest_group(self.geometry))
         method.drafts()
@@ -76,10 +76,10 @@ class Target:
 def plan(
     named: Sequence[MethodChoice], every: Sequence[MethodChoice], budgets: Sequence[Budget], target: Target
 ) -> tuple[list[Chosen], list[LeftOut]]:
-    """What to replay, the yardsticks of every budget included.
+    """Return the methods and budgets to replay, yardsticks included, and the methods that are left out.
 
     Args:
-        named: methods that must run; every: methods that run where they can.
+        named: methods that must run; every: methods that are left out where they cannot run.
 
     Raises KVBenchError when a named method cannot run.
     """

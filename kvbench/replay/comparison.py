@@ -1,4 +1,4 @@
-"""An evicted reading of a batch beside the full cache's: figures of every trace, gathered while it is read."""
+"""Compares a reading of a batch under eviction with the reading under the full cache: figures of every trace."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ if TYPE_CHECKING:
 
 Held = list[
     torch.Tensor
-]  # entries held as each block begins: [L, b, Hk, T], 1 or 0, or the share of a KV head's caches
+]  # one tensor per block, [L, b, Hk, T]: 1 for tokens held as the block begins; else 0, or a share (`held_tokens`)
 
 
 @dataclass(slots=True, kw_only=True)
 class TraceFigures:
-    """One trace. n tokens of its answer; sums over what is named, to be divided by the count beside them.
+    """The figures of one trace with n answer tokens. Sums are to be divided by the count that is named with them.
 
     Attributes:
-        loss, loss_full, entropy: [n] negative log-likelihood of every token, with what is held and with the full cache
-            (nats); the full cache's entropy.
-        divergence: [n] KL(full || evicted); agrees: [n] 1 where both find the same token likeliest.
-        cosine: [L, Hq] between outputs of attention heads, summed over `rows` tokens.
-        lost: attention that queries of the full cache pay to entries that are not held, a mean over layers and heads,
-            summed over `rows` tokens.
-        overlap: share of the oracle's entries that are held too, summed over `choices` blocks.
-        entries: held for a layer and KV head, summed over `rows` tokens; most: the largest count.
+        loss, loss_full: [n] negative log-likelihood of every token in nats, under eviction and with the full cache.
+        entropy: [n] of the full cache's predictions.
+        divergence: [n] KL(full || evicted); agrees: [n] 1 where both caches give the same greedy token.
+        cosine: [L, Hq] between the outputs of attention heads under both caches, summed over `rows` tokens.
+        lost: attention that queries under the full cache pay to entries that the method no longer holds, a mean over
+            layers and heads, summed over `rows` tokens.
+        overlap: share of the oracle's entries that the method holds too, summed over `choices` blocks.
+        entries: held per layer and KV head, summed over `rows` tokens; most: the largest count.
     """
 
     trace: Trace
@@ -56,12 +56,12 @@ class TraceFigures:
 
 
 class Comparison:
-    """Listens to an evicted reading.
+    """A listener that compares a reading under eviction with its `Reference`.
 
     Args:
-        copies: heads that stand for one KV head (methods with a cache for every query head).
-        oracle: what the oracle held at the same budget; None where there is no budget.
-        held: receives the entries held as each block begins; the oracle's reading fills the `oracle` of others.
+        copies: heads of the cache per KV head (more than 1 for methods that keep entries per query head).
+        oracle: entries that the oracle held at the same budget; None without a budget.
+        held: receives the entries held as each block begins; the oracle's list is the `oracle` of other methods.
     """
 
     def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:
@@ -86,7 +86,7 @@ class Comparison:
         self._lost += lost.double().cpu()
         if self.oracle is not None:
             wanted = self.oracle[index][..., :seen]
-            if bool((wanted == 0).any()):  # else nothing was chosen yet
+            if bool((wanted == 0).any()):  # else the oracle has dropped nothing yet
                 share = (wanted * held[..., :seen]).sum(dim=-1) / wanted.sum(dim=-1)
                 self._overlap += share.mean(dim=(0, 2)).double().cpu()
                 self._choices += 1
@@ -114,13 +114,13 @@ class Comparison:
                 (evicted.argmax(dim=-1) == full.argmax(dim=-1)).double(),
             )
         )
-        if first:  # the prompt's own tokens are not the answer's
+        if first:  # the first prediction comes from the prompt, before any block of the answer
             after = self._cache.held() * self.copies
             self._entries += count * after - count * (count - 1) / 2 * self.copies
             self._most = max(self._most, after)
 
     def figures(self) -> list[TraceFigures]:
-        """Of every trace of the batch, once it was read."""
+        """Return the figures of every trace, once the batch was read."""
         columns = [torch.cat(parts, dim=1).cpu().numpy() for parts in zip(*self._tokens)]
         cosine = torch.stack(list(self._cosine.values()), dim=1).numpy()  # [b, L, Hq]
         return [
@@ -144,7 +144,10 @@ class Comparison:
 
 
 def held_tokens(cache: PromptCache, reference: Reference, total: int) -> torch.Tensor:
-    """[L, b, Hk, total] 1 where a token is held; of heads that stand for one KV head the share that holds it."""
+    """Return [L, b, Hk, total]: 1 for tokens that are held, else 0.
+
+    For caches per query head: the share of a KV head's query heads that hold the token.
+    """
     return torch.stack([_held(cache.layers[i], paid.shape[1], total) for i, paid in reference.attention.items()])
 
 

@@ -1,4 +1,4 @@
-"""Which answers are right: scored here if their text is enough, or as a run has scored them."""
+"""Which answers are right: scored here if the task needs only their text, or read from a run's scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Right = dict[tuple[str, int], bool]  # (doc_id, sample) -> whether the score is 
 
 
 def check_scorable(work: TaskWork) -> None:
-    """Raises UserError where scoring would ask a judge or run programs."""
+    """Raise UserError when scoring the task needs a judge or runs programs."""
     if work.task.needs:
         raise UserError(
             f"task {quote(work.task.name)} is not scored by its text alone, so it is not known which answers are "
@@ -26,7 +26,7 @@ def check_scorable(work: TaskWork) -> None:
 
 
 def scored(work: TaskWork, traces: Sequence[Trace], loaded: LoadedModel) -> Right:
-    """The model's own answers, scored by their task. Of `check_scorable` tasks."""
+    """Score the model's answers by their task, which must pass `check_scorable`."""
     prompts = {p.doc.doc_id: p for p in work.prompts}
     with ScorePool() as pool:
         waiting = []
@@ -46,7 +46,7 @@ def scored(work: TaskWork, traces: Sequence[Trace], loaded: LoadedModel) -> Righ
 
 
 def stored_scores(folder: Path, task: str) -> Right:
-    """Of the full cache's answers in a run; those without a score count as not right."""
+    """Return which answers of the full cache a run has scored as right; an answer without a score counts as wrong."""
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["method"] == "full")]
     return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(rows["doc_id"], rows["sample"], rows["score"])}

@@ -1,11 +1,11 @@
 """From traces to a row of the table: means over all tokens, ratios of means, and their standard errors.
 
-Tokens of a trace are not independent, nor are traces of one question, so errors are a jackknife over questions: each
-is left out once, C times, and
+Tokens of a trace are not independent, nor are traces of one question, so standard errors are a jackknife over the C
+questions, each left out once:
 
     se = sqrt((C - 1) / C * sum over c of (figure without c - mean of these)^2)
 
-which for a plain mean is the clustered standard error and also serves ratios and shares of a gap.
+For a plain mean this is the clustered standard error; it also holds for ratios and shares of a gap.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-LOW_SHARE = 0.8  # of all tokens, those of lowest entropy under the full cache (ForesightKV rewards by these)
+LOW_SHARE = 0.8  # share of tokens, those of lowest entropy under the full cache (ForesightKV's reward uses these)
 Sums = Sequence[TraceFigures]
 
 
 def figures(traces: Sums, yardsticks: tuple[Sums, Sums] | None) -> dict[str, Any]:
-    """Figures of one method at one budget on one task, each with its standard error as ``<name>_se``.
+    """Return the figures of one method at one budget on one task, each with its standard error as ``<name>_se``.
 
-    A figure that cannot be had is None: a standard error of one question, a share of no gap.
+    An undefined figure is None: a standard error over one question, or `gap_closed` where the gap is 0.
 
     Args:
-        yardsticks: of the same traces under `random` and under the oracle at the same budget; None without a budget.
+        yardsticks: the same traces under `random` and under the oracle at the same budget; None without a budget.
     """
     low = _low(traces)
     sums = {
@@ -87,10 +87,11 @@ NAMES = tuple(_FIGURES)
 def jackknife(
     sums: dict[str, Any], clusters: Sequence[int], figure: Callable[[dict[str, Any]], Any]
 ) -> tuple[float | None, float | None]:
-    """A figure of summed-up traces, and its standard error over clusters.
+    """Return a figure of the sums over all traces, and its standard error over clusters.
 
     Args:
-        sums: of each trace; clusters: the number of its cluster, from 0.
+        sums: name -> one number per trace; clusters: per trace the number of its cluster, from 0.
+        figure: computes the figure from summed numbers.
     """
     import numpy as np
 
@@ -109,13 +110,13 @@ def _known(value: float) -> float | None:
 
 
 def numbered(names: Iterable[Any]) -> list[int]:
-    """The number of each name, from 0 in the order of their first mention."""
+    """Number the distinct names from 0 in order of first occurrence; return each name's number."""
     index: dict[Any, int] = {}
     return [index.setdefault(name, len(index)) for name in names]
 
 
 def _low(traces: Sums) -> list[Any]:
-    """[n] bool of each trace: tokens among the LOW_SHARE of lowest entropy; equal ones in their order."""
+    """Return [n] bool per trace: tokens in the LOW_SHARE of lowest entropy over all traces, earlier ones at a tie."""
     import numpy as np
 
     entropy = np.concatenate([t.entropy for t in traces])

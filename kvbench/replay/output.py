@@ -1,16 +1,15 @@
-"""What a replay prints, and what it leaves in a folder: tidy tables and one JSON document with everything needed to
-repeat it.
+"""Prints a replay, and writes its folder: tidy tables, and one JSON document with everything needed to repeat it.
 
-replay.csv        a row for each task, method and budget
-traces.parquet    a row for each of their traces
-heads.parquet     a row for each of their attention heads
-replay.json       settings, versions, the rows, and which methods were left out
+replay.csv        a row per task, method and budget
+traces.parquet    a row per trace of these
+heads.parquet     a row per query head of these
+replay.json       settings, versions, the rows, and the methods that were left out
 
-and of analyses
+For analyses:
 
-overlap.csv, ...  the rows of each; tokens.parquet, as it holds text of a model
+overlap.csv, ...  the rows of each analysis; tokens.parquet, as its rows hold text of a model
 overlap.svg, ...  its plot; tokens.html
-analyses.json     settings, versions, and which methods were left out
+analyses.json     settings, versions, and the methods that were left out
 """
 
 from __future__ import annotations
@@ -36,7 +35,10 @@ Where its own loss is next to nothing ratios are huge: read loss +. gap closed: 
 
 
 def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> Path:
-    """Earlier files of these names are replaced. Raises SetupError, UserError when the folder cannot be written."""
+    """Write a comparison to the folder `out`, replacing earlier files; return the folder.
+
+    Raises SetupError, UserError when the folder cannot be written.
+    """
     import pandas as pd
 
     folder = check_out(out)
@@ -52,7 +54,7 @@ def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> P
 
 
 def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], document: Mapping[str, Any]) -> Path:
-    """The rows and pictures of every analysis; earlier files of these names are replaced. Raises as `write`."""
+    """Write the rows and pictures of every analysis to the folder `out`, replacing earlier files. Raises as `write`."""
     import pandas as pd
 
     folder = check_out(out)
@@ -79,7 +81,7 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def show_result(result: Result) -> None:
-    """One table a task: without a budget first, then budget by budget, the smallest loss ratio first."""
+    """Print the table of one task: rows without a budget first, then by budget and loss ratio."""
     plus_minus = "+-" if terminal.ascii_only() else "±"
     first = result.rows[0]
     count = f"{first['traces']} answers, {first['tokens']} tokens, interval {first['interval']}"
@@ -121,11 +123,11 @@ def _short(value: float | None) -> str:
 
 
 def _fixed(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0: no minus before zeros
+    return "-" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0 turns -0.0 into 0.0
 
 
 def show_analysis(kind: type[Analysis], rows: Sequence[Row]) -> None:
-    """The short table of an analysis."""
+    """Print the short table of an analysis."""
     head, lines = kind.table(rows)
     print(f"{kind.name}: {kind.about}\n")
     table = terminal.grid(*head, right=tuple(head[1:]))

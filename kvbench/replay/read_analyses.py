@@ -1,11 +1,11 @@
-"""Reads the traces of a task for analyses: the full cache in windows of queries, and every chosen method.
+"""Reads the traces of a task for analyses: with the full cache in windows of queries, and with every chosen method.
 
 study = Study(task="walk", traces=traces, interval=128)
 found = [kind(study) for kind in choose(["overlap", "survival"])]
 read(loaded, study, found, chosen, max_tokens=400)
 found[0].rows()
 
-What is kept at a time is what a window or a block needs, and what the analyses keep; batches are those of a replay.
+Memory holds the attention of one window or the `Reference` of one batch, and the sums of the analyses.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvbench.replay.reader import CHUNK, Listener, Tick, TraceReader
 from kvbench.replay.reference import Reference, batches, read_full
 from kvbench.replay.traces import Trace
 
-SCRATCH_FLOATS = 1 << 24  # attention weights of a window
+SCRATCH_FLOATS = 1 << 24  # most attention weights of a window, over the batch
 
 
 def read(
@@ -37,7 +37,7 @@ def read(
     max_tokens: int,
     tick: Tick = lambda text, traces, tokens: None,
 ) -> None:
-    """Read every trace for the analyses that look at attention, and with every chosen method for the others."""
+    """Read every trace with the full cache for attention analyses, and with every chosen method for the others."""
     looking = [a for a in analyses if isinstance(a, AttentionAnalysis)]
     watching = [a for a in analyses if isinstance(a, MethodAnalysis)]
     places = {id(trace): i for i, trace in enumerate(study.traces)}
@@ -65,7 +65,7 @@ def read(
 
 
 def _narrow(traces: Sequence[Trace], loaded: LoadedModel) -> Iterator[list[Trace]]:
-    """Batches in which the attention weights of a window fit into the scratch."""
+    """Yield batches for which the attention weights of a window are at most SCRATCH_FLOATS."""
     heads = max((g.query_heads for g in loaded.geometry if g.evicts), default=1)
     for batch in batches(traces, loaded, CHUNK):
         total = len(batch[0].prompt) + len(batch[0].answer)
@@ -75,7 +75,7 @@ def _narrow(traces: Sequence[Trace], loaded: LoadedModel) -> Iterator[list[Trace
 
 
 class _Windows(Listener):
-    """Listens to the full cache, and hands attention on in windows of queries."""
+    """A listener that hands the full cache's attention to analyses, in windows of queries."""
 
     def __init__(self, batch: Sequence[Trace], places: list[int], analyses: Sequence[AttentionAnalysis]) -> None:
         self.places, self.analyses = places, analyses
@@ -85,7 +85,7 @@ class _Windows(Listener):
         self._cache = cache
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """first: a multiple of WINDOW, as CHUNK is one."""
+        """Compute the attention of the new queries, window by window. first: a multiple of WINDOW, as CHUNK is."""
         layer = self._cache.layers[call.layer]
         if not layer.geometry.evicts:
             return
@@ -118,7 +118,10 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """Listens to a method, and tells what it holds as blocks begin; `tell(None)` once the answer was read."""
+    """A listener that tells analyses which entries a method holds as each block begins.
+
+    Call `tell(None)` once the answer was read.
+    """
 
     def __init__(
         self,

@@ -1,9 +1,9 @@
-"""Reads finished sequences with one method at one budget: the prompt and its eviction as in a run, then the answer in
-blocks, each one forward pass, with the evictions where generation has them.
+"""Reads finished sequences with one method at one budget: the prompt as in a run, then the answer in blocks, one
+forward pass per block, with evictions at the same tokens as in generation.
 
-Between two evictions a cache only grows, so a block of tokens attends to the same entries in one pass as one by one,
-and methods that look at every query are handed those of a whole interval anyway. What is decided and predicted is
-therefore that of `Engine.generate` with `Request.forced`, up to rounding; a test compares the two.
+Between two evictions a cache only grows, so a token attends to the same entries in a block as alone; methods that
+observe every query get the queries of a whole interval in both cases. So decisions and predictions equal those of
+`Engine.generate` with `Request.forced` up to rounding; a test compares the two.
 
 Letters: b sequences, t tokens of a block, V vocabulary.
 """
@@ -30,39 +30,39 @@ from kvbench.eviction.api import Method
 from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import Trace
 
-CHUNK = 512  # tokens a forward pass
+CHUNK = 512  # tokens per forward pass
 Tick = Callable[[str, int, int], None]  # (method and budget, traces that were read, tokens of their answers)
 
 
 class Listener(Protocol):
-    """Receives the events of a reading; tokens are counted from the answer's first, which is 0.
+    """Receives the events of a reading. Token numbers count from the answer's first token, 0.
 
     A subclass overrides the events that it needs.
     """
 
     def opened(self, cache: PromptCache) -> None:
-        """The prompt was read and evicted."""
+        """Called once the prompt was read and evicted."""
         return
 
     def block(self, index: int) -> None:
-        """The tokens from `index` * interval on come next; evictions due before them are done."""
+        """Called before the tokens from `index` * interval on are read, after the evictions that precede them."""
         return
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """A layer has read tokens from `first` on; its heads' outputs [b, t, Hq, Dv]."""
+        """Called after a layer's attention for tokens from `first` on; out: its output [b, t, Hq, Dv]."""
         return
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
-        """Logits [b, t, V] of tokens from `first` on."""
+        """Called with the logits [b, t, V] that predict tokens from `first` on."""
         return
 
 
 class TraceReader:
-    """Reads traces with one method.
+    """Reads traces with one method at one budget.
 
     Args:
-        max_tokens: longest prompt plus answer that a run would plan with.
-        log: as of `Engine`.
+        max_tokens: longest prompt plus answer, as a run would plan for.
+        log: see `Engine`.
 
     Raises UserError, SetupError: the method cannot serve this model, or its weights are missing.
     """
@@ -91,20 +91,20 @@ class TraceReader:
 
     @property
     def within(self) -> str | None:
-        """The `within` of an oracle, alone or as one of two methods; None of all others."""
+        """The option `within` of the oracle if the method is or contains it ("a+b"); None for other methods."""
         parts = (self.method.during("prefill"), self.method.during("decode"))
         return next((str(part.options()["within"]) for part in parts if part.oracle), None)
 
     @property
     def together(self) -> bool:
-        """Whether several traces can be read at once; probes are run prompt by prompt."""
+        """Whether several traces can be read in one batch: not by methods with probes, which run prompt by prompt."""
         return not self.method.during("prefill").needs().probes
 
     @torch.inference_mode()
     def read(
         self, traces: Sequence[Trace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Read traces whose prompts are equally long, and their answers too. future: for an oracle's `view.weights`."""
+        """Read traces of equal prompt and answer lengths. future: from `Reference.future`, the weights of an oracle."""
         rules = self.setup.rules_for_prompt(len(traces[0].prompt))
         rules = replace(rules, weights={**rules.weights, **(future or {})})
         with self.reader.model.routed():
@@ -115,7 +115,7 @@ class TraceReader:
             self._read_answers(cache, [t.answer for t in traces], listener)
 
     def _read_answers(self, cache: PromptCache, answers: Sequence[Sequence[int]], listener: Listener) -> None:
-        clock, end = 0, len(answers[0]) - 1  # nothing is predicted from the last token
+        clock, end = 0, len(answers[0]) - 1  # the last token predicts no token of the answer
         while clock < end:
             if clock % self.interval == 0:
                 listener.block(clock // self.interval)
@@ -129,7 +129,7 @@ class TraceReader:
                     cache.tick(self.trigger.growth)
 
     def _until_next(self, clock: int, end: int) -> int:
-        """Tokens up to the next eviction, the next block or the end, at most a chunk."""
+        """Return the number of tokens up to the next eviction, the next block or the end, at most a chunk."""
         most = min(self.interval - clock % self.interval, self.chunk, end - clock)
         return next((ahead for ahead in range(1, most) if self.trigger.due(clock + ahead)), most)
 

@@ -1,11 +1,11 @@
-"""A batch of traces read with the full cache: the reference of evicted readings, and an oracle's knowledge.
+"""A batch of traces read with the full cache: the reference for readings under eviction, and the oracle's knowledge.
 
-    kept for every trace          numbers
+    kept per trace                numbers
     logits of its answer          n V
     outputs of attention heads    n Hq D per layer
-    attention of coming blocks    blocks T Hk per layer, four times: means, maxima, of one and of all later blocks
+    attention of later blocks     blocks T Hk per layer, four times: mean and maximum, of one and of all later blocks
 
-for n tokens of the answer and T of the whole sequence; so long traces are read one by one (`batches`).
+with n tokens of the answer and T of the whole sequence. So long traces are read one by one (`batches`).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ MOST_TRACES = 64
 
 
 class Reference:
-    """One batch under the full cache. b traces with a prompt of P and an answer of n tokens, L evicting layers.
+    """A listener that records one batch under the full cache: b traces with P prompt tokens and n answer tokens.
 
-    Attributes:
-        targets: [b, n] the answers; logits: [b, n, V] of each of their tokens.
-        outputs: of each evicting layer [b, n - 1, Hq, Dv], after every token of the answer but its last.
-        attention: of each evicting layer [b, Hk, blocks, T] float32; T = P + n - 1: what the queries of a block of
-            the answer pay to every token, as in `kvbench.eviction.terms.golden`.
-        most: the same with the most that a query of the block pays instead of the mean; only where `extreme`.
+    Attributes (the dicts are by layer, for layers that are evicted):
+        targets: [b, n] the answers; logits: [b, n, V] that predict their tokens.
+        outputs: [b, n - 1, Hq, Dv] of the attention heads, for every token of the answer but the last.
+        attention: [b, Hk, blocks, T] float32, T = P + n - 1: mean attention that the queries of each block of the
+            answer pay to every token, as in `kvbench.eviction.terms.golden`.
+        most: the same, with the maximum over the block's queries instead of the mean; only if `extreme`.
     """
 
     def __init__(self, traces: Sequence[Trace], interval: int, device: torch.device, *, extreme: bool = False) -> None:
@@ -79,7 +79,7 @@ class Reference:
 
     @staticmethod
     def _paid(call: AttentionCall, layer: PromptLayer, at: torch.Tensor, how: Literal["sum", "max"]) -> torch.Tensor:
-        """[b, Hk, N] attention of queries at positions `at`: mean over the group, summed or the most over queries."""
+        """Return [b, Hk, N]: attention of queries at positions `at`, mean over the group, sum or max over queries."""
         return window_attention(
             call.query,
             layer.keys[:, :, : layer.rows],
@@ -96,13 +96,13 @@ class Reference:
         self._logits.append(logits)
 
     def close(self) -> None:
-        """The traces were read."""
+        """Join the logits once the traces were read, and release the cache."""
         self.logits = torch.cat(self._logits, dim=1)
         self._logits.clear()
         del self._cache
 
     def pick(self, index: int) -> Reference:
-        """One trace of the batch alone."""
+        """Return the reference of one trace of the batch."""
         one = Reference([self.traces[index]], self.interval, self.targets.device)
         part = slice(index, index + 1)
         one.logits = self.logits[part]
@@ -111,7 +111,7 @@ class Reference:
         return one
 
     def future(self) -> dict[str, torch.Tensor]:
-        """The tables that `golden` reads. After the last block they are zero."""
+        """Return the tables that `golden` reads as its weights; zero after the last block."""
         tables = {"interval": torch.tensor(self.interval, device=self.targets.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):
             for layer, paid in table.items():
@@ -121,7 +121,7 @@ class Reference:
 
 
 def read_full(reader: TraceReader, traces: Sequence[Trace], *, extreme: bool = False) -> Reference:
-    """reader: with the full cache."""
+    """Read a batch with the full cache; return its reference. reader: of method `full`."""
     reference = Reference(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, reference)
     reference.close()
@@ -129,7 +129,7 @@ def read_full(reader: TraceReader, traces: Sequence[Trace], *, extreme: bool = F
 
 
 def batches(traces: Sequence[Trace], loaded: LoadedModel, interval: int) -> Iterator[list[Trace]]:
-    """Equally long traces, as many together as fit into MOST_BYTES."""
+    """Yield batches of traces with equal prompt and answer lengths, each as large as MOST_BYTES allows."""
     alike: dict[tuple[int, int], list[Trace]] = {}
     for trace in traces:
         alike.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)

@@ -31,13 +31,15 @@ from kvbench.runner.workload import TaskWork
 
 
 class Session:
-    """Raises KVBenchError where a method that was named, a task or the model cannot be served.
+    """One replay of the tasks of a configuration.
 
     Args:
-        folder: of the run whose answers are read; None: the model answers.
+        folder: of the run whose answers are read; None: the model answers the questions first.
 
     Attributes:
         left_out: methods of ``all`` that cannot run.
+
+    Raises KVBenchError: a named method, a task or the model cannot be served.
     """
 
     def __init__(self, config: RunConfig, inputs: Inputs, work: Work, folder: Path | None, progress: Readings) -> None:
@@ -69,7 +71,10 @@ class Session:
             self.progress.end()
 
     def _load(self) -> tuple[LoadedModel, list[Chosen]]:
-        """The model, and the methods to read with. Methods that cannot run are refused before the model is loaded."""
+        """Return the model, and the methods to read with.
+
+        A named method that cannot run raises KVBenchError before the model is loaded, where the configuration tells.
+        """
         config, inputs, work = self.config, self.inputs, self.work
         load_model = partial(load, inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
         shape, early = known_shape(inputs.config, load_model)
@@ -108,7 +113,7 @@ class Session:
 
 
 def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, TaskWork]:
-    """The tasks that have a question of this name. Raises UserError when none has."""
+    """Return the tasks that have a question with the id `sample`. Raises UserError when none has."""
     if sample is None:
         return works
     chosen = {name: work for name, work in works.items() if any(p.doc.doc_id == sample for p in work.prompts)}

@@ -1,7 +1,7 @@
 """Finished sequences to read again: answers of the full cache, generated here or stored by a run.
 
-Both follow from task, model and seed alone. A question gets one answer here, to its first turn; of a run, all samples
-are taken.
+Both depend only on task, model and seed. Answers generated here: one per question, to its first turn. From a run: all
+samples.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A prompt with its answer, which is the request's `forced`. Traces of one cluster are not independent."""
+    """A prompt with its answer, stored as the request's `forced`. Traces of one cluster are not independent."""
 
     request: Request
     cluster: str
@@ -52,9 +52,9 @@ def answer_with_full_cache(
     say: Notice,
     tick: Callable[[str, int, int], None] = lambda text, traces, tokens: None,
 ) -> list[Trace]:
-    """Generate an answer to every question of a task, drawn as the task draws, in the order of the questions.
+    """Generate an answer to every question of a task with the task's sampling; return them in order of the questions.
 
-    tick: called with every answer's number of tokens. Raises UserError when no question can be answered.
+    tick: called per answer as ("", 1, number of tokens). Raises UserError when no question fits the model's context.
     """
     prompts = {p.doc.doc_id: p for p in work.prompts if p.ids and p.max_tokens <= loaded.context}
     if not prompts:
@@ -77,7 +77,7 @@ def answer_with_full_cache(
 
 
 def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
-    """An engine with the full cache."""
+    """Return an engine with the full cache."""
     method = registry.methods.get("full")()
     plan = plan_cell(
         shape_of_model(loaded.model),
@@ -121,7 +121,7 @@ def stored_answers(folder: Path, work: TaskWork, tokenizer: Any, context: int, s
 
 
 def _request(work: TaskWork, prompt: Prompt, seed: int, sample: int) -> Request:
-    """A sample of a prompt's first turn."""
+    """Return the request for one sample of a prompt's first turn."""
     return Request(
         task=work.task.name,
         doc_id=prompt.doc.doc_id,

@@ -1,4 +1,6 @@
-"""What a replay has to do, and its line of progress. Imports no torch: the command makes these before any check."""
+"""The settings of a replay that a run does not have, and the progress line. Imports no torch: the command makes both
+before any check.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,13 @@ from kvbench.replay.analyses.api import Analysis, AttentionAnalysis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The part of a replay that is no setting of a run.
+    """The settings of a replay that a run does not have.
 
     Attributes:
-        named, every: methods that must run, and methods that run where they can.
-        run: the run whose answers are read; None: new ones. most: answers per task that are taken from it.
-        kinds: analyses; none for the comparison.
-        sample: the only question, by its id.
+        named: methods that must run; every: methods that are left out where they cannot run.
+        run: the run whose answers are read; None: the model answers. most: answers per task to take from the run.
+        kinds: analyses; empty for the comparison.
+        sample: id of the only question to read; None: all questions.
     """
 
     named: list[MethodChoice]
@@ -29,17 +31,17 @@ class Work:
 
     @property
     def attention(self) -> bool:
-        """Whether some analysis looks at the attention of the full cache."""
+        """Whether some analysis reads the attention of the full cache."""
         return any(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
     @property
     def methods(self) -> bool:
-        """Whether methods read the answers."""
+        """Whether the chosen methods must read the answers, because not all analyses need only the full cache."""
         return not self.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
 
 class Readings(Progress):
-    """Progress in answers that methods read, instead of rows, and without memory."""
+    """The progress line of a replay: counts answers read instead of rows, and shows no memory."""
 
     _name = _unit = ""
 

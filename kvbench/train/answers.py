@@ -1,11 +1,11 @@
-"""The model's answers to a training's questions, on disk: after a kill only the missing ones are generated.
+"""The model's answers to a training's questions, in a file: after a kill only the missing answers are generated.
 
     file = AnswerFile(out / "answers.jsonl", {"model": "tiny", "longest": 4096, ...})
     file.read()                                   # {"line-3": (17, 4, 2), "line-4": None}; None: it was not kept
     file.add("line-5", prompt=(1, 2), answer=(3, 2), kept=True)
 
-The first line names the model and the questions; each further line is an answer, in the order in which they finished.
-Of several processes all read and the first one writes.
+The first line names the model and the questions; each further line is an answer, in order of completion. In a training
+with several processes, every process reads the file and only the first writes it.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from kvbench.errors import SetupError, UserError, quote
 from kvbench.store.files import reason
 from kvbench.train.processes import is_first
 
-HASHES = {"questions": "other questions", "fingerprint": "another model"}  # meaning of a difference
-Answers = dict[str, tuple[int, ...] | None]  # tokens, by the question's name; None: not kept
+HASHES = {"questions": "other questions", "fingerprint": "another model"}  # what a different hash means, for errors
+Answers = dict[str, tuple[int, ...] | None]  # question's name -> answer tokens; None: not kept, as a wrong answer
 
 
 class AnswerFile:
-    """One file of answers. asked: everything that they depend on."""
+    """One file of answers. asked: all settings that the answers depend on."""
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, json.loads(json.dumps(asked))
 
     def read(self) -> Answers:
-        """The stored answers, without a last line that a kill cut short. A missing file is created.
+        """Return the stored answers, without a last line that a kill cut short. A missing file is created.
 
         Raises UserError for answers to other questions or of another model, SetupError for a damaged or unusable file.
         """
@@ -64,7 +64,7 @@ class AnswerFile:
         return answers
 
     def add(self, name: str, *, prompt: Sequence[int], answer: Sequence[int], kept: bool) -> None:
-        """Write an answer. Raises SetupError when it cannot be written."""
+        """Append an answer to the file. Raises SetupError when it cannot be written."""
         if is_first():
             with self._appending() as stream:
                 stream.write(_line({"name": name, "prompt": prompt, "answer": answer, "kept": kept}))

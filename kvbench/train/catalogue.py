@@ -12,20 +12,20 @@ from typing import Any, Literal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One recipe.
+    """One recipe and its defaults.
 
     Attributes:
         location: ``module:class`` of its `Recipe`.
-        about: one line.
-        tasks: built-in tasks whose problems are asked when --data is not given.
-        learns_from: the model's own answers to the questions, the questions themselves, or examples with answers
+        about: one line for ``--help``.
+        tasks: built-in tasks that give the questions when --data is not given.
+        learns_from: the model's answers to the questions, the questions alone, or examples with answers
             (`kvbench.train.head_data`).
-        tested_on: held-out answers, or held-out questions that the recipe asks itself.
+        tested_on: the model's answers to held-out questions, or these questions alone, which the recipe asks.
         traces, held_out: numbers of questions or examples to train on and to hold out.
         steps, lr, batch: defaults of the loop.
-        dtype: of the loaded model; float32 where the model itself is trained, so that small steps are not rounded away.
-        options: the recipe's own settings, with their defaults. `longest`: most new tokens of an answer to a question
-            of a file.
+        dtype: of the loaded model; float32 where the model is trained, so that small steps are not rounded away.
+        options: the recipe's settings and their defaults. `longest`: most new tokens of an answer to a question from
+            --data.
         tiny, tiny_lr: other defaults for the built-in model, whose texts are short.
     """
 

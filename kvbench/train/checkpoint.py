@@ -1,7 +1,7 @@
 """Checkpoints of a training: tensors as safetensors, the rest as JSON in the file's header. Nothing is unpickled.
 
 save(path, parameters, optimiser, {"step": 200, "settings": {...}})
-state = state_of(path)                  # check it before anything is changed
+state = state_of(path)                  # the JSON part, to be checked before `restore`
 restore(path, parameters, optimiser)
 """
 
@@ -25,7 +25,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")  # of AdamW
 def save(
     path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW, state: Mapping[str, Any]
 ) -> None:
-    """Replace the checkpoint; a kill leaves the old one or the new one whole."""
+    """Replace the checkpoint atomically: a kill leaves the old or the new checkpoint intact."""
     tensors = {f"parameter/{name}": p.detach() for name, p in parameters.items()}
     for name, p in parameters.items():
         moments = optimiser.state.get(p, {})
@@ -36,7 +36,7 @@ def save(
 
 
 def state_of(path: Path) -> dict[str, Any]:
-    """The state of a checkpoint, without its tensors. Raises SetupError when it cannot be read."""
+    """Return the state of a checkpoint without its tensors. Raises SetupError when it cannot be read."""
     try:
         with safe_open(path, framework="pt") as file:
             return dict(json.loads((file.metadata() or {})["state"]))
@@ -45,7 +45,7 @@ def state_of(path: Path) -> dict[str, Any]:
 
 
 def restore(path: Path, parameters: Mapping[str, torch.Tensor], optimiser: torch.optim.AdamW) -> None:
-    """Fill parameters and optimiser. Raises SetupError for a file that does not fit."""
+    """Load a checkpoint into parameters and optimiser. Raises SetupError for a file that does not fit."""
     try:
         with safe_open(path, framework="pt") as file, torch.no_grad():
             names = set(file.keys())

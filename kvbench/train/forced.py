@@ -1,4 +1,4 @@
-"""A training's trace in the form that `kvbench.replay` reads."""
+"""Converts a training's trace into a trace of `kvbench.replay`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvbench.train.traces import Trace
 
 
 def forced(trace: Trace, seed: int = 0) -> replayed.Trace:
-    """The trace with its answer forced. seed: of the method's draws."""
+    """Return a training's trace as a replay trace, its answer forced. seed: of the method's random draws."""
     request = Request(
         task="train",
         doc_id=trace.name,

@@ -1,8 +1,8 @@
 """The scorer of `foresightkv` in training, and the base of its two recipes.
 
 The scorer's inputs differ by orders of magnitude: numbers of keys, sums of attention over 8 queries or over thousands.
-The optimiser takes steps of one size, so the first layer is trained on inputs with mean 0 and variance 1, and the last
-one on outputs divided by `unit`. The file holds a scorer of raw inputs and outputs.
+The optimiser's steps have one size for all parameters, so the first layer is trained on inputs with mean 0 and variance
+1, and the last layer on outputs divided by `unit`. The weights file holds a scorer of raw inputs and outputs.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from kvbench.train.foresight_states import Choice, check_settings, evictions_of,
 from kvbench.train.recipe import Settings, TraceRecipe, with_gradient
 from kvbench.train.traces import Trace
 
-LEAST = 1e-4  # smallest deviation, for inputs that are nearly constant
-MEASURED = 32  # traces from which the deviation of inputs is estimated
+LEAST = 1e-4  # smallest standard deviation, for inputs that are nearly constant
+MEASURED = 32  # traces from which mean and deviation of the inputs are estimated
 
 
 class TrainedScorer:
-    """The trained tensors, and the scorer of raw inputs that they amount to.
+    """The trained tensors of a scorer of standardised inputs; `scorer()` converts them to raw inputs.
 
     Args:
-        start: tensors of a scorer of standardised inputs whose outputs count units.
+        start: initial tensors, for standardised inputs and outputs in units of `unit`.
         mean, deviation: [L, Hk, D] of the inputs.
         unit: of the outputs.
     """
@@ -41,7 +41,7 @@ class TrainedScorer:
 
     @classmethod
     def random(cls, shapes: Shapes, readings: Sequence[Sequence[Choice]], seed: int, unit: float) -> TrainedScorer:
-        """A randomly initialised scorer for inputs of these shapes."""
+        """Return a randomly initialised scorer of these shapes. readings: evictions, for the moments of the inputs."""
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
         spread = {"w1": inputs**-0.5, "w2": hidden**-0.5, "b1": 0.0, "b2": 0.0}
@@ -50,7 +50,7 @@ class TrainedScorer:
 
     @classmethod
     def of(cls, scorer: Mapping[str, torch.Tensor], readings: Sequence[Sequence[Choice]]) -> TrainedScorer:
-        """A scorer from a file, to be trained further."""
+        """Return a trained scorer (of raw inputs) for further training."""
         mean, deviation = moments({name: tuple(t.shape) for name, t in scorer.items()}, readings)
         start = dict(scorer) | {
             "w1": scorer["w1"] * deviation[..., None],
@@ -59,7 +59,7 @@ class TrainedScorer:
         return cls(start, mean, deviation)
 
     def scorer(self) -> dict[str, torch.Tensor]:
-        """The scorer of raw inputs."""
+        """Return the tensors of the equivalent scorer of raw inputs."""
         p = self.parameters
         w1 = p["w1"] / self.deviation[..., None]
         b1 = p["b1"] - (self.mean[..., None] * w1).sum(dim=-2)
@@ -70,7 +70,7 @@ class TrainedScorer:
 
 
 def moments(shapes: Shapes, readings: Sequence[Sequence[Choice]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean and standard deviation [L, Hk, D] of the scorers' inputs; 0 and 1 in layers that evict nothing."""
+    """Return mean and standard deviation [L, Hk, D] of the scorers' inputs; 0 and 1 in layers without evictions."""
     every = [choice for choices in readings for choice in choices]
     mean, deviation = (every[0].x.new_full(shapes["w1"][:-1], value) for value in (0.0, 1.0))
     for layer in {choice.layer for choice in every}:

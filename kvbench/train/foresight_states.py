@@ -1,4 +1,4 @@
-"""The inputs of ForesightKV's scorer at every eviction of a trace, decided by the oracle or by the scorer.
+"""The inputs of ForesightKV's scorer at every eviction of a trace, where the oracle or the scorer decides.
 
 Traces are read as `kvbench replay` reads them; the inputs are computed by the method's own code.
 
@@ -6,7 +6,7 @@ Traces are read as `kvbench replay` reads them; the inputs are computed by the m
     led = evictions.golden(trace)                   # the oracle decides
     drawn = evictions.drawn(trace, [1, 2], tensors) # the scorer decides, one reading per seed
 
-Letters: b readings of one trace, Hk KV heads, n entries that compete, D numbers per entry that the scorer reads.
+Letters: b readings of one trace, Hk KV heads, n competing (unprotected) entries, D inputs of the scorer per entry.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Choice:
     """One eviction of one layer."""
 
     layer: int
-    seen: int  # tokens until then
+    seen: int  # tokens read before the eviction
     x: torch.Tensor  # [b, Hk, n, D]
     worth: torch.Tensor  # [b, Hk, n] the deciding method's scores; higher is kept
     dropped: torch.Tensor  # [b, Hk, n] bool
@@ -95,17 +95,17 @@ class Evictions:
         return len(trace.answer) > 1 and len(trace.prompt) + last > self.budget
 
     def full(self, trace: Trace) -> TraceReading:
-        """The reading with the full cache."""
+        """Read the trace with the full cache."""
         return self._read(self._full, [forced(trace)], {})
 
     def golden(self, trace: Trace) -> TraceReading:
-        """The reading in which the oracle decides."""
+        """Read the trace with the oracle's evictions."""
         traces = [forced(trace)]
         reference = read_full(self._full, traces, extreme=self.within == "max")
         return self._read(self._golden, traces, reference.future())
 
     def drawn(self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor]) -> TraceReading:
-        """Readings in which the method decides with this scorer, one per seed of its draws."""
+        """Read the trace with evictions drawn by this scorer, once per seed."""
         weights = {name: tensor.detach() for name, tensor in scorer.items()}
         return self._read(self._drawn, [forced(trace, seed) for seed in seeds], weights)
 
@@ -125,7 +125,7 @@ class Evictions:
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """`scorer` with `judge`'s decisions; every decision is appended to `choices`."""
+    """The method `scorer`, except that `judge` decides; appends every decision to `choices`."""
 
     scorer: Any
     judge: Any
@@ -136,7 +136,7 @@ class _Watched(Method):
             object.__setattr__(self, name, getattr(self.scorer, name))
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """1 for entries that the judge keeps, 0 for others."""
+        """Return 1 for entries that the judge keeps, 0 for others."""
         keep = decide(self.judge, [view])[0].keep
         competes = self.scorer.competing(view)  # equally many in every head: all heads hold the newest
         b, heads, _ = competes.shape
@@ -158,7 +158,7 @@ class _Watched(Method):
 
 @dataclass(slots=True)
 class _Predictions(Listener):
-    """Losses and entropy of every answer token [b, m]."""
+    """A listener that collects loss and entropy [b, m] of every answer token."""
 
     targets: torch.Tensor
     losses: list[torch.Tensor] = field(default_factory=list)
@@ -176,7 +176,7 @@ def _copied(choice: Choice) -> Choice:
 
 
 def usable(evictions: Evictions, traces: Sequence[Trace]) -> list[Trace]:
-    """The traces with an eviction. Raises UserError when there is none."""
+    """Return the traces that lead to an eviction. Raises UserError when there is none."""
     evicted = [trace for trace in traces if evictions.evicts(trace)]
     if not evicted:
         raise UserError(
@@ -187,7 +187,7 @@ def usable(evictions: Evictions, traces: Sequence[Trace]) -> list[Trace]:
 
 
 def check_settings(more: Mapping[str, Any]) -> None:
-    """Raises UserError for invalid settings."""
+    """Raise UserError for invalid settings."""
     check_choices(more, features=FEATURES, within=WITHIN)
     check_least(more, budget=2, interval=1, hidden=1)
     if not more.get("margin", 1.0) > 0:
@@ -195,7 +195,7 @@ def check_settings(more: Mapping[str, Any]) -> None:
 
 
 def evictions_of(loaded: LoadedModel, settings: Settings, traces: Sequence[Trace]) -> Evictions:
-    """The reader of a training's traces."""
+    """Return the reader of a training's traces, sized for the longest."""
     more = settings.more
     method = registry.methods.get("foresightkv")(features=more["features"])
     longest = max((len(trace.ids) for trace in traces), default=1)

@@ -11,19 +11,19 @@ from torch.utils.checkpoint import checkpoint
 
 from kvbench.engine.attention.interface import AttentionCall, Handler, grouped_attention, route
 
-ROWS = 1024  # queries that attend at once
+ROWS = 1024  # queries per attention call
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def forward(
     model: Any, handler: Handler, *, start: int = 0, logits: int = 1, hidden: bool = False, **inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Logits [b, `logits`, V] of the newest rows; 0 asks for those of all rows.
+    """Run a differentiable forward pass; return logits [b, `logits`, V] of the last rows, or of all rows for logits=0.
 
     Args:
         handler: computes every layer's attention, as in `kvbench.engine.attention.interface.route`.
         start: position of the first row.
-        hidden: whether the handler also sees what each layer's attention reads.
+        hidden: whether the handler also gets the hidden states that each layer's attention reads.
         inputs: input_ids [b, n] or inputs_embeds [b, n, D].
     """
     rows = next(iter(inputs.values()))
@@ -43,14 +43,15 @@ def forward(
 def attend(
     call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
 ) -> torch.Tensor:
-    """Attention [b, t, Hq, Dv] with a layer's scaling, softcap and sinks, of queries and keys that need not be all."""
+    """Return attention [b, t, Hq, Dv] of any queries to any keys, with the scaling, softcap and sinks of the call."""
     return grouped_attention(query, keys, values, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks)
 
 
 def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> torch.Tensor:
-    """Attention [b, n, Hq, Dv] of a whole sequence, `rows` queries at a time.
+    """Return attention [b, n, Hq, Dv] of a whole sequence, computed `rows` queries at a time.
 
-    Beyond one block, the gradient recomputes each block, so that memory holds the mask and probabilities of one.
+    With more than one block, the backward pass recomputes each block, so that memory holds the mask and probabilities
+    of one block.
 
     attend_block: gets the position of a block's first query, its queries, and keys and values up to its last query.
     """

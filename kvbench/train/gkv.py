@@ -1,9 +1,9 @@
-"""Training a model to work with an evicted cache (G-KV, arXiv 2512.00504): the base of both recipes.
+"""Training a model to work with an evicted cache (G-KV, arXiv 2512.00504): the base of `gkv-distill` and `gkv-rl`.
 
-All weights are trained, in float32, because steps of 1e-6 would vanish in bfloat16. A step writes or reads answers
-under eviction with the current weights; the forward pass with a gradient sees only the entries that were left
-(`kvbench.train.sparse_masks`). The held-out figures are the shares of questions that the model answers rightly, with an
-evicted and with a full cache.
+All weights are trained, in float32, because steps of 1e-6 would vanish in bfloat16. A step generates or reads answers
+under eviction with the current weights; in the forward pass with a gradient, queries see only the entries that were
+left (`kvbench.train.sparse_masks`). The held-out figures are the shares of questions that the model answers correctly,
+with an evicted and with a full cache.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ RECOMPUTE = ("auto", "on", "off")
 
 
 class SparseRecipe(Recipe):
-    """A model that learns to work with an evicted cache.
+    """A recipe that trains the model to work with an evicted cache.
 
-    `settings.more`: method (with its options in brackets), budget, interval, temperature, slots (answers written at
-    once), micro (answers in one forward pass with a gradient), recompute (auto, on, off).
+    `settings.more`: method (with its options in parentheses), budget, interval, temperature, slots (answers generated
+    at once), micro (answers per forward pass with a gradient), recompute (auto, on, off).
     """
 
     kind, figure, higher = "model", "accuracy", True
@@ -77,7 +77,7 @@ class SparseRecipe(Recipe):
         return dict(self.loaded.model.named_parameters())
 
     def held_out(self) -> dict[str, float]:
-        """Shares of right answers, greedy."""
+        """Return the shares of right greedy answers, with the evicted and with the full cache."""
         full: Method = registry.methods.get("full")()
         return {"accuracy": self._accuracy(self.method, self.budget), "full_accuracy": self._accuracy(full, None)}
 
@@ -85,7 +85,7 @@ class SparseRecipe(Recipe):
         return {"held_out": len(self.test)}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """Write the model, and beside it the weights of the method with which it was trained."""
+        """Write the model, and into its folder the weights of the eviction method used in training, if any."""
         folder, card = save_model(out / self.kind, self.loaded, base_model=base.name, made=made)
         if (needed := self.method.weights()) is not None:
             config = self.loaded.model.config
@@ -96,7 +96,7 @@ class SparseRecipe(Recipe):
         return folder, card
 
     def drawn(self, step: int, count: int) -> list[int]:
-        """Indices of a step's batch among `count` items: every epoch has them all in a new order."""
+        """Return the indices of a step's batch among `count` items; each epoch has all items in a new random order."""
         batch = self.settings.batch
         drawn = range(step * batch, (step + 1) * batch)
         orders = {}
@@ -113,7 +113,7 @@ class SparseRecipe(Recipe):
         samples: int = 1,
         log: KeptLog | None = None,
     ) -> Engine:
-        """An engine for `samples` answers per question. Drop it before the gradient needs its cache's memory."""
+        """Return an engine for `samples` answers per question. Delete it before the backward pass needs its memory."""
         return Engine(
             self.loaded,
             method,
@@ -135,7 +135,7 @@ class SparseRecipe(Recipe):
 def request(
     question: Question, name: str, samples: int = 1, sampling: Sampling | None = None, seed: int = 0
 ) -> Request:
-    """A question as the engine takes it."""
+    """Return the engine's request for a question."""
     return Request(
         task="train",
         doc_id=name,

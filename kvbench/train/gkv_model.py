@@ -1,4 +1,4 @@
-"""Writes a trained model as a folder that transformers and kvbench load, with its card beside it.
+"""Writes a trained model as a folder that transformers and kvbench can load, and a card beside the folder.
 
 save_model(out / "model", loaded, base_model="tiny", made={...})     # out/model/, out/model.json
 """
@@ -24,7 +24,10 @@ FORMAT = "kvbench-model/1"
 def save_model(
     folder: Path, loaded: LoadedModel, *, base_model: str, made: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
-    """Write configuration, weights, tokenizer and card; returns the folder and the card. Raises SetupError."""
+    """Write configuration, weights, tokenizer and card; return the folder and the card.
+
+    Raises SetupError when a file cannot be written.
+    """
     config = loaded.model.config
     part = folder.with_name(f".{folder.name}.part")  # replaces the folder once it is complete
     try:

@@ -1,8 +1,8 @@
-"""Retrieval problems with known positions of the answer: data of `headkv`'s table and of `duo`'s training.
+"""Retrieval problems in which the positions of the answer are known: data for `headkv`'s table and `duo`'s training.
 
 `tiny_examples` are problems of the task `lookup`, for the built-in model. `text_examples` and `passkey_examples` are
-English texts for other models: one-line notes with codes among unrelated sentences, and at the end one code, or all, to
-recall. `examples` chooses by model.
+English texts for other models: one-line notes with codes among unrelated sentences, and at the end a question for one
+code (`text_examples`) or all codes (`passkey_examples`). `examples` chooses by model.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ PASSKEYS, SHORTEST = 10, 1000
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt with its right answer. The query at position `rows[i]` writes token i of the answer, whose source are
-    the tokens at positions `evidence[i]`.
+    """A prompt with its right answer. The query at position `rows[i]` predicts token i of the answer, which can be
+    copied from the tokens at positions `evidence[i]`.
     """
 
     ids: tuple[int, ...]
@@ -45,19 +45,22 @@ class Example:
 
 
 def is_tiny(loaded: LoadedModel) -> bool:
-    """Whether this is the built-in model itself, not a copy."""
+    """Return whether the model was loaded from the built-in folder, not from a copy."""
     return Path(loaded.model.config._name_or_path).resolve() == tiny.path().resolve()
 
 
 def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[Example]:
-    """Problems of lookup-8 for the built-in model, `passkey_examples` for others. Raises SetupError."""
+    """Return problems of lookup-8 for the built-in model, `passkey_examples` for others.
+
+    Raises SetupError when the context is too short.
+    """
     if is_tiny(loaded):
         return tiny_examples(count, seed)
     return passkey_examples(encoder(loaded), count, seed, first_ids(loaded), min(loaded.context, longest))
 
 
 def source(loaded: LoadedModel) -> str:
-    """A description of a model's examples for the card."""
+    """Return a description of a model's examples for the card."""
     return "problems of lookup-8" if is_tiny(loaded) else "codes among unrelated sentences, English"
 
 
@@ -71,7 +74,7 @@ def first_ids(loaded: LoadedModel) -> list[int]:
 
 
 def tiny_examples(count: int, seed: int) -> list[Example]:
-    """Problems of the cell lookup-8 with seeds that no evaluation uses."""
+    """Return problems of lookup-8 with seeds that no evaluation uses."""
     draw = Draw("head tables", seed)
     return [_of_lookup(CELLS["lookup-8"].generate(draw.below(HELD_OUT))) for _ in range(count)]
 
@@ -92,16 +95,19 @@ def _of_lookup(problem: Problem) -> Example:
 
 
 def text_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
-    """Texts of 120 sentences with six codes, one of which is asked for.
+    """Return texts of 120 sentences with six codes; the question asks for one.
 
-    first: tokens before every prompt; longest: tokens that the model can read. Raises SetupError.
+    first: tokens before every prompt; longest: most tokens of an example. Raises SetupError when that is too short.
     """
     draws = [Draw("head tables", seed, number) for number in range(count)]
     return [_of_notes(encode, draw, first, longest, notes=NOTES, asked=1, sentences=SENTENCES) for draw in draws]
 
 
 def passkey_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
-    """Texts of 1,000 to `longest` tokens with ten codes, all of which are asked for. Raises SetupError."""
+    """Return texts of 1,000 to `longest` tokens with ten codes; the question asks for all of them.
+
+    Raises SetupError when `longest` is too short.
+    """
     texts = []
     for number in range(count):
         draw = Draw("passkeys", seed, number)
@@ -113,7 +119,7 @@ def passkey_examples(encode: Encode, count: int, seed: int, first: Sequence[int]
 def _of_notes(
     encode: Encode, draw: Draw, first: Sequence[int], longest: int, *, notes: int, asked: int, sentences: int
 ) -> Example:
-    """A text with `notes` codes, of which `asked` are asked for, and at most `sentences` between them."""
+    """Return a text with `notes` codes, of which the question asks for `asked`, and at most `sentences` sentences."""
     places = draw.sample(PLACES, notes)
     codes = [f"{draw.between(10000, 99999)}" for _ in places]
     wanted = draw.sample(range(notes), asked)
@@ -148,7 +154,7 @@ def _of_notes(
 
 
 def _filler(encode: Encode, draw: Draw, room: int, sentences: int) -> Iterator[list[int]]:
-    """At most `sentences` sentences of `room` tokens together."""
+    """Yield at most `sentences` random sentences, `room` tokens in total."""
     for _ in range(sentences):
         sentence = encode(f" {draw.pick(SUBJECTS)} {draw.pick(ACTIONS)} {draw.pick(ENDINGS)}")
         if (room := room - len(sentence)) < 0:

@@ -1,6 +1,6 @@
-"""Converts published gates and scorers to weights of kvbench, without running anything in their files.
+"""Converts published gates and scorers to kvbench's weights, without running code from their files.
 
-It reads safetensors, and pickles by `torch.load(weights_only=True)`, which creates tensors only. Of a checkpoint of a
+It reads safetensors, and pickles by `torch.load(weights_only=True)`, which creates tensors only. From a checkpoint of a
 whole model it loads only the tensors of gates or scorers.
 """
 
@@ -31,7 +31,7 @@ PICKLES = (".pth", ".pt", ".bin")
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """A written file, its card, and the method's options for it."""
+    """A written weights file, its card, and the options that the method needs with it."""
 
     path: Path
     card: dict[str, Any]
@@ -40,7 +40,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors of a checkpoint's gates or scorers, their files, and the checkpoint's configuration if any."""
+    """The tensors of a checkpoint's gates or scorers, their files, and the checkpoint's configuration, or {}."""
 
     layers: Layers
     files: list[Path]
@@ -55,13 +55,13 @@ def import_weights(
     Args:
         source: a file, or a folder with files and perhaps a ``config.json``.
         kind: trimkv, retention or foresightkv.
-        config: the model's, as in its ``config.json``; `base_model`: its name.
-        folder: for the weights and their card.
-        gate: the kind of gate, where names, sizes and the checkpoint's configuration leave it open.
+        config: the model's ``config.json``; `base_model`: the model's name.
+        folder: receives the weights and their card.
+        gate: the kind of gate, needed if names, sizes and the checkpoint's configuration do not determine it.
 
     Raises:
         SetupError: the source cannot be read, or holds no weights for this model.
-        UserError: the source leaves the kind of gate open.
+        UserError: the source does not determine the kind of gate, and `gate` is None.
     """
     module = published_checkpoints.SCORER if kind == "foresightkv" else published_checkpoints.GATE
     checkpoint, model = read(source, module), model_fields(config)
@@ -77,9 +77,9 @@ def import_weights(
 
 
 def read(source: Path, module: str) -> Checkpoint:
-    """The tensors of every layer that belong to a gate or a scorer (`GATE` and `SCORER` of `published_checkpoints`).
+    """Read every layer's tensors of a gate or a scorer. module: `GATE` or `SCORER` of `published_checkpoints`.
 
-    Raises SetupError.
+    Raises SetupError when the source cannot be read or lacks tensors.
     """
     if not source.exists():
         raise SetupError(f"{quote(source)} does not exist.")
@@ -102,7 +102,7 @@ def read(source: Path, module: str) -> Checkpoint:
 
 
 def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.Tensor]) -> Layers:
-    """The tensors of each layer, in float32. Raises SetupError for a missing layer or a tensor of the wrong shape."""
+    """Sort tensors by layer, in float32. Raises SetupError for a missing layer or a tensor of the wrong shape."""
     layers: dict[int, dict[str, torch.Tensor]] = {}
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
@@ -117,7 +117,7 @@ def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.T
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Safetensors if there are any, else pickles."""
+    """Return the folder's safetensors files if there are any, else its pickles."""
     files = sorted(folder.glob("*.safetensors")) or sorted(f for f in folder.iterdir() if f.suffix in PICKLES)
     if not files:
         raise SetupError(f"{quote(folder)} holds no safetensors and no {', '.join(PICKLES)} files.")
@@ -147,7 +147,7 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def _refused(error: Exception) -> str:
-    """Why torch refused a pickle, in our words: torch's message advises the user to run its content."""
+    """Say why torch refused a pickle; torch's own message advises the user to run its content."""
     if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
         return f"holds more than tensors (it asks for {quote(match[1])})"
     if isinstance(error, OSError):
@@ -156,7 +156,7 @@ def _refused(error: Exception) -> str:
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """A checkpoint's configuration, overlaid with its text part's; empty if it has none."""
+    """Return a checkpoint's configuration, overlaid with its text part; {} if there is none."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -193,7 +193,7 @@ def _gates(
 
 
 def _by_size(layer: Mapping[str, torch.Tensor], model: Sizes) -> list[Gate]:
-    """rg reads the hidden state, rg2 keys and values of all heads."""
+    """Return the kinds of gate whose input size fits: rg reads the hidden state, rg2 keys and values of all heads."""
     inputs = layer["linear1.weight"].shape[1]
     sizes: dict[Gate, int] = {
         "rg": model["hidden_size"],

@@ -14,7 +14,7 @@ LOCK = "lock"
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Keep other trainings out of the folder. Raises RunInUseError when another holds it."""
+    """Lock the folder of a training inside the block. Raises RunInUseError when another training holds the lock."""
     lock = RunLock(out / LOCK, out.name)
     try:
         lock.acquire()

@@ -34,7 +34,7 @@ Tick = Callable[[int, dict[str, float]], None]  # (steps done, the step's figure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Written weights, and the held-out figures before and after."""
+    """The weights that a training has written, and the held-out figures before and after."""
 
     path: Path
     card: dict[str, Any]
@@ -60,8 +60,8 @@ def train(
 
     Args:
         base: the model; `revision`: of its files.
-        checkpoint_seconds: between two checkpoints. A checkpoint that takes n > 1 seconds to write makes it n times as
-            long. The last step always writes one.
+        checkpoint_seconds: between two checkpoints, multiplied by n if writing a checkpoint takes n > 1 seconds. The
+            last step always writes a checkpoint.
 
     Raises:
         UserError: `out` holds a training with other settings.
@@ -126,7 +126,7 @@ def train(
 def _gradients(
     recipe: Recipe, parameters: Iterable[torch.Tensor], step: int, share: slice, processes: Processes
 ) -> tuple[float, dict[str, float]]:
-    """Put the gradient of the whole batch into every parameter. Returns its loss, and the figures of this share.
+    """Put the gradient of the whole batch into every parameter. Returns the batch's loss, and this share's figures.
 
     Raises SetupError when the loss is not finite.
     """
@@ -151,13 +151,13 @@ def _gradients(
 
 
 def steps_done(out: Path) -> int:
-    """Steps of the checkpoint in a folder, 0 without one. Raises SetupError for a damaged checkpoint."""
+    """Return the steps done at a folder's checkpoint, 0 without one. Raises SetupError for a damaged checkpoint."""
     path = out / CHECKPOINT
     return int(checkpoint.state_of(path)["step"]) if path.exists() else 0
 
 
 def rate(settings: Settings, step: int) -> float:
-    """Learning rate of a step: linear warm-up, then a cosine down to `floor` of the peak."""
+    """Return the learning rate of a step: linear warm-up, then a cosine down to `floor` of the peak."""
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
@@ -173,7 +173,10 @@ def _begin(
     base: Base,
     revision: str | None,
 ) -> dict[str, Any]:
-    """The state of the checkpoint, or a new one."""
+    """Restore the checkpoint and return its state, or return a new state.
+
+    Raises UserError when the checkpoint has other settings.
+    """
     settings = json.loads(json.dumps(asdict(recipe.settings)))
     model = {"base_model": base.name, "revision": revision, "fingerprint": base.fingerprint}
     named = {"recipe": recipe.name, "settings": settings, **model}
@@ -197,7 +200,7 @@ def _begin(
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """The settings in which a checkpoint differs, as in ``steps 200, now 400``."""
+    """List the settings in which a checkpoint differs, as in ``steps 200, now 400``."""
 
     def flat(named: Mapping[str, Any]) -> dict[str, Any]:
         settings = dict(named.get("settings") or {})
@@ -212,7 +215,7 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def forget_after(step: int, log: Path) -> None:
-    """Drop a log's rows of steps after the checkpoint; these steps run again."""
+    """Delete a log's rows after `step`: steps after the checkpoint run again."""
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
 

@@ -3,7 +3,7 @@
     right = judge("\\frac{1}{2}")
     right("... so it is \\boxed{0.5}.")        # True
 
-math-verify compares, as in the mathematics tasks, in one process that lasts as long as the training.
+math-verify compares the answers, as in the mathematics tasks, in one process that runs until the training ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.taskkit.math_task import MathTask
 
 
 def judge(answer: str) -> Callable[[str], bool]:
-    """A judge that compares texts with a reference in LaTeX or a number; a text that times out counts as wrong."""
+    """Return a judge that compares texts with a reference (LaTeX or a number); a timeout counts as wrong."""
     doc = Doc(doc_id="", turns=(), reference=answer)
 
     def right(text: str) -> bool:

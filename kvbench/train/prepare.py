@@ -1,4 +1,4 @@
-"""A recipe ready to train: the model is loaded, and its answers to the recipe's questions are collected.
+"""Sets up a recipe: loads the model, and collects its answers to the recipe's questions.
 
 ready = prepare("lookaheadkv", "tiny", data=None, samples=1200, steps=1500, out=Path("runs/lookahead"), ...)
 ready.recipe, ready.loaded
@@ -30,7 +30,7 @@ ANSWERS = "answers.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A recipe with its model."""
+    """A recipe that is ready to train, and its model."""
 
     recipe: Recipe
     loaded: LoadedModel
@@ -55,7 +55,7 @@ def prepare(
     """Load the model, collect its answers, make the recipe.
 
     Args:
-        data: a file with questions; None takes problems of the built-in tasks.
+        data: a file with questions; None: problems of the built-in tasks.
         samples: questions to ask, or examples to train on; the entry's `held_out` more are held out.
         out: the folder of the training, where answers are kept.
     """
@@ -113,9 +113,9 @@ def _answered(
     out: Path,
     tick: Callable[[int], None] | None,
 ) -> tuple[list[Trace], Sequence[Question | Trace]]:
-    """The model's answers to train on, and the answers or questions that are held out.
+    """Return the model's answers to train on, and the answers or questions that are held out.
 
-    asked: everything but the questions that the answers depend on.
+    asked: all settings that the answers depend on, except the questions.
     """
     ask_held_out = entry.tested_on == "answers"
     every = [*held_out, *questions] if ask_held_out else questions
@@ -135,7 +135,7 @@ def _answered(
 def _questions(
     entry: Entry, loaded: LoadedModel, data: str | None, samples: int, seed: int, longest: int
 ) -> tuple[list[Question], list[Question]]:
-    """Questions to train on, and questions to hold out."""
+    """Return questions to train on, and questions to hold out."""
     check_least({"longest": longest}, longest=1)
     if data is None:
         asked = built_in(entry.tasks, samples, seed, loaded)

@@ -1,9 +1,9 @@
-"""The processes of one training: alone, or as many as torchrun or `accelerate launch` started.
+"""The processes of one training: one, or as many as torchrun or `accelerate launch` started.
 
     torchrun --nproc-per-node 2 -m kvbench train lookaheadkv --model MODEL --out DIR
 
     with joined() as processes:
-        share = processes.share(8)          # this one's samples of a batch of 8
+        share = processes.share(8)          # this process's samples of a batch of 8
         processes.average(gradients)        # in place, the same bits in every process
 
 Both launchers pass rank and count in the environment; the collectives are torch's own (gloo between CPUs, NCCL between
@@ -24,7 +24,7 @@ from torch import distributed
 from kvbench.console.faults import words
 from kvbench.errors import SetupError, UserError
 
-# How long a process waits for the others' answers. When a process dies, the launcher ends the others sooner.
+# How long a process waits for the others to generate answers. When a process dies, the launcher ends the others sooner.
 PATIENCE = timedelta(hours=12)
 
 
@@ -40,7 +40,7 @@ class Processes:
         return self.rank == 0
 
     def share(self, batch: int) -> slice:
-        """This process's samples of a batch."""
+        """Return this process's samples of a batch. Raises UserError when the processes cannot share it equally."""
         if batch % self.count:
             raise UserError(f"a batch of {batch} cannot be shared equally by {self.count} processes.")
         size = batch // self.count
@@ -59,7 +59,7 @@ class Processes:
         return float(number)
 
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Fill the tensors with the first process's."""
+        """Overwrite the tensors with those of the first process."""
         if self.count > 1:
             with torch.no_grad():
                 for tensor in tensors:
@@ -71,7 +71,7 @@ def alone() -> bool:
 
 
 def is_first() -> bool:
-    """Whether this process writes files and prints."""
+    """Return whether this is the first process, which writes files and prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -94,7 +94,7 @@ def joined() -> Iterator[Processes]:
 
 
 def own_device(name: str) -> str:
-    """The CUDA device of this process, by its number on this machine, unless the user named a device."""
+    """Return this process's CUDA device by local rank; `name` if the user chose a device or there is one process."""
     if alone() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local = int(os.environ.get("LOCAL_RANK", "0"))

@@ -1,4 +1,4 @@
-"""A recipe: trained tensors, the loss of a step, figures on held-out data.
+"""The interface of a recipe: trained tensors, the loss of a step, and figures on held-out data.
 
     class Mine(Recipe):
         name = "mine"
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Everything that changes the losses of a training. A checkpoint belongs to one such record.
+    """All settings that change the losses of a training. A checkpoint fits only a training with equal settings.
 
     Attributes:
         steps: optimiser steps.
         lr: peak learning rate of AdamW; linear warm-up over `warmup` steps, then a cosine to `floor` of the peak.
         clip: largest norm of the gradient.
-        batch: samples of a step, over all processes.
-        more: the recipe's own settings.
+        batch: samples per step, over all processes.
+        more: the settings that only this recipe has.
     """
 
     steps: int
@@ -50,18 +50,18 @@ class Settings:
 
 
 def drawing(seed: int, number: int) -> torch.Generator:
-    """Generator for step or epoch `number` of a training, on the CPU."""
+    """Return a random generator on the CPU for step or epoch `number` of a training."""
     return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 
 
 def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
-    """The batch of a step, drawn with replacement."""
+    """Draw the batch of a step, with replacement."""
     generator = drawing(settings.seed, step)
     return [items[i] for i in torch.randint(0, len(items), (settings.batch,), generator=generator).tolist()]
 
 
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The loss with the gradient taken now, so that its graph is freed: memory holds one sample at a time."""
+    """Take the loss's gradient now and return an equal loss with a small graph: memory holds one sample at a time."""
     parameters = list(parameters)
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
     pulls = [((p - p.detach()) * slope).sum() for p, slope in zip(parameters, slopes) if slope is not None]
@@ -69,14 +69,14 @@ def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> tor
 
 
 def check_least(more: Mapping[str, Any], **least: float) -> None:
-    """Raises UserError for a setting below its smallest value. Settings that the recipe lacks are skipped."""
+    """Raise UserError for a setting below its smallest value. Settings that the recipe lacks are skipped."""
     for name, smallest in least.items():
         if (value := more.get(name, smallest)) < smallest:
             raise UserError(f"--opt {name} must be {smallest} or more; got {value:g}.")
 
 
 def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raises UserError for a setting that is none of its choices. Settings that the recipe lacks are skipped."""
+    """Raise UserError for a setting that is none of its choices. Settings that the recipe lacks are skipped."""
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
@@ -84,14 +84,14 @@ def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
 
 
 class Recipe(ABC):
-    """What one training trains, and how its loss is computed.
+    """The tensors that a training trains, its loss and its held-out figures.
 
     Attributes:
         name: as in ``kvbench train NAME``.
         kind: of the weights that it writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; `higher`: whether larger is better.
-        at_once: samples per call of `loss`, where the graph of a whole batch would take too much memory; gradients add
-            up. None: this process's whole share of a batch.
+        at_once: samples per call of `loss`, to limit the memory of its graph; the loop adds up the gradients. None:
+            this process's whole share of a batch.
     """
 
     name: ClassVar[str] = ""
@@ -105,34 +105,35 @@ class Recipe(ABC):
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        """Raise UserError for settings that are invalid or do not fit the model. Called before the model is asked."""
+        """Raise UserError for settings that are invalid or do not fit the model. Called before the model answers."""
         return None
 
     @abstractmethod
     def parameters(self) -> dict[str, torch.Tensor]:
-        """The leaf tensors that are trained, by name."""
+        """Return the trained leaf tensors by name."""
 
     @abstractmethod
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
-        """Mean loss of the samples `share` of a step's batch, and the first process's further figures for the log.
+        """Return the mean loss of the samples `share` of a step's batch, and further figures for the log.
 
-        A function of (settings, parameters, step) alone: a resumed training must reach the same losses.
+        The log has the first process's figures. The loss must depend only on (settings, parameters, step, share), so
+        that a resumed training reaches the same losses.
         """
 
     @abstractmethod
     def held_out(self) -> dict[str, float]:
-        """Figures on data that training never sees, `figure` among them."""
+        """Return figures on data that training never sees, `figure` among them."""
 
     def after_step(self) -> None:
-        """Called after each step of the optimiser: a recipe may clamp its parameters here."""
+        """Called after each optimiser step; a recipe may clamp its parameters here."""
         return None
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """The tensors of the weights file."""
+        """Return the tensors of the weights file."""
         return {name: tensor.detach() for name, tensor in self.parameters().items()}
 
     def card(self) -> dict[str, Any]:
-        """The recipe's own lines of the card: data, budget, interval, method options."""
+        """Return the recipe's lines of the card: data, budget, interval, method options."""
         return {}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -145,7 +146,7 @@ class Recipe(ABC):
 
 
 class TraceRecipe(Recipe):
-    """Weights beside a frozen model, trained on the model's own answers."""
+    """A recipe that trains weights of a method on the answers of a frozen model."""
 
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]

@@ -1,20 +1,20 @@
-"""Masks for one plain forward pass over a finished sequence that was read or written under eviction.
+"""Attention masks that reproduce evictions in one plain forward pass over a finished sequence.
 
     lifetimes = Lifetimes()
     Engine(loaded, method, ..., log=lifetimes)               # or TraceReader(..., log=lifetimes)
     handler = SparseAttention(lifetimes.tables([keys of each sequence], length))
     logits = forward(model, handler, input_ids=ids)          # the engine's logits
 
-An evicted entry never comes back, so a mask needs one number per entry, the first token that no longer sees it:
+An evicted entry never returns, so a mask needs one number per entry: the first token that no longer sees it.
 
     query t sees entry j   <=>   j <= t < until_j
 
-`until` is a row of numbers per head where a mask is a square. Masks exist inside a layer's attention only, for a block
-of queries at a time, and differ between layers. The engine logs the entries that are left after an eviction: with n
-tokens read, token n is the first that sees fewer; token n - 1, after which the eviction happened, saw all of them.
+`until` has n numbers per head, where a mask has n x n. Masks are built inside a layer's attention, for one block of
+queries at a time, and differ between layers. The engine logs the entries that an eviction leaves: after an eviction
+with n tokens read, token n is the first that sees fewer entries; token n - 1 still saw all.
 
-Letters: b sequences, H heads with entries of their own (KV heads, or query heads for methods that keep entries per
-query head), n tokens, t queries of a block.
+Letters: b sequences, H heads of the cache (KV heads, or query heads for methods that keep entries per query head), n
+tokens, t queries of a block.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ NEVER = torch.iinfo(torch.int32).max  # `until` of entries that were not evicted
 
 
 class Lifetimes:
-    """Collects evictions as the `log` of an engine or a reader."""
+    """A record of evictions; pass it as the `log` of an engine or a reader."""
 
     def __init__(self) -> None:
         self._until: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)  # noise key -> layer -> [H, tokens seen]
@@ -50,9 +50,9 @@ class Lifetimes:
         self._until.clear()
 
     def tables(self, keys: Sequence[Sequence[int]], length: int) -> dict[int, torch.Tensor]:
-        """`until` [b, H, length] of every layer that evicted.
+        """Return `until` [b, H, length] of every layer with evictions.
 
-        keys: each sequence's noise keys in the log: its prompt's and its own.
+        keys: per sequence, the noise keys in the log: of its prompt and of its sample.
         """
         layers: dict[int, torch.Tensor] = {}
         for row, key in ((row, key) for row, names in enumerate(keys) for key in names):
@@ -66,7 +66,7 @@ class Lifetimes:
 
 
 def visible(until: torch.Tensor, first: int, count: int, window: int | None = None) -> torch.Tensor:
-    """[b, H, count, first + count] bool: the entries that queries from `first` on see.
+    """Return [b, H, count, first + count] bool: the entries that each of `count` queries from `first` on sees.
 
     until: [b, H, first + count or more].
     """
@@ -77,11 +77,11 @@ def visible(until: torch.Tensor, first: int, count: int, window: int | None = No
 
 
 class SparseAttention:
-    """Attention handler for `forward.forward`: every query sees the entries that its head held at that time.
+    """An attention handler for `forward.forward`: every query sees the entries that its head held at that time.
 
     Args:
-        until: as from `Lifetimes.tables`; layers without a table attend as the model does.
-        rows: queries that attend at once.
+        until: from `Lifetimes.tables`; layers without a table use the model's causal attention.
+        rows: queries per attention call.
     """
 
     def __init__(self, until: Mapping[int, torch.Tensor], rows: int = ROWS) -> None:
@@ -96,7 +96,7 @@ class SparseAttention:
         return in_blocks(call, partial(_attend, call, until), self.rows)
 
 
-plain = SparseAttention({})  # attention as the model has it, with its windows
+plain = SparseAttention({})  # the model's causal attention, with its sliding windows
 
 
 def _attend(

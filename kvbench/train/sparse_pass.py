@@ -1,11 +1,11 @@
-"""Forward passes of a model that is trained under masks, with gradients accumulated over micro-batches.
+"""Forward and backward passes of a model under eviction masks, with gradients accumulated over micro-batches.
 
     loss = add_up(model, sequences, lifetimes, objective, micro=8, again=True)
 
-A batch of long answers does not fit into one graph. `add_up` therefore runs forward and backward pass for a few
-sequences at a time, so that memory holds one part, and returns the sum without a graph.
+The graph of a batch of long answers does not fit into memory. So `add_up` runs forward and backward pass for a few
+sequences at a time, and returns the sum of the losses without a graph.
 
-Letters: b sequences, S tokens of the longest, n newest rows of which some sequence has answer tokens, V vocabulary.
+Letters: b sequences, S tokens of the longest, n rows from the first answer token of any sequence on, V vocabulary.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A prompt and an answer that was written or read under eviction.
+    """A prompt and an answer that was generated or read under eviction.
 
     Attributes:
-        keys: its noise keys in the log, its prompt's and its own.
-        weight: of its tokens in the loss.
+        keys: noise keys in the log: of the prompt and of the sample.
+        weight: of each answer token in the loss.
     """
 
     prompt: tuple[int, ...]
@@ -50,8 +50,8 @@ class Part:
 
     Attributes:
         ids: [b, S].
-        targets: [b, n] tokens that the logits of the newest rows predict.
-        weights: [b, n] of these tokens in the loss; 0 outside answers.
+        targets: [b, n] tokens that the logits of the last rows predict.
+        weights: [b, n] of the targets in the loss; 0 outside answers.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:
@@ -66,7 +66,7 @@ class Part:
         self.targets, self.weights = self.ids[:, first:], weights[:, first:]
 
     def logits(self, model: Any, until: Mapping[int, torch.Tensor]) -> torch.Tensor:
-        """[b, n, V] in float32, of the tokens before the targets. until: as from `Lifetimes.tables`."""
+        """Return the logits [b, n, V] in float32 that predict the targets. until: from `Lifetimes.tables`."""
         handler = SparseAttention(until)
         return forward(model, handler, input_ids=self.ids[:, :-1], logits=self.targets.shape[1]).float()
 
@@ -80,10 +80,10 @@ Objective = Callable[[torch.Tensor, Part], torch.Tensor]
 def add_up(
     model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
 ) -> torch.Tensor:
-    """The sum of an objective over all sequences. Its gradient is already added to the parameters' gradients.
+    """Return the sum of an objective over all sequences, and add its gradient to the parameters' gradients.
 
     Args:
-        objective: takes a part and the model's logits [b, n, V] under the masks.
+        objective: maps the model's logits [b, n, V] under the masks and the part to a loss.
         micro: sequences per part.
         again: recompute a layer's activations for its gradient instead of holding them.
     """
@@ -102,7 +102,10 @@ def add_up(
 
 @contextlib.contextmanager
 def recomputed(model: Any, on: bool) -> Iterator[None]:
-    """Gradient checkpointing of every decoder layer inside the block. Raises UserError when the model has none."""
+    """Turn on gradient checkpointing of all decoder layers inside the block; `on` False: change nothing.
+
+    Raises UserError when the model has no layers that support it.
+    """
     layers: list[Any] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)] if on else []
     if on and not layers:
         raise UserError(f"{quote(type(model).__name__)} has no layers that can be recomputed; use --opt recompute=off.")

@@ -1,9 +1,9 @@
-"""Training data: the target model's own answers to questions that no evaluation asks.
+"""Training data: the model's answers to questions that no evaluation asks.
 
     traces = collect(loaded, built_in(("walk", "lookup"), 512, seed=0), correct=True)
     traces = collect(loaded, prompts_of("questions.jsonl", loaded, 4096), file=AnswerFile(...))
 
-Problems of the built-in tasks are drawn from 29 bits of seeds; those of evaluations begin at `HELD_OUT`.
+Problems of the built-in tasks are drawn from 29-bit seeds; evaluations use seeds from `HELD_OUT` on.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, the longest answer that it may have, and the judge of answers, if any.
+    """A prompt, the most tokens of its answer, and the judge of answers, if any.
 
-    reference: the right answer of a question from a file.
+    reference: the right answer, for a question from a file.
     """
 
     name: str
@@ -45,14 +45,14 @@ class Question:
     reference: str | None = None
 
     def is_right(self, answer: str) -> bool:
-        """Only of questions with a judge."""
+        """Return whether the question's judge, which must not be None, finds the answer right."""
         assert self.judge is not None
         return self.judge(answer)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trace:
-    """A prompt and the model's own answer to it, its end token included."""
+    """A prompt and the model's answer to it, end token included."""
 
     name: str
     prompt: tuple[int, ...]
@@ -66,7 +66,7 @@ class Trace:
 def built_in(
     tasks: Sequence[str], count: int, seed: int, loaded: LoadedModel, *, held_out: bool = False
 ) -> list[Question]:
-    """`count` problems, the built-in tasks taking turns; held-out problems are those of evaluations."""
+    """Return `count` problems, taken from the built-in tasks in turn; held_out: problems that evaluations use."""
     drawn = [get_task(name) for name in tasks]
     if unknown := [t.name for t in drawn if t.suite != "synthetic"]:
         raise UserError(f"task {quote(unknown[0])} has no training problems; give --data FILE.")
@@ -88,10 +88,11 @@ def _exact(cell: Cell, number: int) -> Judge:
 
 
 def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> list[Question]:
-    """Questions of a JSON-lines file with the field ``question`` or ``prompt``, through the chat template if any.
+    """Return the questions of a JSON-lines file, rendered by the chat template if the tokenizer has one.
 
-    A field ``answer``, LaTeX or a number, is the right answer. Answers end after `max_new_tokens` or with the model's
-    context; a question that fills the context is skipped.
+    The field ``question`` or ``prompt`` is the text, the optional field ``answer`` the right answer (LaTeX or a
+    number). Answers end after `max_new_tokens` or at the end of the model's context; a question that fills the context
+    is skipped.
     """
     from kvbench.taskkit.prompts import template_text
     from kvbench.taskkit.reader import ModelReader
@@ -130,7 +131,7 @@ def collect(
     file: AnswerFile | None = None,
     tick: Callable[[int], None] | None = None,
 ) -> list[Trace]:
-    """The model's greedy answers under the full cache, in the order of the questions.
+    """Return the model's greedy answers with the full cache, in the order of the questions.
 
     Args:
         correct: drop wrong answers to questions that have a judge.

@@ -1,1 +1,1 @@
-"""Attention of a model under the engine: `interface` is registered with transformers, the rest is arithmetic."""
+"""A model's attention under the engine: `interface` plugs into transformers; geometry, RoPE, positions, flash-attn."""

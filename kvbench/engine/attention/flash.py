@@ -1,8 +1,8 @@
 """Attention of prompts through the package flash-attn (`--attn flash`).
 
-It has no masks, so it serves what has no gaps: prompts that nothing was evicted from yet, or as much of every head. All
-else, decoding too, is read with SDPA as without it. Which of the two reads a block follows from the run's settings and
-the block's place alone.
+flash-attn takes no mask, so it serves only prompts from which nothing, or equally much per head, was evicted. The
+engine uses SDPA for all else, decoding included. Which of the two attends for a block depends only on the run's
+settings and the block's place in the prompt.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Attn = Literal["sdpa", "flash"]
 
 
 def check_attn(attn: Attn, device: torch.device, dtype: torch.dtype) -> None:
-    """Raises SetupError without flash-attn, UserError where it cannot compute."""
+    """Raise SetupError if flash-attn is not installed, UserError if it does not support the device or dtype."""
     if attn != "flash":
         return
     if importlib.util.find_spec("flash_attn") is None:
@@ -39,9 +39,9 @@ def flash_attention(
     softcap: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Causal attention [b, t, Hq, D] of the newest t tokens to n rows, themselves included.
+    """Return the causal attention [b, t, Hq, D] of the newest t tokens to n rows, their own rows included.
 
-    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], by age. window: a query sees so many rows, its own included.
+    query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first. window: rows that a query sees, its own included.
     """
     from flash_attn import flash_attn_func
 

@@ -1,8 +1,7 @@
 """The shape of each attention layer of a model, learnt from one forward pass instead of from per-model tables.
 
-The model is run once on one token with a recording attention function; every layer reports its own head counts,
-dimensions, scale, sliding window, logit cap and sinks exactly as the model hands them over. Works on real and on meta
-tensors.
+The model reads one token with a recording attention function, which notes the head counts, dimensions, scale, sliding
+window, logit cap and sinks that the model passes in every layer. Works on real and on meta tensors.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from kvbench.eviction.api import State
 
 
 class ProbeFailed(UserError):
-    """The model's own code failed in the pass that shows its layers. Meta tensors lack values that real ones have."""
+    """The model's code failed in the pass that records its layers, for example because meta tensors have no values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ class LayerGeometry:
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:
-        """The shape of a method's state, its named dimensions filled in."""
+        """Return the shape of a method's state in this layer, its named dimensions filled in."""
         named = {"query_heads": self.query_heads, "kv_heads": self.kv_heads, "head_dim": self.head_dim}
         return tuple(named[size] if isinstance(size, str) else size for size in state.shape)
 
@@ -55,16 +54,16 @@ class LayerGeometry:
 
     @property
     def evicts(self) -> bool:
-        """Sliding-window layers stay rings: their memory is bounded already and no method applies to them."""
+        """Whether methods evict this layer. Sliding-window layers stay rings: their memory is bounded already."""
         return self.window is None
 
 
 def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
-    """Probe a causal language model.
+    """Return the geometry of every attention layer of a causal language model.
 
     Raises:
         UserError: the model's attention cannot be routed (no attention interface), or it keeps state outside attention.
-        ProbeFailed: the pass itself failed.
+        ProbeFailed: the forward pass failed.
     """
     refuse_unsupported(model.config)
     refuse_state(model)
@@ -106,7 +105,7 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
 
 
 def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
-    """Raises UserError where a layer slides its window by a mask alone: no mask is made for routed attention."""
+    """Raise UserError if a layer applies its sliding window only by a mask: routed attention gets no mask."""
     text = config.get_text_config()
     kinds = getattr(text, "layer_types", None)
     slides = bool(getattr(text, "sliding_window", None)) and getattr(text, "use_sliding_window", True) is not False
@@ -119,7 +118,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any) -> Iterator[None]:
-    """Name the model type in the errors of its code. A full or broken device is no fault of the model's code."""
+    """Turn errors of the model's code into ProbeFailed, naming the model type. Errors of the machine pass through."""
     try:
         yield
     except Exception as error:
@@ -133,17 +132,17 @@ def own_failures(model: Any) -> Iterator[None]:
 
 
 def largest_group(geometry: Sequence[LayerGeometry]) -> int:
-    """Query heads per KV head, of the layer that has the most."""
+    """Return the largest number of query heads per KV head in any layer."""
     return max((g.group for g in geometry), default=1)
 
 
 def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:
-    """The geometry as sequences of at most `longest` tokens meet it: drops windows that no sequence outgrows."""
+    """Return the geometry without sliding windows that hold `longest` tokens: no sequence exceeds them."""
     return tuple(replace(g, window=None) if g.window is not None and g.window >= longest else g for g in geometry)
 
 
 def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
-    """Raises UserError when there is no layer that an eviction method could act on."""
+    """Raise UserError when every layer has a sliding window, so that a method has no layer to evict."""
     if not any(g.evicts for g in geometry):
         window = max(g.window or 0 for g in geometry)
         raise UserError(
@@ -153,18 +152,18 @@ def check_evicts(geometry: Sequence[LayerGeometry], longest: int) -> None:
 
 
 def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ...]:
-    """The geometry of a cache that keeps keys and values for every query head."""
+    """Return the geometry of a cache that keeps keys and values per query head instead of per KV head."""
     return tuple(replace(g, kv_heads=g.query_heads) if g.evicts else g for g in geometry)
 
 
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
-    """Raises UserError when evicting layers differ in heads or entries, which uneven budgets cannot be counted over."""
+    """Raise UserError when layers that are evicted differ in heads or dimensions: uneven budgets need equal ones."""
     if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
         raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
 
 
 def refuse_state(model: Any) -> None:
-    """Raises UserError for a model that carries more from token to token than keys and values."""
+    """Raise UserError for a model that keeps a state beside keys and values."""
     if getattr(model, "_is_stateful", False):
         raise UserError(
             f"model type {quote(model.config.model_type)} keeps a state beside its KV cache (linear attention, state "
@@ -173,7 +172,7 @@ def refuse_state(model: Any) -> None:
 
 
 def refuse_unsupported(config: Any) -> None:
-    """Raises UserError for a model that the engine would serve wrongly."""
+    """Raise UserError for a configuration that the engine would run with wrong results."""
     text = config.get_text_config()
     kinds = set(getattr(text, "layer_types", None) or [])
     foreign = kinds - {"full_attention", "sliding_attention"}

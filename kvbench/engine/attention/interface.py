@@ -1,14 +1,14 @@
 """The one function registered with transformers' attention interface, and the attention arithmetic behind it.
 
-`route(model, handler)` sends every attention call of a model to `handler(call) -> output` for the length of a
-with-block, without patching the model. The handler receives post-RoPE queries, keys and values of the new tokens
-only, because the model runs without a cache of its own.
+`route(model, handler)` sends every attention call of a model to `handler(call) -> output` inside a with-block, without
+patching the model. The handler receives post-RoPE queries, keys and values of the new tokens only, because the model
+runs without transformers' cache.
 
 Attention never repeats KV heads: the g query heads of a group become g rows of one query block ("group as query").
 
-Bit equality on CPU (measured): linear layers give a row the same bits wherever it stands and whatever the other rows
-hold, with any number of threads. Batched matrix products do so for a fixed shape; `scaled_dot_product_attention` only
-with one thread. The number of rows read changes last bits, so it may depend on a sequence itself but never on its
+Bit equality on CPU (measured): linear layers give a row the same bits at any place in the batch and beside any other
+rows, with any number of threads. Batched matrix products do so for a fixed shape; `scaled_dot_product_attention` only
+with one thread. The number of rows read changes the last bits, so it may depend on the sequence but never on its
 neighbours.
 """
 
@@ -27,7 +27,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from kvbench.errors import UserError, quote
 
-# Arguments that models pass along and that do not change what attention computes here.
+# Arguments that models pass to attention and that do not change its result here.
 _HARMLESS = frozenset(
     {
         "dropout",
@@ -41,13 +41,13 @@ _HARMLESS = frozenset(
     }
 )
 _names = itertools.count()
-_replaced: dict[str, str] = {}  # name of a routing -> the implementation that it replaced
+_replaced: dict[str, str] = {}  # name of a routing -> name of the attention implementation that it replaced
 _open: set[str] = set()  # routings in use; they may end in any order
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionCall:
-    """One layer's attention as the model asked for it."""
+    """One call of a layer's attention by the model."""
 
     layer: int
     query: torch.Tensor  # [b, Hq, t, D]
@@ -57,10 +57,10 @@ class AttentionCall:
     window: int | None
     softcap: float | None
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
-    hidden: torch.Tensor | None = None  # [b, t, hidden size] what the layer's attention read, if it was asked for
+    hidden: torch.Tensor | None = None  # [b, t, hidden size] the module's input, with route(hidden=True)
 
     def for_heads(self, kv_heads: int) -> AttentionCall:
-        """The call with keys and values repeated to a cache that keeps them for every query head."""
+        """Return the call with keys and values repeated to `kv_heads` heads, for a cache kept per query head."""
         times = kv_heads // self.key.shape[1]
         if times == 1:
             return self
@@ -74,7 +74,7 @@ Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
 def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
     """Send the model's attention to `handler` inside the block; afterwards the model is as before.
 
-    hidden: also hand over what each attention layer read.
+    hidden: also hand over the hidden states that each attention module reads.
     """
     name = f"kvbench_{next(_names)}"
     text = text_model(model)
@@ -97,7 +97,7 @@ def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
         _open.remove(name)
         if text.config._attn_implementation == name:  # else a later routing has taken over
             before = name
-            while before in _replaced and before not in _open:  # what is still open, or the model's own
+            while before in _replaced and before not in _open:  # an open routing, else the model's implementation
                 before = _replaced[before]
             set_implementation(text, before)
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
@@ -106,18 +106,18 @@ def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
 
 
 def run(model: Any, **inputs: Any) -> Any:
-    """What a forward pass returns; the model keeps no cache and makes no mask of its own."""
+    """Run a forward pass in which the model keeps no cache and makes no mask; return the model's output."""
     return model(**inputs, attention_mask=None, past_key_values=None, use_cache=False)
 
 
 class RoutedModel:
-    """A model whose attention goes to the handler of the forward pass under way.
+    """A model whose every forward pass names the handler of its attention calls.
 
         with model.routed():
             out = model.run(handler, input_ids=ids, position_ids=positions)
 
-    Routing costs about a millisecond, choosing a handler nothing: reading a prompt and decoding take turns in one
-    routing. hidden: as of `route`.
+    Routing costs about a millisecond, changing the handler nothing: so prefill and decoding alternate within one
+    routing. hidden: see `route`.
     """
 
     def __init__(self, model: Any, hidden: bool) -> None:
@@ -142,8 +142,9 @@ class RoutedModel:
 
 
 def text_model(model: Any) -> Any:
-    """The part of a model that attends to tokens: the language model of a vision-language model, which may have an
-    attention implementation of its own.
+    """Return the part of a model that attends to tokens: the language model of a vision-language model, else the model.
+
+    The two parts of a vision-language model may have different attention implementations.
     """
     try:
         decoder = model.get_decoder()
@@ -180,7 +181,7 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
             if argument is not None and name not in _HARMLESS:
                 owner = quote(type(module).__name__)
                 raise UserError(f"{owner} passes {quote(name)} to attention, which kvbench does not apply.")
-        if attention_mask is not None:  # none is given to the model, and transformers makes none for this function
+        if attention_mask is not None:  # kvbench passes no mask, and transformers makes none for this function
             raise UserError(
                 f"{quote(type(module).__name__)} passes a mask of its own to attention, which kvbench does not apply."
             )
@@ -198,7 +199,7 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
             sinks=s_aux,
             hidden=read.pop(id(module), None),
         )
-        return handler(call).contiguous(), None  # some models view it without asking
+        return handler(call).contiguous(), None  # some models call .view on the output
 
     return attention
 
@@ -213,12 +214,12 @@ def grouped_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention of a block of queries to stored keys.
+    """Return the attention of a block of queries to stored keys.
 
     Args:
         query: [b, Hq, t, D]; keys: [b, Hk, n, D]; values: [b, Hk, n, Dv].
-        bias: added to the logits, broadcastable to [b, Hk, t, n] with -inf for what is hidden, or None; dtype of
-        `query`.
+        bias: added to the logits, broadcastable to [b, Hk, t, n], -inf for hidden keys; dtype of `query`. None: no
+            key is hidden.
         sinks: [Hq] logits of a virtual key without value.
 
     Returns:
@@ -233,7 +234,7 @@ def grouped_attention(
     plain = softcap is None and sinks is None
     if plain and (query.is_cuda or (query.dtype == torch.float32 and t > 1)):
         out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scaling)
-    else:  # for few queries on a CPU also faster than SDPA, in bfloat16 several times
+    else:  # for few queries on a CPU this is also faster than SDPA, several times so in bfloat16
         out = _matmul_attention(q, keys, values, bias, scaling, softcap, _per_row(sinks, hk, g, t))
     return out.view(b, hk, g, t, -1).permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
 
@@ -270,9 +271,9 @@ def causal_bias(
     dtype: torch.dtype,
     valid: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """[..., t, n] additive mask by position: 0 where a key is visible, -inf elsewhere.
+    """Return an additive mask [..., t, n] by position: 0 where a key is visible, -inf elsewhere.
 
-    query_positions: [t]; key_positions: [..., n]; valid: [..., n] bool, which keys exist.
+    query_positions: [t]; key_positions: [..., n]; valid: [..., n] bool, False for padding.
     """
     age = query_positions[:, None] - key_positions[..., None, :]
     hidden = age < 0

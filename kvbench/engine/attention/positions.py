@@ -1,4 +1,4 @@
-"""Whether a model places tokens where the engine says: positions are handed to it, and never follow from a cache."""
+"""Check that a model uses the positions that the engine passes, rather than counting tokens in transformers' cache."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from kvbench.engine.attention.geometry import own_failures
 from kvbench.engine.attention.interface import AttentionCall, route, run
 from kvbench.errors import UserError, quote
 
-TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-3}  # of the largest number
+TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 5e-3}  # relative to the largest number
 TOKENS = 6
 
 
 class _Stop(BaseException):
-    """Ends a forward pass of which no more is wanted. No error, so that no handler of errors keeps it."""
+    """Ends a forward pass early. No Exception, so that `except Exception` in the model's code does not catch it."""
 
 
 @torch.no_grad()
 def check_positions(model: Any) -> None:
-    """The last of a few tokens, read alone at its position, must have the queries that it has among the others.
+    """Check that the last of a few tokens has the same queries alone at its position as among the other tokens.
 
-    Only the first layer runs. Raises UserError for a model that counts positions its own way, or mixes neighbouring
-    tokens outside attention.
+    Only the first layer runs. Raises UserError for a model that ignores the positions it is given, or mixes
+    neighbouring tokens outside attention.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     together = first_queries(model, ids, None)[:, :, -1:].float()
@@ -38,9 +38,9 @@ def check_positions(model: Any) -> None:
 
 
 def first_queries(model: Any, ids: torch.Tensor, position: int | None) -> torch.Tensor:
-    """[b, Hq, t, D] queries of the first attention layer after its rotation.
+    """Return the queries [b, Hq, t, D] of the first attention layer after RoPE.
 
-    position: of the first token; None: the model's own positions.
+    position: of the first token; None: the model chooses the positions.
     """
     queries: list[torch.Tensor] = []
 

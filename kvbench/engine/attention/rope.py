@@ -1,4 +1,4 @@
-"""A model's RoPE as a tensor operation, read from its frequencies and proved on the model itself."""
+"""A model's RoPE as a tensor operation, read from the model's frequencies and checked against the model's queries."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvbench.eviction.rope import Rope
 
 @torch.no_grad()
 def read_rope(model: Any) -> Rope:
-    """The rotation of a model's evicting layers.
+    """Return the rotation of the layers that methods evict.
 
-    One token is run at two positions. Its queries in the first layer must differ by exactly this rotation, or the
-    model is refused: pairing of dimensions and frequencies are never guessed.
+    The model reads one token at two positions. The token's queries in the first layer must differ by exactly this
+    rotation; the pairing of dimensions and the frequencies are never guessed.
 
     Raises:
-        UserError: the model has no RoPE that is known here.
+        UserError: no known rotation explains the difference.
     """
     token = torch.ones(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     near, far = (first_queries(model, token, position) for position in (3, 40))
@@ -39,6 +39,6 @@ def read_rope(model: Any) -> Rope:
 
 
 def _frequencies(model: Any) -> list[torch.Tensor]:
-    """Candidates: every buffer of the model that is named as transformers names RoPE's frequencies."""
+    """Return the candidates: every buffer of the model with transformers' name for RoPE frequencies."""
     buffers = {name: buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")}
     return [buffers[name].float() for name in sorted(buffers)]

@@ -1,8 +1,8 @@
-"""DenseCache: every head of a slot holds the same number of entries, so one length per slot serves all.
+"""DenseCache: every head of a slot holds the same number of entries, so one length per slot serves all heads.
 
-Per layer K and V are [slots, kv_heads, capacity, head_dim]; a slot's first `length` rows are live. Compaction is by
-hole filling: survivors in the first C rows stay, survivors behind them move into the holes. Traffic is bounded by the
-entries added since the last eviction, not by the size of the cache.
+Per layer K and V are [slots, kv_heads, capacity, head_dim]; a slot's first `length` rows are live. Compaction to C rows
+fills holes: kept entries in the first C rows stay, kept entries behind them move into the holes. So compaction moves at
+most the entries added since the last eviction, whatever the size of the cache.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kvbench.eviction.columns import fixed
 
 
 class DenseStore(EvictingStore):
-    """One layer. `lengths` is the cache's list, shared by all layers."""
+    """One layer of all slots. `lengths`: the cache's list of live rows per slot, shared by all layers."""
 
     def __init__(
         self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype, lengths: list[int]
@@ -128,7 +128,7 @@ class DenseCache(SlotCache):
         return self.lengths[slot]
 
     def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """In a steady state all sequences hold equally many entries, so there is one group."""
+        """Group slots of equal length. In a steady state all sequences hold equally many entries: one group."""
         return [[s for s in slots if self.lengths[s] == n] for n in sorted({self.lengths[s] for s in slots})]
 
     def settle(self, slots: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""How large a cache must be for a method, and which layout serves it."""
+"""The size of the cache that a method needs, and the layout (dense or paged) that serves it."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ Layout = Literal["auto", "dense", "paged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """How long the sequences of a cell can get, in tokens.
+    """The longest sequences of a cell, in tokens.
 
     Attributes:
         total: prompt plus output.
-        output: generated.
-        tail: part of a prompt that is read after its compression.
+        output: generated tokens.
+        tail: part of a prompt that is read after the rest was evicted (query-agnostic compression).
     """
 
     total: int
@@ -47,9 +47,10 @@ class Lengths:
 
 
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
-    """Entries that a budget means for one sequence, in the heads that the method sees; None when it takes none.
+    """Return a budget in entries per head for a prompt of `prompt_len` tokens; None when the method takes no budget.
 
-    A share of a short prompt is raised to the smallest budget that the method works with.
+    Heads are KV heads, or query heads if the method keeps entries per query head: their budget is a `group`-th. A
+    budget given as a share is raised to the smallest that the method works with.
     """
     if budget is None or not method.takes_budget:
         return None
@@ -60,7 +61,7 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 
 
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
-    """Mean rows per head of a slot: budget plus growth between evictions, or the whole sequence if unbounded."""
+    """Return the mean rows per head of a slot: budget plus growth between evictions, or the whole sequence."""
     if not method.takes_budget or budget is None:
         return lengths.total
     growth = method.during("decode").trigger(interval).growth
@@ -70,7 +71,7 @@ def capacity(method: Method, budget: float | None, interval: int, lengths: Lengt
 
 
 def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, int]:
-    """How many of the newest queries are kept while a prompt is read, and in the slots afterwards."""
+    """Return the number of newest queries to store while a prompt is read, and in the slots afterwards."""
     decode = method.during("decode")
     trigger, needs = decode.trigger(interval), decode.needs()
     after = 0
@@ -81,10 +82,13 @@ def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, in
 
 
 def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tuple[LayerGeometry, ...]:
-    """The geometry as sequences of at most `longest` tokens and the method meet it.
+    """Return the geometry of the cache for a method and sequences of at most `longest` tokens.
+
+    It has no windows that no sequence exceeds, and query heads as KV heads for methods that keep entries per query
+    head.
 
     Raises:
-        UserError: there is nothing to evict, or layers differ in heads, so an uneven budget cannot be shared.
+        UserError: no layer can be evicted, or layers differ in heads, so an uneven budget cannot be shared.
     """
     fitted = for_lengths(geometry, longest)
     if method.evicts:
@@ -97,7 +101,7 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
 
 
 def check_prefill(method: Method, prefill: str, name: str = "") -> None:
-    """Raises UserError when a method cannot be served chunk by chunk. name: for the message."""
+    """Raise UserError when a method does not work with chunked prefill. name: the method's, for the error text."""
     if prefill == "chunked" and method.during("prefill").needs().probes:
         label = quote(name or type(method).__name__)
         raise UserError(f"method {label} runs probes over the whole prompt; --prefill chunked cannot serve it.")
@@ -106,7 +110,7 @@ def check_prefill(method: Method, prefill: str, name: str = "") -> None:
 def shape_of(
     geometry: Sequence[LayerGeometry], method: Method, budget: float | None, interval: int, lengths: Lengths, slots: int
 ) -> Shape:
-    """What a cache for these sequences must hold; `geometry` as the model has it."""
+    """Return the shape of a cache for these sequences; `geometry`: the model's, not the result of `fit`."""
     group = largest_group(geometry)
     rows = capacity(method, budget, interval, lengths, group)
     return Shape(
@@ -128,7 +132,7 @@ def make_cache(
     dtype: torch.dtype,
     layout: Layout = "auto",
 ) -> SlotCache:
-    """The dense layout where all heads hold equally many entries, the paged one elsewhere."""
+    """Return an empty cache; "auto" is dense for methods that keep equally many entries in every head, else paged."""
     if layout == "auto":
         layout = "dense" if method.uniform else "paged"
     if layout == "dense" and not method.uniform:
@@ -138,5 +142,5 @@ def make_cache(
 
 
 def plan_slot_bytes(geometry: Sequence[LayerGeometry], method: Method, shape: Shape, dtype: torch.dtype) -> int:
-    """Bytes per slot, without allocating it."""
+    """Return the bytes per slot, without allocating them."""
     return make_cache(geometry, method, shape, torch.device("meta"), dtype).slot_bytes()

@@ -1,12 +1,12 @@
 """PagedCache: every layer and KV head of a slot has its own number of entries, in its own pages.
 
-K, V, positions and columns lie in a pool of pages, one pool for each shape of entry; a page belongs to one head of one
-layer of one slot. A block table names the pages of a head in order, so its logical row r is row r % PAGE of its page
-r // PAGE. Free pages are a list. Compaction is hole filling within a head, in the same order as in the dense layout, so
-that both give the same tokens for a method that keeps heads equal; pages left empty go back to the list.
+K, V, positions and columns lie in a pool of pages, one pool per shape of entry; a page belongs to one head of one layer
+of one slot. A block table lists the pages of a head in order, so the head's logical row r is row r % PAGE of its page
+r // PAGE. Free pages are a list. Compaction fills holes within a head, in the same order as in the dense layout, so
+that both layouts give the same tokens for a method that keeps heads equal; empty pages return to the list.
 
-Block tables and lengths are kept on the host (numpy), because they change every step and decide about memory; one
-copy per step goes to the device. Page 0 is never allocated: idle slots write and read there.
+Block tables and lengths are kept on the host (numpy), because they change every step and memory is allocated by them;
+they are copied to the device once per step. Page 0 is never allocated: idle slots write and read there.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Index = np.ndarray | int
 
 
 class Pool:
-    """Pages for entries of one shape, shared by all layers that have it."""
+    """Pages for entries of one shape, shared by all layers with that shape."""
 
     def __init__(
         self, geometry: LayerGeometry, shape: Shape, pages: int, device: torch.device, dtype: torch.dtype
@@ -48,7 +48,7 @@ class Pool:
 
 
 class PagedStore(EvictingStore):
-    """One layer: lengths [S, Hk] and block tables [S, Hk, W] into a pool."""
+    """One layer of all slots: lengths [S, Hk] and block tables [S, Hk, W] into a pool."""
 
     def __init__(
         self, geometry: LayerGeometry, shape: Shape, pool: Pool, device: torch.device, dtype: torch.dtype
@@ -59,10 +59,10 @@ class PagedStore(EvictingStore):
         self.lengths = np.zeros(heads, dtype=np.int64)
         self.known = np.zeros(heads, dtype=np.int64)  # rows whose positions and columns are written
         self.table = np.zeros((*heads, -(-shape.rows // PAGE) + 1), dtype=np.int64)
-        self.pages = np.zeros(heads, dtype=np.int64)  # how many of a table's entries are in use
+        self.pages = np.zeros(heads, dtype=np.int64)  # pages allocated to each head
 
     def reserve(self, slots: Sequence[int] | np.ndarray, lengths: np.ndarray) -> None:
-        """Allocate and free pages so that heads of these slots have room for `lengths` [b, Hk] rows."""
+        """Allocate and free pages so that the heads of these slots have room for exactly `lengths` [b, Hk] rows."""
         wanted, width = -(-lengths // PAGE), self.table.shape[2]
         if (most := int(wanted.max(initial=0))) > width:
             self.table = np.pad(self.table, ((0, 0), (0, 0), (0, max(most, 2 * width) - width)))
@@ -82,11 +82,11 @@ class PagedStore(EvictingStore):
                 row[want:had] = 0
 
     def physical(self, slot: Index, head: Index, row: Index) -> torch.Tensor:
-        """Pool rows of logical rows."""
+        """Return the pool rows of logical rows."""
         return torch.from_numpy(self.table[slot, head, row // PAGE] * PAGE + row % PAGE).to(self.device)
 
     def live(self, slots: np.ndarray, first: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """(place in `slots`, head, row) of every live row, from row `first` [b, Hk] on."""
+        """Return (index into `slots`, head, row) of every live row, from row `first` [b, Hk] on."""
         lengths = self.lengths[slots][..., None]
         rows = np.arange(lengths.max(initial=0))
         mask = rows < lengths
@@ -96,9 +96,10 @@ class PagedStore(EvictingStore):
         return place, head, row
 
     def shown(self, slot: int) -> tuple[int, bool]:
-        """Rows of a slot that a method sees, and whether some heads are padded to that number.
+        """Return the rows of a slot that a method sees, and whether some heads are padded to that number.
 
-        An uneven slot is padded to whole pages, so that slots can be shown together without depending on each other.
+        A slot with uneven heads is padded to whole pages: slots of equal padded length can form one batch, and no
+        slot's padding depends on another slot.
         """
         lengths = self.lengths[slot]
         longest = int(lengths.max())
@@ -189,7 +190,7 @@ class PagedCache(SlotCache):
         self._heads = sum(store.lengths.shape[1] for store in self.stores)
 
     def make_room(self) -> None:
-        """A page for the next entry of every live head."""
+        """Allocate a page for the next entry of every live head whose pages are full."""
         live = np.array(self.seen) > 0
         for store in self.stores:
             short = np.nonzero(live & (store.lengths == store.pages * PAGE).any(axis=1))[0]
@@ -210,7 +211,7 @@ class PagedCache(SlotCache):
         return float(sum(store.lengths[slot].sum() for store in self.stores)) / max(1, self._heads)
 
     def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """Slots with equally many shown rows. That number depends on the slot alone, never on its neighbours."""
+        """Group slots with equally many shown rows: a number that depends on the slot alone, not on its neighbours."""
         paged = [store for store in stores if isinstance(store, PagedStore)]
         groups: dict[tuple[tuple[int, bool], ...], list[int]] = {}
         for slot in slots:
@@ -218,7 +219,7 @@ class PagedCache(SlotCache):
         return [groups[key] for key in sorted(groups)]
 
     def settle(self, slots: Sequence[int]) -> None:
-        """Lengths are those of each head already."""
+        """Do nothing: `PagedStore.compact` has set the lengths of every head."""
 
     def live_bytes(self, slot: int) -> int:
         used = sum(int(store.pages[slot].sum()) * store.pool.page_bytes for store in self.stores)
@@ -235,6 +236,6 @@ class PagedCache(SlotCache):
 
 
 def pages(layers: Sequence[LayerGeometry], shape: Shape) -> int:
-    """Pages that always suffice: the entries' own, and a part-filled one for each head."""
+    """Return a number of pages that always suffices: full ones for the entries, and a part-filled one per head."""
     heads = sum(g.kv_heads for g in layers)
     return shape.slots * heads * (-(-shape.rows // PAGE) + 1)

@@ -1,6 +1,7 @@
-"""A prompt's KV while it is read: its layers, and their evictions.
+"""A prompt's KV cache while the prompt is read: its layers, and their evictions.
 
-A layer may be evicted as soon as it was attended to, so the peak can be one layer's full KV plus the budgets.
+A layer may be evicted right after its attention, so peak memory can be one layer's full KV plus the other layers'
+budgets.
 
 Letters: b prompts of equal length (one, except in `EvictionCache` and in a replay), Hk KV heads, n rows, D head
 dimension.
@@ -25,9 +26,9 @@ class PromptCache:
     """All layers of b equally long prompts.
 
     Args:
-        queries: how many of the newest queries every layer keeps.
-        size: tokens to make room for.
-        noise_keys: of the prompts.
+        queries: number of newest queries that every layer stores.
+        size: tokens to allocate at first.
+        noise_keys: one per prompt.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PromptCache:
         self._by_index = {g.index: g for g in geometry}
 
     def layer(self, index: int, like: torch.Tensor) -> PromptLayer:
-        """A layer, made when it is first needed; `like` gives its number type."""
+        """Return a layer, created on first use with the dtype and device of `like`."""
         if index not in self.layers:
             b = len(self.noise_keys)
             self.layers[index] = PromptLayer(self._by_index[index], b, self.size, self.rules.method, self.queries, like)
@@ -78,7 +79,7 @@ class PromptCache:
         probe: Probe | None = None,
         own: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> LayerView:
-        """What the method sees of a layer's first `rows` rows. own: keys and positions of a probe's own rows."""
+        """Build the method's view of a layer's first `rows` rows. own: keys and positions of the probe's rows."""
         b = len(self.noise_keys)
 
         def same(value: int) -> torch.Tensor:
@@ -105,23 +106,23 @@ class PromptCache:
         )
 
     def observe(self, layer: PromptLayer, view: LayerView) -> None:
-        """Let the method see queries, and store what it makes of them."""
+        """Let the method observe the view's queries, and store the columns and states that it returns."""
         layer.write(self.rules.method.observe(view))
 
     def hand_over(self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
-        """Let the method see a block of the prompt's own queries, the last of which sees `rows` rows."""
+        """Let the method observe a block of the prompt's queries; the last query sees `rows` rows."""
         before, self.seen = self.seen, int(positions[-1]) + 1
         self.observe(layer, self.view(layer, queries, positions, rows))
         self.seen = before
 
     def full(self) -> bool:
-        """Whether more is held than may stay."""
+        """Return whether the layers hold more entries than the method may keep."""
         held = [self.layers[g.index].held() for g in self.evicting if g.index in self.layers]
         trigger = self.acting.trigger(1)
         return bool(held) and trigger.full(sum(held) / len(held), self.allowed())
 
     def evict(self, indices: Sequence[int]) -> None:
-        """Let the method decide about these layers, and drop what it does not keep."""
+        """Let the method decide about these layers, and drop the entries that it does not keep."""
         layers = [self.layers[i] for i in indices]
         for layer, verdict in zip(layers, self._decide(self.acting, layers)):
             layer.write(verdict.columns)
@@ -132,7 +133,7 @@ class PromptCache:
             layer.keep(verdict.keep)
 
     def reduce(self) -> bool:
-        """Evict all layers if more is held than may stay; returns whether the method decided."""
+        """Evict all layers if they hold more entries than allowed; return whether the method decided."""
         if not (self.acting.evicts and self.full()):
             return False
         indices, most = [g.index for g in self.evicting], self.allowed()
@@ -143,13 +144,13 @@ class PromptCache:
         return True
 
     def begin_decoding(self, noise_keys: Sequence[int]) -> None:
-        """From here on the tokens are answers: the method at work while decoding decides, with other noise."""
+        """Switch to generated tokens: the rules for decoding apply, with the noise keys of the samples."""
         self.rules = self.rules.decoding()
         self.acting = self.rules.method
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
 
     def tick(self, growth: int | None) -> None:
-        """An interval of `growth` tokens has ended: observe its queries, and evict if more is held than may stay."""
+        """Let the method observe the queries of the last `growth` tokens, and evict if too many entries are held."""
         if self.acting.needs().queries == "since_last":
             for g in self.evicting:
                 layer = self.layers[g.index]
@@ -159,7 +160,7 @@ class PromptCache:
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
-        """A copy that another method evicted to the same budget, for probes."""
+        """Return a copy of the cache, evicted by another method to the same budget; probes read against it."""
         rules = replace(self.rules, method=method, weights={})
         other = PromptCache(
             self.geometry,
@@ -182,17 +183,17 @@ class PromptCache:
         return other
 
     def forget_windows(self) -> None:
-        """Drop the rows that sliding-window layers will not read again."""
+        """Drop the rows that have left the sliding windows."""
         for g in self.geometry:
             if g.window is not None:
                 self.layers[g.index].forget_before(self.seen - g.window + 1)
 
     def held(self) -> float:
-        """Mean entries over evicting layers and heads."""
+        """Return the mean entries over heads and over the layers that are evicted."""
         return sum(self.layers[g.index].held() for g in self.evicting) / max(1, len(self.evicting))
 
     def _newest_queries(self, layer: PromptLayer, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The newest `count` queries of a layer, and their positions."""
+        """Return the newest `count` queries of a layer, and their positions."""
         positions = torch.arange(self.seen - count, self.seen, device=self.device)
         return layer.queries[:, :, layer.queries.shape[2] - count :], positions
 

@@ -1,4 +1,4 @@
-"""One layer of a prompt's KV: it grows by blocks of tokens, loses rows at evictions, and is handed over packed.
+"""One layer of a prompt's KV cache: it grows by blocks of tokens, loses rows at evictions, and is packed at the end.
 
 Heads may end with different numbers of entries; they are then padded to the longest, and `valid` marks the rows that
 exist.
@@ -21,7 +21,7 @@ from kvbench.eviction.columns import expanded
 
 @dataclass(slots=True)
 class PackedLayer:
-    """One layer of one sequence, the rows of its heads one after the other."""
+    """One layer of one sequence without padding: the rows of its heads one after the other."""
 
     lengths: list[int]  # of each head
     keys: torch.Tensor  # [sum of lengths, D]
@@ -75,23 +75,23 @@ class PromptLayer:
         self.rows = end
 
     def keep(self, mask: torch.Tensor) -> None:
-        """Drop all rows but those of mask [b, Hk, rows]; memory follows."""
+        """Keep the rows of mask [b, Hk, rows]; drop all others and free their memory."""
         counts = mask.sum(dim=-1)
         longest = int(counts.max())
-        # A stable sort brings the kept to the front without changing their order.
+        # A stable sort moves the kept rows to the front without changing their order.
         order = (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :longest]
         self._take(order)
         exists = torch.arange(longest, device=mask.device) < counts[..., None]
         self.valid = None if bool(exists.all()) else exists
 
     def shown(self, rows: int) -> Rows:
-        """The first `rows` rows."""
+        """Return the first `rows` rows."""
         columns = {name: column[:, :, :rows] for name, column in self.columns.items()}
         valid = None if self.valid is None else self.valid[:, :, :rows]
         return Rows(self.keys[:, :, :rows], self.values[:, :, :rows], self.positions[:, :, :rows], columns, valid)
 
     def write(self, values: dict[str, torch.Tensor]) -> None:
-        """Store new values of columns [b, Hk, n], for the first n rows, and of states."""
+        """Store new values by name: of columns [b, Hk, n] for the first n rows, and of states."""
         for name, value in values.items():
             if name in self.columns:
                 self.columns[name][:, :, : value.shape[-1]] = value
@@ -99,13 +99,13 @@ class PromptLayer:
                 self.states[name] = value
 
     def truncate(self, rows: int) -> None:
-        """Forget the rows from `rows` on."""
+        """Drop the rows from index `rows` on."""
         self.rows = rows
         if self.valid is not None:
             self.valid = self.valid[:, :, :rows]
 
     def forget_before(self, position: int) -> None:
-        """Drop the tokens that a sliding window has left behind."""
+        """Drop the rows at positions before `position`, which the sliding window has passed."""
         first = int((self.positions[0, 0, : self.rows] < position).sum())
         order = torch.arange(first, self.rows, device=self.keys.device).expand(*self.positions.shape[:2], -1)
         self._take(order)
@@ -135,16 +135,16 @@ class PromptLayer:
         )
 
     def held(self) -> float:
-        """Mean entries over heads (and prompts)."""
+        """Return the mean entries over heads and prompts."""
         return float(self.rows if self.valid is None else self.valid.float().sum(dim=-1).mean())
 
     def bytes(self) -> int:
-        """Of K and V and all that is stored beside them."""
+        """Return the bytes of K, V, positions (4 each), columns, states and stored queries."""
         tensors = [self.keys, self.values, self.queries, *self.columns.values(), *self.states.values()]
         return sum(t.numel() * t.element_size() for t in tensors) + 4 * self.positions.numel()
 
     def _take(self, order: torch.Tensor) -> None:
-        """Make the rows [b, Hk, m] of every head the only ones."""
+        """Keep only the rows order [b, Hk, m] of every head, in that order."""
 
         def taken(x: torch.Tensor) -> torch.Tensor:
             index = order if x.dim() == 3 else order[..., None].expand(-1, -1, -1, x.shape[-1])

@@ -1,8 +1,8 @@
-"""SlotCache: the KV memory of a fixed number of slots, one sequence each, behind one interface for both layouts.
+"""SlotCache: the KV memory of a fixed number of slots, one sequence each; the common interface of both layouts.
 
 Keys are stored after RoPE at their true position and never re-indexed. After an eviction a head's rows are in storage
-order, not text order. `dense.DenseCache` serves methods that keep equally many entries everywhere, `paged.PagedCache`
-all others. Layers with a sliding window are rings of `window` rows that no method touches.
+order, not text order. `dense.DenseCache` serves methods that keep equally many entries in every head,
+`paged.PagedCache` all others. Layers with a sliding window are rings of `window` rows, which no method evicts.
 
 Letters: S slots, b slots of a batch, Hk KV heads, n rows, D head dimension, t new tokens.
 """
@@ -28,9 +28,9 @@ class Shape:
 
     Attributes:
         rows: entries per head that a slot has room for, averaged over layers and heads.
-        bounded: a budget keeps every slot near `rows`, so they are read whole.
-        longest: tokens that a sequence may have; sliding-window layers become rings of at most that.
-        queries: how many of the newest queries are kept.
+        bounded: a budget keeps every slot's length near `rows`, so each step reads all rows.
+        longest: most tokens of a sequence; rings of sliding-window layers have at most this many rows.
+        queries: number of newest queries stored per slot.
     """
 
     slots: int
@@ -48,7 +48,7 @@ class SlotBatch(Batch):
 
     Attributes:
         index: [b] the slots as a tensor.
-        all_slots: these are all slots of the cache in order, so narrowed tensors serve without a copy.
+        all_slots: the batch is all slots of the cache in order, so views of the tensors serve without a copy.
     """
 
     slots: list[int]
@@ -57,7 +57,7 @@ class SlotBatch(Batch):
 
 
 class Store:
-    """A layer of any kind: the newest queries and the method's states."""
+    """The part that layers of all kinds share: the newest queries and the method's states, per slot."""
 
     def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         g = self.geometry = geometry
@@ -69,7 +69,7 @@ class Store:
         }
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
-        """Copy a layer of one sequence with `seen` tokens to several slots; here its queries and states.
+        """Copy a layer of one sequence with `seen` tokens to several slots. `Store` copies queries and states.
 
         index: the slots as a tensor.
         """
@@ -88,7 +88,7 @@ class Store:
         self.queries.view(-1, dim).index_copy_(0, ring, query.reshape(slots * heads, -1))
 
     def newest_queries(self, batch: SlotBatch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """The newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
+        """Return the newest `count` queries [b, Hq, count, D], oldest first, and their positions [b, count]."""
         _, heads, width, dim = self.queries.shape
         positions = batch.seen[:, None] - count + torch.arange(count, device=batch.seen.device)
         if count == 0:
@@ -98,7 +98,7 @@ class Store:
         return self.queries.view(-1, dim).index_select(0, rows.view(-1)).view(len(rows), heads, count, dim), positions
 
     def extra_bytes(self) -> int:
-        """Bytes of one slot's queries and states."""
+        """Return the bytes of one slot's queries and states."""
         tensors = [self.queries, *self.states.values()]
         return sum(t[0].numel() * t.element_size() for t in tensors)
 
@@ -131,26 +131,26 @@ class EvictingStore(Store, ABC):
 
     @abstractmethod
     def complete(self, batch: SlotBatch) -> None:
-        """Write positions and initial columns of the rows appended since the last call."""
+        """Write the positions and initial column values of the rows appended since the last call."""
 
     @abstractmethod
     def rows(self, batch: SlotBatch) -> Rows:
-        """The batch's live rows."""
+        """Return the batch's live rows."""
 
     @abstractmethod
     def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
-        """New values [b, Hk, n] of a column."""
+        """Write new values [b, Hk, n] of the column `name`."""
 
     @abstractmethod
     def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
-        """Drop all rows but those of keep [b, Hk, n], in place."""
+        """Drop in place all rows that the mask keep [b, Hk, n] does not keep."""
 
 
 class SlotCache(ABC):
     """All layers of all slots.
 
     Attributes:
-        seen: tokens of each slot's sequence so far, its next absolute position. 0 marks an idle slot.
+        seen: tokens read so far per slot, which is also the sequence's next absolute position. 0 marks an idle slot.
     """
 
     layers: list[RingStore | EvictingStore]
@@ -175,46 +175,46 @@ class SlotCache(ABC):
             self.seen[slot] = seen
 
     def advance(self, slots: Sequence[int]) -> None:
-        """One token was written to each of these slots."""
+        """Count the token that a step has written to each of these slots."""
         for slot in slots:
             self.seen[slot] += 1
 
     def clear(self, slot: int) -> None:
-        """The sequence has ended; its memory is free."""
+        """Free the memory of a slot whose sequence has ended."""
         self.seen[slot] = 0
 
     @abstractmethod
     def held(self, slot: int) -> float:
-        """Entries per layer and KV head, averaged over both."""
+        """Return the slot's mean entries over the heads and layers that are evicted."""
 
     @abstractmethod
     def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """The slots in groups that a method can decide about together, in these layers.
+        """Group slots that a method can decide about together in these layers.
 
-        No sequence's result depends on the others of its group.
+        No sequence's result depends on the other sequences of its group.
         """
 
     @abstractmethod
     def settle(self, slots: Sequence[int]) -> None:
-        """All layers of these slots were compacted."""
+        """Update the lengths of these slots after all their layers were compacted."""
 
     @abstractmethod
     def live_bytes(self, slot: int) -> int:
-        """Bytes of a slot's sequence: K, V, positions, columns, stored queries, states, rings."""
+        """Return the bytes of a slot's sequence: K, V, positions, columns, stored queries, states, rings."""
 
     @abstractmethod
     def extra_bytes(self, slot: int) -> int:
-        """The part of `live_bytes` beside keys and values: positions, columns, stored queries, states."""
+        """Return the part of `live_bytes` beside keys and values: positions, columns, stored queries, states."""
 
     @abstractmethod
     def bytes(self) -> int:
-        """Allocated bytes of all slots."""
+        """Return the allocated bytes of all slots."""
 
     def slot_bytes(self) -> int:
         return self.bytes() // self.slots
 
     def fixed_bytes(self, seen: int) -> int:
-        """Bytes of a slot with `seen` tokens beside its entries: stored queries, states, filled parts of rings."""
+        """Return a slot's bytes beside its entries: stored queries, states, and rings filled by `seen` tokens."""
         rings = (layer for layer in self.layers if isinstance(layer, RingStore))
         element = self.dtype.itemsize
         filled = sum(min(seen, ring.capacity) * ring.geometry.entry_bytes(element) for ring in rings)

@@ -1,1 +1,1 @@
-"""A model in memory: loading it, its shape, its fingerprint, packed weights, and weights that methods bring along."""
+"""A model in memory: loading it, its shape, its fingerprint, packed linear layers, and weights that methods need."""

@@ -1,4 +1,4 @@
-"""Tells models of equal sizes apart by their parameters, so that what was trained for one is not used with another."""
+"""A hash that tells models of equal shape apart, so that weights trained for one model are not used with another."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 
-SAMPLE = 64  # numbers of each tensor
+SAMPLE = 64  # numbers hashed per tensor
 
 
 def fingerprint(model: Any) -> str | None:
-    """SHA-256 over evenly spaced numbers of every parameter, rounded to bfloat16.
+    """Return the SHA-256 over evenly spaced numbers of every parameter, rounded to bfloat16.
 
-    The same for a checkpoint loaded in float32 or bfloat16, on any device, whatever its tensors are called. None where
-    that cannot be said: float16 loses small numbers otherwise than bfloat16 does, and quantised or offloaded tensors
-    are not what was stored.
+    A checkpoint has the same fingerprint in float32 and bfloat16, on any device, with any tensor names. Returns None
+    where it would differ: float16 rounds small numbers differently from bfloat16, and quantised or offloaded tensors
+    do not hold the stored numbers.
     """
     digests = []
     for parameter in model.parameters():

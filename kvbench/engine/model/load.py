@@ -1,4 +1,4 @@
-"""Loading a transformers model for the engine: safetensors only, no remote code, geometry probed once."""
+"""Loading a transformers model for the engine: safetensors only, no remote code, geometry read once."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class LoadedModel:
     """A model ready to generate. `context`: longest prompt plus output; `stop_ids`: tokens that end a sequence.
 
-    `tokenizer` may be None where no text is wanted (speed measurements); every text is then empty.
+    `tokenizer` may be None where text is not needed (speed measurements); `decode` then returns "".
     """
 
     model: Any
@@ -38,16 +38,16 @@ class LoadedModel:
     dtype: torch.dtype
     context: int
     stop_ids: frozenset[int]
-    folder: Path | None = None  # where its weights lie, when that is a folder
-    fingerprint: str | None = None  # of the parameters as they were loaded
-    attn: Attn = "sdpa"  # that reads prompts
+    folder: Path | None = None  # of the checkpoint, when it was loaded from a folder
+    fingerprint: str | None = None  # of the loaded parameters
+    attn: Attn = "sdpa"  # attention kernel for prompts
 
     def decode(self, ids: list[int]) -> str:
         return "" if self.tokenizer is None else str(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def pick_device(name: str) -> torch.device:
-    """ "auto", "cpu", "cuda" or "cuda:N". Raises SetupError when no such device is visible."""
+    """Return the device named "auto", "cpu", "cuda" or "cuda:N". Raises SetupError when it is not visible."""
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     if not re.fullmatch(r"cpu|cuda(:\d+)?", name):
@@ -61,7 +61,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def pick_dtype(name: str, device: torch.device) -> torch.dtype:
-    """ "auto" is bfloat16 on CUDA and float32 on CPU. Raises UserError for unknown names."""
+    """Return the dtype of this name; "auto": bfloat16 on CUDA, float32 on CPU. Raises UserError for unknown names."""
     if name == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     if name not in DTYPES:
@@ -89,7 +89,7 @@ def load(
         model = auto_class(config).from_pretrained(
             path, revision=revision, dtype=kind, use_safetensors=True, trust_remote_code=False
         )
-    except Exception as error:  # of transformers' code for this model, which raises what it likes
+    except Exception as error:  # transformers' code for a model may raise any exception
         if isinstance(error, KVBenchError) or faults.of_machine(error):
             raise
         reason = (words(error).strip().splitlines() or [type(error).__name__])[0]
@@ -98,9 +98,9 @@ def load(
 
 
 def auto_class(config: Any) -> Any:
-    """The class of transformers that builds a model with its language-model head: of text, else of image and text.
+    """Return the transformers auto class that builds the model with its language-model head.
 
-    Raises UserError when transformers has neither.
+    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText. Raises UserError for neither.
     """
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
@@ -112,7 +112,7 @@ def auto_class(config: Any) -> Any:
 
 
 def load_draft(target: LoadedModel) -> Callable[[str], LoadedModel]:
-    """Loads draft models by name, on the device and in the number type of the model they draft for."""
+    """Return a function that loads a draft model by name, on the device and in the dtype of `target`."""
 
     def load_beside(name: str) -> LoadedModel:
         dtype = str(target.dtype).removeprefix("torch.")

@@ -1,8 +1,9 @@
 """Faster linear layers on a CPU: weights packed once for oneDNN's matrix product of few rows.
 
 A decode step multiplies a few rows (one per slot) with every weight matrix. torch's default product packs the weights
-anew at each call; with 2 to 32 rows that costs 1.1 to 4 times the product itself. Packed layers give a row the same
-bits wherever it stands and whatever the other rows hold, like the default ones, but not the same last bits as those.
+again in each call; with 2 to 32 rows that costs 1.1 to 4 times the product itself. Like default layers, packed layers
+give a row the same bits at any place in the batch and beside any other rows; but packed and default layers differ in
+the last bits.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 
 FEWEST_ROWS = 2
-FEWEST_WEIGHTS = 1 << 17  # of a layer; below, the call's own overhead outweighs the gain
-MOST_BYTES = 1 << 30  # of a model: packing holds a second copy of its weights
+FEWEST_WEIGHTS = 1 << 17  # per layer; below, the overhead of the call outweighs the gain
+MOST_BYTES = 1 << 30  # per model: packing holds a second copy of its weights
 
 
 @contextlib.contextmanager

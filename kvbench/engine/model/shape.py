@@ -1,9 +1,9 @@
-"""The shape of a model, the input of a plan: its attention layers, and the parameters that a step reads.
+"""The shape of a model, from which a run is planned: its attention layers, and the parameters that a step reads.
 
 read_shape(config)        without weights, on the meta device
-shape_of_model(model)     of a model that is built
-known_shape(config, load) the first; the second where the model's code asks for values that meta tensors lack
-estimate_shape(config)    from what config.json says by the usual names, for a plan that may not load
+shape_of_model(model)     from a built model
+known_shape(config, load) by read_shape, or from the loaded model if its code fails on meta tensors
+estimate_shape(config)    from common fields of config.json, for a plan that may not load the model
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from kvbench.engine.attention.interface import text_model
 from kvbench.engine.model.load import LoadedModel, auto_class
 from kvbench.errors import quote
 
-SMALL = 20_000_000  # parameters
+SMALL = 20_000_000  # parameters below which one CPU thread is fastest
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 USED = ("num_experts_per_tok", "moe_topk")  # experts that a token uses
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShape:
-    """What a plan needs to know of a model.
+    """The sizes of a model that a plan needs.
 
     Attributes:
-        parameters: of the whole model, also those that text never reaches (a vision tower).
-        streamed: parameters that every step reads, routed experts apart.
+        parameters: of the whole model, including those that text never uses (a vision tower).
+        streamed: parameters that every step reads, without routed experts.
         routed: parameters of routed experts; `active`: the share of them that one token uses.
     """
 
@@ -43,23 +43,23 @@ class ModelShape:
 
 
 def read_shape(config: Any) -> ModelShape:
-    """Shape of a model from its configuration, without weights.
+    """Return the shape of a model from its configuration, without weights.
 
     Raises:
         UserError: the model is not supported.
-        ProbeFailed: the layers show only in the loaded model.
+        ProbeFailed: the layers can be read only from the loaded model.
     """
     model = _on_meta(config)
     return _shape(model, read_geometry(model))
 
 
 def shape_of_model(model: Any) -> ModelShape:
-    """Shape of a model that is built. Raises UserError when it is not supported."""
+    """Return the shape of a built model. Raises UserError when it is not supported."""
     return _shape(model, read_geometry(model))
 
 
 def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShape, LoadedModel | None]:
-    """Shape of a model from its configuration; where that does not tell, from the loaded model, which comes along.
+    """Return the shape of a model from its configuration, and None; if that fails, from the loaded model, and it.
 
     Raises:
         KVBenchError: the model is not supported, or cannot be loaded.
@@ -72,30 +72,30 @@ def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShap
 
 
 def estimate_shape(config: Any) -> ModelShape:
-    """Shape of a model whose layers only the loaded model shows, as if they were what its configuration says.
+    """Estimate the shape of a model from common fields of its configuration, without reading its layers.
 
     Raises:
-        ProbeFailed: the configuration does not say it by the usual names, or the model cannot be built without weights.
+        ProbeFailed: the configuration lacks these fields, or the model cannot be built without weights.
     """
     text = config.get_text_config()
     try:
         heads, layers = int(text.num_attention_heads), int(text.num_hidden_layers)
         kv_heads = int(getattr(text, "num_key_value_heads", None) or heads)
         dim = int(getattr(text, "head_dim", None) or text.hidden_size // heads)
-    except Exception as error:  # of transformers' configurations, some of which have one number per layer
+    except Exception as error:  # some configurations have one number per layer and raise on access
         raise _only_loaded(config, error) from error
     layer = {"query_heads": heads, "kv_heads": kv_heads, "head_dim": dim, "value_dim": dim, "scaling": dim**-0.5}
     return _shape(_on_meta(config), tuple(LayerGeometry(index=i, **layer) for i in range(layers)))
 
 
 def _on_meta(config: Any) -> Any:
-    """The model without weights, in bfloat16: the number type that every operator takes on the meta device."""
+    """Build the model without weights, in bfloat16: the dtype that every operator accepts on the meta device."""
     refuse_unsupported(config)
     kind = auto_class(config)
     try:
         with torch.device("meta"):
             return kind.from_config(config, dtype=torch.bfloat16, trust_remote_code=False).eval()
-    except Exception as error:  # of transformers' code for this model
+    except Exception as error:  # transformers' code for a model may raise any exception
         raise _only_loaded(config, error) from error
 
 
@@ -120,9 +120,9 @@ def _shape(model: Any, geometry: tuple[LayerGeometry, ...]) -> ModelShape:
 
 
 def _routed_experts(model: Any) -> Iterator[torch.Tensor]:
-    """Weights that transformers keeps for all experts of a layer together: [experts, rows, columns].
+    """Yield the weights of routed experts, which transformers stacks per layer: [experts, rows, columns].
 
-    Their number comes from the module, else from the configuration.
+    The number of experts comes from the module, else from the configuration.
     """
     configured = _first(model.config.get_text_config(), EXPERTS)
     for module in model.modules():
@@ -131,20 +131,20 @@ def _routed_experts(model: Any) -> Iterator[torch.Tensor]:
 
 
 def _active_share(config: Any) -> float:
-    """Share of the routed experts that a token uses; 1 where the configuration does not say it by the usual names."""
+    """Return the share of the routed experts that a token uses; 1 if the configuration lacks the common fields."""
     used, experts = _first(config, USED), _first(config, EXPERTS)
     return min(1.0, used / experts) if used and experts else 1.0
 
 
 def _first(config: Any, names: tuple[str, ...]) -> int | None:
-    """The first of these numbers that a configuration has; None without one, and where layers differ in it."""
+    """Return the first of these fields that is one integer; None if there is none, as when it differs per layer."""
     return next((number for name in names if type(number := getattr(config, name, None)) is int), None)
 
 
 def use_threads(shape: ModelShape, device: torch.device) -> int:
-    """One CPU thread for a model so small that handing work to threads costs more than it saves.
+    """Set one CPU thread for a model so small that more threads cost more than they save.
 
-    Returns the number in use.
+    Returns the number of threads in use.
     """
     if device.type == "cpu" and shape.parameters < SMALL:
         torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Weights and tables that methods need: one safetensors file, and beside it a JSON card that says for which model.
+"""Weights and tables that methods need: one safetensors file, and beside it a JSON card that names their model.
 
     load_weights(Weights(kind="headkv"), folder, model.config, device)     # {"importance": [L, Hq]}
     save_weights(folder / "headkv.safetensors", "headkv", tensors, Base(name="tiny", config=config), made={...})
@@ -38,8 +38,8 @@ FIELDS = (
     "head_dim",
     "vocab_size",
 )
-# Tensors of the kinds that `kvbench train` makes, by the fields that give their shape. A row for every layer, also for
-# those that no method touches, so that a row's number is the layer's.
+# Kind -> tensor -> configuration fields that give its shape. Layers that no method evicts have a row too, so that the
+# index of a row is the index of its layer.
 TABLES: dict[str, dict[str, tuple[str, ...]]] = {
     "headkv": {"importance": ("num_hidden_layers", "num_attention_heads")},
     "duo": {"alpha": ("num_hidden_layers", "num_key_value_heads")},
@@ -51,8 +51,9 @@ class Base:
     """The model that weights are made for.
 
     Attributes:
-        name: as on the command line; config: as in `model_fields`.
-        fingerprint: of its parameters; None where only the configuration was at hand.
+        name: as on the command line.
+        config: as in `model_fields`.
+        fingerprint: of its parameters; None if only the configuration was available.
     """
 
     name: str
@@ -61,7 +62,7 @@ class Base:
 
 
 def model_fields(config: Any) -> dict[str, Any]:
-    """`FIELDS` of a configuration (of its text part), as transformers has it or as ``config.json`` does."""
+    """Return the `FIELDS` of a transformers configuration or a parsed ``config.json`` (of its text part, if any)."""
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     elif config.get("text_config"):
@@ -79,12 +80,12 @@ def model_fields(config: Any) -> dict[str, Any]:
 def _attribute(config: Any, name: str) -> Any:
     try:
         return getattr(config, name, None)
-    except RuntimeError:  # transformers refuses it where layers differ
+    except RuntimeError:  # transformers raises it for a field that differs between layers
         return None
 
 
 def config_hash(config: Any) -> str:
-    """SHA-256 over `model_fields`."""
+    """Return the SHA-256 over `model_fields`."""
     return hashlib.sha256(json.dumps(model_fields(config), sort_keys=True).encode()).hexdigest()
 
 
@@ -96,7 +97,10 @@ def save_weights(
     *,
     made: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Write a file and its card, which is returned. made: how, in words and numbers. Raises SetupError."""
+    """Write a file of weights and its card; return the card. made: facts on how the weights were made.
+
+    Raises SetupError when a file cannot be written.
+    """
     data = save({name: tensor.detach().float().cpu().contiguous() for name, tensor in tensors.items()})
     card = {
         "format": FORMAT,
@@ -127,11 +131,11 @@ def load_weights(
     device: torch.device | str,
     fingerprint: str | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The tensors in float32 on `device`. config: the model's, as in `model_fields`; fingerprint: once it is loaded.
+    """Return the tensors in float32 on `device`. config: the model's, as in `model_fields`; fingerprint: the model's.
 
     Raises:
         SetupError: the file or its card is missing, damaged or made for another model.
-        UserError: weights that must be trained were not given.
+        UserError: the method needs trained weights, and no path was given.
     """
     path = find(weights, model_folder, _name(config, model_folder))
     card = _read_card(card_path(path))
@@ -154,9 +158,9 @@ def load_weights(
 
 
 def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> Path:
-    """The file that a method asks for. model: its name, for the message.
+    """Return the path of the weights that a method needs. model: the model's name, for the error text.
 
-    Raises SetupError when there is none, UserError when it must be trained and was not named.
+    Raises SetupError when the file is missing, UserError when it must be trained and no path was given.
     """
     file = f"{weights.kind}.safetensors"
     if weights.path == "auto":
@@ -184,8 +188,8 @@ def card_path(path: Path) -> Path:
 
 
 def _damage(data: bytes, error: SafetensorError) -> str:
-    """What is wrong with a file that cannot be taken apart."""
-    if data[:1] == b"\x80" or data[:4] == b"PK\x03\x04":  # as torch.save has written, before and since 1.6
+    """Say why a file cannot be read as safetensors."""
+    if data[:1] == b"\x80" or data[:4] == b"PK\x03\x04":  # torch.save's format before and since torch 1.6
         return "are a pickle, which kvbench does not open; save the tensors as safetensors."
     why = str(error).rpartition("deserializing: ")[2].partition(": ")[0]
     return f"are no safetensors file, or a damaged one of {len(data):,} bytes ({why}). Make or copy them again."

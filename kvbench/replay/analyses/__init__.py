@@ -1,1 +1,1 @@
-"""Analyses of the papers, one a file: what attention looks like, and what methods do to it. See docs/analyses.md."""
+"""Analyses from the papers, one per file: of attention, and of the entries that methods keep. See docs/analyses.md."""

@@ -1,7 +1,7 @@
-"""The interface of an analysis: it listens while answers are read, and returns tidy rows, a short table and pictures.
+"""The interface of an analysis, which observes how answers are read and returns rows, a short table and pictures.
 
-An analysis is one file beside this one, with a class under ``@register("name")``; kvbench finds it there. No torch is
-imported until it works: ``--help`` lists the analyses.
+An analysis is one file in this folder, with a class under ``@register("name")``. It must not import torch at import
+time, because ``--help`` lists the analyses.
 
     @register("sparsity")
     class Sparsity(AttentionAnalysis):
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import Trace
 
-WINDOW = 16  # queries of a window: those that G-KV and R-KV score by (w)
-MASS = 0.9  # attended tokens are the smallest set with this share of the attention
+WINDOW = 16  # queries per window; G-KV and R-KV score entries by as many (w)
+MASS = 0.9  # attended tokens: the smallest set with this share of the attention
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]  # head and lines; the first column is text, the others are numbers
@@ -37,11 +37,11 @@ A = TypeVar("A", bound="type[Analysis]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A task and its traces, as analyses know them before anything is read.
+    """A task and its traces, which an analysis gets before anything is read.
 
     Attributes:
-        text: one token as text.
-        right: (doc_id, sample) of every answer that was scored -> whether its score is 1.
+        text: turns a token id into text.
+        right: (doc_id, sample) -> whether the answer's score is 1; empty unless some analysis has `scored`.
     """
 
     task: str
@@ -56,8 +56,8 @@ class Window:
     """Attention of WINDOW queries of an answer in one layer, under the full cache; the last window may have fewer.
 
     Attributes:
-        layer: the model's own index; traces: places in `Study.traces` of the b traces read together.
-        index, count: this window and how many the answer has; they come in order, for each layer.
+        layer: index in the model; traces: indices into `Study.traces` of the b traces read together.
+        index, count: number of this window, and of all windows of the answer; windows come in order per layer.
         first: position of its first query.
         weights: [b, Hq, w, N] float32, N = first + w tokens; kv_heads: Hk.
     """
@@ -73,17 +73,17 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """What a method holds of b traces as a block of the answer begins, or (`index` None) at the end.
+    """The entries that a method holds of b traces as a block of the answer begins, or (`index` None) at the end.
 
     Attributes:
-        bounded: whether the method evicts while decoding, too.
-        traces: places in `Study.traces`; layers: the model's indices of the L layers that evict.
-        index, count: this block and how many the answer has.
-        prompt, seen: tokens of the prompt, and read so far.
-        held: [L, b, Hk, seen] 1 or 0, or the share of a KV head's caches that hold a token; copies: how many caches
-            a KV head has.
-        paid: [L, b, Hk, seen] what the queries of the block pay to every token under the full cache (their sum, over
-            the interval); None at the end.
+        bounded: whether the method also evicts while decoding.
+        traces: indices into `Study.traces`; layers: model indices of the L layers that are evicted.
+        index, count: number of this block, and of all blocks of the answer.
+        prompt: tokens of the prompt; seen: tokens read so far.
+        held: [L, b, Hk, seen] 1 for tokens that are held, else 0; for methods that keep entries per query head, the
+            share of a KV head's query heads that hold the token. copies: heads of the cache per KV head.
+        paid: [L, b, Hk, seen] attention that the block's queries pay to every token under the full cache, summed over
+            queries and divided by the interval; None at the end.
     """
 
     chosen: Chosen
@@ -100,7 +100,7 @@ class Moment:
 
     @property
     def due(self) -> bool:
-        """Whether a cache of this budget cannot hold everything any more: equal for all methods of a budget."""
+        """Whether more tokens were read than the budget holds; equal for all methods at one budget."""
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
@@ -110,7 +110,7 @@ class Analysis(ABC):
     Attributes:
         about: one line for ``--help``.
         file: CSV, or Parquet where rows are many or hold text of a model.
-        scored: whether it must know which answers are right.
+        scored: whether it needs to know which answers are right.
         plotted: whether its pictures are plots, which need the extra `report`.
     """
 
@@ -125,28 +125,28 @@ class Analysis(ABC):
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """The results, once everything was read."""
+        """Return the results, once every trace was read."""
 
     @staticmethod
     @abstractmethod
     def pictures(rows: Sequence[Row]) -> dict[str, str]:
-        """File name -> SVG or HTML. rows: of all tasks."""
+        """Return file name -> SVG or HTML. rows: of all tasks."""
 
     @staticmethod
     @abstractmethod
     def table(rows: Sequence[Row]) -> Table:
-        """The short table for a terminal. rows: of all tasks."""
+        """Return the short table for the terminal. rows: of all tasks."""
 
 
 class AttentionAnalysis(Analysis):
-    """Looks at the full cache alone."""
+    """An analysis of the full cache's attention, window by window."""
 
     @abstractmethod
     def window(self, window: Window) -> None: ...
 
 
 class MethodAnalysis(Analysis):
-    """Looks at what methods hold."""
+    """An analysis of the entries that methods hold, block by block."""
 
     @abstractmethod
     def moment(self, moment: Moment) -> None: ...
@@ -165,7 +165,7 @@ def register(name: str) -> Callable[[A], A]:
 
 
 def analyses() -> dict[str, type[Analysis]]:
-    """Every analysis by name, sorted."""
+    """Return every analysis by name, sorted."""
     package = importlib.import_module(__package__ or "")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
@@ -173,7 +173,7 @@ def analyses() -> dict[str, type[Analysis]]:
 
 
 def choose(names: Sequence[str]) -> list[type[Analysis]]:
-    """The analyses of these names, each once. Raises UserError when one is unknown."""
+    """Return the analyses with these names, each once. Raises UserError when a name is unknown."""
     known = analyses()
     chosen = []
     for name in dict.fromkeys(name.strip().lower() for name in names):
@@ -186,7 +186,7 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
 
 
 def top_mass(paid: torch.Tensor) -> torch.Tensor:
-    """[..., N] bool: of every row the smallest set of tokens that carries MASS of it; of equal ones the older."""
+    """Return [..., N] bool: the smallest set of tokens with the share MASS of each row's sum; older ones at a tie."""
     ordered = paid.sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(dim=-1) - ordered.values
     wanted = before < MASS * ordered.values.sum(dim=-1, keepdim=True)
@@ -194,18 +194,18 @@ def top_mass(paid: torch.Tensor) -> torch.Tensor:
 
 
 def size(row: Row) -> str:
-    """The budget of a row as it is typed."""
+    """Return the budget of a row as the user types it, ``64`` or ``25%``; "-" without a budget."""
     budget = row["budget"] if row["budget"] is not None else row["budget_share"]
     return "-" if budget is None else label(budget)
 
 
 def named(row: Row) -> str:
-    """``gkv @64``, for legends."""
+    """Return method and budget for legends, as in ``gkv @64``."""
     return row["method"] + ("" if size(row) == "-" else f" @{size(row)}")
 
 
 def panel(row: Row) -> str:
-    """``walk, budget 64``, for titles. Methods without a budget have a panel of their own."""
+    """Return the title of a row's panel, as in ``walk, budget 64``; methods without a budget share one panel."""
     return row["task"] + ("" if size(row) == "-" else f", budget {size(row)}")
 
 

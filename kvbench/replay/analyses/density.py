@@ -1,8 +1,8 @@
-"""Where in the sequence the kept tokens stand: a histogram of relative positions, by method and budget.
+"""The positions of kept tokens in the sequence: a histogram of relative positions, by method and budget.
 
-Position p of s tokens read so far is p / s: 0 is the prompt's first token, 1 the newest. Counted are the entries of
-all layers and KV heads, as the blocks of the answer begin (right after an eviction) and at the end, from when on a
-cache of the budget cannot hold everything. Of every bin
+The relative position of token p among s tokens read so far is p / s: 0 is the prompt's first token, 1 the newest. The
+histogram counts entries of all layers and KV heads, as the blocks of the answer begin (right after an eviction) and at
+the end, once more tokens were read than the budget holds. Per bin:
 
     density  share of the kept entries in it, over the share of all tokens in it: 1 is no preference
     kept     share of its tokens that are kept, mean over layers and heads
@@ -44,7 +44,7 @@ class Density(MethodAnalysis):
             self._tally.add((moment.chosen, when, i), moment.traces, **sums)
 
     def rows(self) -> list[Row]:
-        """when: "evictions" or "end"; low, high: the bin."""
+        """Columns: when: "evictions" or "end"; low, high: limits of the bin."""
         ratios = {"density": ("share", "uniform"), "kept": ("kept", "entries")}
         return [
             {
@@ -74,7 +74,7 @@ class Density(MethodAnalysis):
         """Mean share kept in each fifth of the sequence."""
         fifths: dict[tuple[str, ...], dict[int, list[float]]] = {}
         for row in rows:
-            if row["kept"] is None:  # so few tokens that none falls into the bin
+            if row["kept"] is None:  # short sequences may leave a bin without tokens
                 continue
             key = (row["task"], row["method"], size(row), row["when"])
             fifths.setdefault(key, {}).setdefault(int(row["low"] * 5 + 1e-9), []).append(row["kept"])

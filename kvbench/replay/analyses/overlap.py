@@ -1,15 +1,16 @@
-"""How long attention stays where it is: tokens that one window of queries attends to, and a later window still does.
+"""How long attention stays on the same tokens: those that one window of queries attends to, and a later window too.
 
-Attended are, for each KV head, the fewest tokens older than a window that carry 90% of what the window's 16 queries pay
-to older tokens (mean over queries and the heads of a group; `api.MASS`, `api.WINDOW`). Of an earlier window a and a
-later one b:
+The attended tokens S of a window are, per KV head, the fewest tokens older than the window that carry 90% of the
+attention that its 16 queries pay to older tokens (mean over queries and the heads of a group; `api.MASS`,
+`api.WINDOW`). For an earlier window a and a later window b:
 
     overlap = |S_a and S_b| / |S_a|
-    chance  = share of the tokens older than a that are in S_b: the overlap of a set drawn at random
-    mass    = what b pays to S_a, over what b pays to all tokens older than a: kept by a cache that keeps S_a alone
+    chance  = share of the tokens older than a that are in S_b: the overlap of a random set
+    mass    = attention of b to S_a, over attention of b to all tokens older than a: the share that a cache with only
+              S_a would keep
 
-Method-independent (full cache). At most `ANCHORS` earlier windows are compared with the later ones, so memory stays
-ANCHORS x Hk x T flags per layer.
+The analysis reads the full cache, so no method matters. It compares at most `ANCHORS` earlier windows with the later
+ones, so memory is at most ANCHORS x Hk x T flags per layer and trace.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Overlap(AttentionAnalysis):
         for index, older, before in self._anchors[window.layer]:
             distance = WINDOW << (window.index - index - 1).bit_length()
             now, later = attended[..., :older], paid[..., :older]
-            there = before.any(dim=-1) & (later.sum(dim=-1) > 0)  # [b, Hk]; else one of the windows pays nothing there
+            there = before.any(dim=-1) & (later.sum(dim=-1) > 0)  # [b, Hk]; False: one of the windows pays none
             shares = {
                 "overlap": (before & now).sum(dim=-1) / before.sum(dim=-1),
                 "chance": now.float().mean(dim=-1),
@@ -70,7 +71,7 @@ class Overlap(AttentionAnalysis):
             self._anchors[window.layer].append((window.index, first, attended))
 
     def rows(self) -> list[Row]:
-        """distance: of two windows in tokens, up to this (16, 32, 64, ...); pairs: of windows, in all answers."""
+        """Columns: distance: tokens between two windows, up to this (16, 32, 64, ...); pairs: compared windows."""
         ratios = {name: (name, "pairs") for name in ("overlap", "chance", "mass")}
         return [
             {

@@ -1,15 +1,16 @@
-"""What kind of pattern each query head has, by where its attention goes under the full cache.
+"""The attention pattern of each query head under the full cache.
 
-The attention of every query of the answer is split into five shares, which add up to one:
+The attention of every query of the answer is split into five shares with the sum 1. Far tokens are neither sink nor
+local.
 
-    sink        the first 4 tokens (StreamingLLM's)
+    sink        the first 4 tokens (as in StreamingLLM)
     local       the newest 16 tokens, the query's own included
-    stripe      of all other (far) tokens the 4 that the whole answer pays most: heavy hitters, vertical stripes
-    retrieval   what each query's own 4 largest far tokens carry beyond that: tokens that change from query to query
+    stripe      the 4 far tokens with the most attention over the whole answer: heavy hitters, vertical stripes
+    retrieval   the 4 far tokens with the most attention per query, minus stripe: tokens that change with the query
     dispersed   the rest
 
-A head's kind is its largest share. A query's own 4 carry at least as much as 4 that are equal for all queries, so no
-share is below zero.
+A head's kind is its largest share. Each query's 4 largest tokens carry at least as much as any 4 that are the same for
+all queries, so no share is negative.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class Patterns(AttentionAnalysis):
     def __init__(self, study: Study) -> None:
         super().__init__(study)
         self._sums: dict[int, dict[str, torch.Tensor]] = {}  # by layer, over the windows of an answer: [b, Hq]
-        self._far: dict[int, torch.Tensor] = {}  # by layer: what far tokens were paid, [b, Hq, N]
+        self._far: dict[int, torch.Tensor] = {}  # by layer: attention paid to far tokens, [b, Hq, N]
         self._tally = Tally(study)
 
     def window(self, window: Window) -> None:
@@ -75,7 +76,7 @@ class Patterns(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """kind: of the mean shares; answers: share of answers in which the head is of this kind."""
+        """Columns: kind: by the mean shares; answers: share of answers in which the head has this kind."""
         ratios = {name: (name, "answers") for name in (*KINDS, *(f"is_{kind}" for kind in KINDS))}
         found = []
         for (layer, head), figures in sorted(self._tally.figures(**ratios), key=lambda found: found[0]):

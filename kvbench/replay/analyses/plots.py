@@ -1,7 +1,7 @@
-"""Plots of rows as SVG: lines, stacked bars and heat maps, panel beside panel, drawn by matplotlib (extra `report`).
+"""Plots of rows as SVG: lines, stacked bars and heat maps in panels, drawn by matplotlib (extra `report`).
 
-The same rows give the same bytes on one machine, whatever a matplotlibrc says. Text stays text, so that it can be
-searched and read aloud. Names are data: none is read as mathematics, and control characters appear escaped.
+The same rows give the same bytes on one machine, independent of a matplotlibrc. Text stays text, so that it can be
+searched and read aloud. Names are data: they are not parsed as mathematics, and control characters appear escaped.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False,
     "lines.markersize": 3.5,
     "svg.fonttype": "none",
-    "svg.hashsalt": "kvbench",  # ids of elements, random otherwise
-    "text.parse_math": False,  # $ is a character of names
+    "svg.hashsalt": "kvbench",  # else ids of elements are random
+    "text.parse_math": False,  # names may contain $
 }
 
 
 def check() -> None:
-    """Raises SetupError when there is nothing to draw with."""
+    """Raise SetupError when matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         raise SetupError("plots need matplotlib: pip install 'kvbench[report]'.")
 
 
 def lines(panels: Lines, *, title: str, x: str, y: str, log: bool = False) -> str:
-    """Lines over one x axis, doubling by doubling where `log`; y begins at 0 and is shared by all panels.
+    """Return a plot of lines; y begins at 0 and all panels share its range. log: x axis to base 2.
 
-    Points whose y is unknown are left out.
+    Points whose y is None are left out.
     """
     from matplotlib.lines import Line2D
     from matplotlib.ticker import MaxNLocator
@@ -93,7 +93,7 @@ def lines(panels: Lines, *, title: str, x: str, y: str, log: bool = False) -> st
 
 
 def bars(panels: Bars, *, title: str, x: str) -> str:
-    """Horizontal bars of stacked parts, from 0 to a common end."""
+    """Return a plot of horizontal stacked bars; all panels share the range of x."""
     from matplotlib.patches import Patch
 
     parts = list(dict.fromkeys(part for panel in panels.values() for bar in panel.values() for part in bar))
@@ -114,7 +114,7 @@ def bars(panels: Bars, *, title: str, x: str) -> str:
 
 
 def heat(panels: Heat, *, title: str, x: str, value: str) -> str:
-    """Maps of shares from 0, light, to 1, dark; what is unknown stays empty."""
+    """Return heat maps of shares from 0 (light) to 1 (dark); a cell whose share is None stays empty."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
 
@@ -141,7 +141,7 @@ def heat(panels: Heat, *, title: str, x: str, value: str) -> str:
 
 @contextmanager
 def _figure(title: str, width: float, height: float) -> Iterator[tuple[Figure, io.StringIO]]:
-    """A figure to draw on, and its SVG once that is done. width, height: in inches."""
+    """Yield a figure to draw on, and a buffer that holds its SVG after the block. width, height: in inches."""
     import matplotlib.style
     from matplotlib.figure import Figure
 
@@ -154,7 +154,7 @@ def _figure(title: str, width: float, height: float) -> Iterator[tuple[Figure, i
 
 
 def _stack(figure: Figure, panels: Mapping[str, Any]) -> Iterator[tuple[Axes, tuple[str, Any]]]:
-    """Axes below each other, as high as their panels have rows."""
+    """Yield axes below each other, with heights by their panels' rows, each with its panel."""
     if panels:
         heights = [PANEL + LINE * len(panel) for panel in panels.values()]
         places = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
@@ -166,19 +166,19 @@ def _height(panels: Mapping[str, Mapping[str, object]]) -> float:
 
 
 def _end(panels: Bars) -> float:
-    """A little beyond the longest bar."""
+    """Return the end of the x axis, a little beyond the longest bar."""
     return 1.02 * max((sum(bar.values()) for panel in panels.values() for bar in panel.values()), default=0.0) or 1.0
 
 
 def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Below all panels."""
+    """Draw the legend below all panels."""
     if names:
         across = _across(figure.get_figwidth(), names)
         figure.legend(handles, [*map(_plain, names)], loc="outside lower center", ncols=across, handlelength=3)
 
 
 def _across(width: float, names: Sequence[str]) -> int:
-    """Names in a line of the legend."""
+    """Return how many names fit into one line of the legend."""
     return max(1, int(width / (HANDLE + LETTER * max(map(len, names), default=0))))
 
 

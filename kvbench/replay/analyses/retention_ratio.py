@@ -1,10 +1,10 @@
-"""Token Retention Ratio (G-KV, arXiv 2512.00504): cache length over sequence length, over right answers only.
+"""Token Retention Ratio (G-KV, arXiv 2512.00504): cache length over sequence length, of right answers only.
 
-    ratio   entries held for a layer and KV head once the answer was read, over tokens of prompt and answer
-    script  what the released script prints instead: min(1, C / (P + O)), of the budget and not of the cache
+    ratio   entries held per layer and KV head once the answer was read, over tokens of prompt and answer
+    script  the figure of the released script: min(1, C / (P + O)), with budget C, P prompt and O answer tokens
 
-Means over the answers whose score is 1. The answers are the full cache's, the same for every method; over a method's
-own right answers the script's ratio is a line of pandas on a run's rows (docs/analyses.md).
+Both are means over the answers whose score is 1. The answers are the full cache's, the same for every method. For the
+script's ratio over the right answers of each method, see the pandas line in docs/analyses.md.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RetentionRatio(MethodAnalysis):
             self._tally.add((moment.chosen,), [place], **{"ratio": 0.0, "script": 0.0} | of)
 
     def rows(self) -> list[Row]:
-        """answers, right: how many were read, and how many of them count."""
+        """Columns: answers: how many were read; right: how many of these are right and counted."""
         return [
             {
                 "task": self.study.task,

@@ -1,8 +1,8 @@
-"""How few entries hold most of the attention, by layer and query head, under the full cache.
+"""How few entries carry most of the attention, by layer and query head, under the full cache.
 
-Of every query of the answer: the fewest entries that carry 90, 95 and 99% of its attention, and the share of visible
-entries whose weight is at least 1% of the query's largest (the threshold of H2O, arXiv 2306.14048, section 3.1). Means
-over queries, with standard errors over questions.
+Per query of the answer: the smallest number of entries that carry 90, 95 and 99% of its attention, and the share of
+visible entries whose weight is at least 1% of the query's largest (the threshold of H2O, arXiv 2306.14048, section
+3.1). The rows are means over queries, with standard errors over questions.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Sparsity(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """entries_90, ...: entries; above: a share; tokens: visible to a query."""
+        """Columns: entries_90, ...: numbers of entries; above: a share; tokens: entries visible to a query."""
         ratios = {name: (name, "queries") for name in (*NAMES, "tokens")}
         return [
             {"task": self.study.task, "layer": layer, "head": head, **figures}
@@ -82,7 +82,7 @@ class Sparsity(AttentionAnalysis):
 
 
 def _by_layer(rows: Sequence[Row]) -> list[Row]:
-    """Means over the heads of a layer."""
+    """Return one row per task and layer: means over the layer's heads."""
     heads: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         heads.setdefault((row["task"], row["layer"]), []).append(row)

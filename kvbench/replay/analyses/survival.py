@@ -1,11 +1,12 @@
-"""Of the tokens that coming queries do attend to, how many are still held, by age and KV head.
+"""The share of tokens that later queries attend to and that a method still holds, by age and KV head.
 
-As a block of the answer begins, its attended tokens are, for each layer and KV head, the fewest earlier tokens that
-carry 90% of what the block's queries pay to earlier tokens under the full cache (`api.MASS`). Their age is in tokens,
-1 the newest. Counted from when on a cache of the budget cannot hold everything, so for all methods alike:
+The attended tokens of a block of the answer are, per layer and KV head, the fewest earlier tokens that carry 90% of the
+attention that the block's queries pay to earlier tokens under the full cache (`api.MASS`). Their age is in tokens, 1
+the newest. Blocks count once more tokens were read than the budget holds, so all methods at a budget have the same
+blocks:
 
-    share  of the attended tokens of this age that are held
-    mass   attention paid to held tokens of this age, over attention paid to all of this age
+    share  share of the attended tokens of this age that are held
+    mass   attention paid to held tokens of this age, over attention paid to all tokens of this age
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from kvbench.replay.analyses.api import (
 )
 from kvbench.replay.analyses.tally import Tally
 
-YOUNGEST = 16  # ages up to this are one bin; then every doubling is one
+YOUNGEST = 16  # ages up to this form one bin; each further bin doubles the age
 
 
 @register("survival")
@@ -66,7 +67,7 @@ class Survival(MethodAnalysis):
             oldest *= 2
 
     def rows(self) -> list[Row]:
-        """age: up to this (16, 32, 64, ...). Rows without layer and head are over all of them."""
+        """Columns: age: up to this (16, 32, 64, ...). Rows without layer and head cover all layers and heads."""
         ratios = {"share": ("survived", "attended"), "mass": ("found", "paid")}
         figures = dict(self._tally.figures(**ratios))
         cells = list(dict.fromkeys(key[0] for key in figures))

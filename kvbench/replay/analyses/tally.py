@@ -1,7 +1,7 @@
-"""Sums of every trace under keys, and from them means over traces with standard errors by a jackknife over questions.
+"""Sums per key and trace, and ratios of these sums with standard errors by a jackknife over questions.
 
 tally = Tally(study)
-tally.add((layer, head), traces, held=..., tokens=...)           # [b] each, one number a trace
+tally.add((layer, head), traces, held=..., tokens=...)           # [b] each, one number per trace
 for key, figures in tally.figures(share=("held", "tokens")):     # held / tokens, and share_se
 """
 
@@ -30,7 +30,7 @@ class Tally:
         self._sums: dict[Key, dict[str, Floats]] = {}
 
     def add(self, key: Key, traces: Sequence[int], **sums: torch.Tensor | float) -> None:
-        """Add to the sums of these traces: a number for each, or one for all."""
+        """Add to the sums of these traces: a tensor with one number per trace, or one number for all."""
         import numpy as np
 
         known = self._sums.setdefault(key, {})
@@ -39,9 +39,9 @@ class Tally:
             of[traces] += value if isinstance(value, (int, float)) else value.double().cpu().numpy()
 
     def figures(self, **ratios: tuple[str, str]) -> Iterator[tuple[Key, dict[str, float | None]]]:
-        """Of every key, in the order of their first mention, ``name`` and ``name_se`` of each ratio of two sums.
+        """Yield per key, in order of first `add`, the ratios of two sums as ``name`` and their errors as ``name_se``.
 
-        A figure that cannot be had is None: a ratio to nothing, a standard error of one question.
+        An undefined figure is None: a ratio to 0, or a standard error over one question.
         """
         from kvbench.replay.figures import jackknife, numbered
 

@@ -1,14 +1,14 @@
-"""The view of one sample: every token kept, dropped or recent, as methods leave it at evictions and at the end.
+"""A view of one sample: which tokens a method has kept or dropped after some evictions and at the end.
 
-The first answer of the task (`--sample ID` names another question). At up to `SHOWN` evictions, evenly spread, and at
-the end, every token that was read has a state:
+The sample is the first answer of the task (`--sample ID` names another question). After up to `SHOWN` evictions, evenly
+spread, and at the end, every token that was read has a state:
 
     dropped  held by less than half of all (layer, KV head) caches
     recent   else, one of the newest 16 tokens
     kept     else
 
-and `held`, the share of caches that hold it. The page is one file that loads nothing and runs nothing; token text is
-a model's, or a stranger's, and appears escaped.
+and `held`, the share of caches that hold it. The page is one file without scripts or external resources; token text is
+untrusted and appears escaped.
 """
 
 from __future__ import annotations
@@ -84,14 +84,14 @@ class Tokens(MethodAnalysis):
             )
 
     def _chosen(self, moment: Moment) -> bool:
-        """Whether this block is one of the `SHOWN`, of all that begin with more tokens than the budget."""
+        """Return whether this block is one of the `SHOWN` among those that begin with more tokens than the budget."""
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)
         due = [i for i in range(moment.count) if moment.prompt + i * self.study.interval > most]
         return moment.index in {due[i * len(due) // SHOWN] for i in range(SHOWN if due else 0)}
 
     def rows(self) -> list[Row]:
-        """A row for each method, eviction and token."""
+        """Return a row per method, eviction and token."""
         return self._rows
 
     @staticmethod
@@ -111,7 +111,7 @@ class Tokens(MethodAnalysis):
 
 
 def _views(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """The rows of one method at one moment."""
+    """Yield the rows of each method at each moment."""
     for _, of in itertools.groupby(rows, key=lambda r: (r["task"], r["method"], size(r), r["seen"], r["end"])):
         yield list(of)
 
@@ -141,5 +141,5 @@ def _look(row: Row) -> tuple[str, str, int]:
 
 
 def _plain(text: str) -> str:
-    """Text of unknown origin as text: no markup, no control or direction characters; line ends stay and show."""
+    """Escape untrusted text for HTML: no markup, no control or direction characters; line ends become visible."""
     return html.escape("\u21b5\n".join(terminal.clean(line) for line in text.split("\n")))

@@ -5,9 +5,10 @@ A number alpha per KV head mixes, in the query heads of its group,
     out = alpha full + (1 - alpha) streaming       streaming: the first `sinks` and the newest `recent` keys
     loss = mean over answer rows of (h - h')^2 + reg mean |alpha|
 
-where h and h' are the last layer's hidden states with full attention everywhere and with the mixture, on texts whose
-answer stands far back (DuoAttention, arXiv 2410.10819, section 2.3). Alpha begins at 1 and is clamped to [0, 1]; the
-penalty lowers every alpha, and the texts keep those of needed heads high. Nothing else is trained.
+where h and h' are the last layer's hidden states with full attention in all heads and with the mixture, on texts whose
+answer lies far back (DuoAttention, arXiv 2410.10819, section 2.3). Alpha begins at 1 and is clamped to [0, 1]; the
+penalty lowers every alpha, and the first term keeps alpha high for the heads that the answers need. Nothing else is
+trained.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from kvbench.train.head_data import Example
 from kvbench.train.recipe import Recipe, Settings, check_least, draw_batch, with_gradient
 from kvbench.train.sparse_pass import recomputed
 
-LARGE = 100_000_000  # parameters from which on a model's activations are recomputed for the gradient
+LARGE = 100_000_000  # models of at least this many parameters recompute activations for the gradient
 
 
 class DuoRecipe(Recipe):
-    """Alpha from examples; `settings.more`: sinks, recent, reg.
+    """Trains alpha on examples; `settings.more`: sinks, recent, reg.
 
     Held out: `loss`; `deviation`, its first part; `alpha`, the mean; and `half`, the deviation when the half of the
     heads with the smallest alpha streams and the others do not, as the method does.
@@ -56,7 +57,8 @@ class DuoRecipe(Recipe):
         longest = max(len(example.ids) for example in (*examples, *held_out))
         geometry = for_lengths(loaded.geometry, longest)
         check_evicts(geometry, longest)
-        # Layers with a sliding window are not mixed. Where shorter sequences make them evict, alpha is 1.
+        # Sliding-window layers have no alpha to train. The table keeps 1 for them, which counts where sequences are so
+        # short that `for_lengths` drops the window.
         self.layers = [g.index for g in geometry if g.evicts]
         size = sum(p.numel() for p in loaded.model.parameters())
         self.again = size >= LARGE and any(isinstance(m, GradientCheckpointingLayer) for m in loaded.model.modules())
@@ -99,12 +101,12 @@ class DuoRecipe(Recipe):
         }
 
     def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:
-        """Mean squared change that the mixture makes in the last hidden states of the rows that write the answer."""
+        """Return the mean squared change of the last hidden states, under the mixture, in the answer's rows."""
         with torch.no_grad(), self._mixing({}):
             full = self._hidden(example)
         with self._mixing(dict(zip(self.layers, alpha))), recomputed(self.loaded.model, self.again):
             deviation = (self._hidden(example) - full).square().mean()
-            # The gradient runs layers again, so it is taken inside the block.
+            # The backward pass runs layers again, so it must run inside the block.
             return with_gradient(deviation, [alpha]) if deviation.requires_grad else deviation
 
     def _mixing(self, alpha: dict[int, torch.Tensor]) -> AbstractContextManager[None]:
@@ -112,7 +114,7 @@ class DuoRecipe(Recipe):
         return route(self.loaded.model, _Mixture(alpha, self.sinks, self.recent))
 
     def _hidden(self, example: Example) -> torch.Tensor:
-        """[rows, D] after the last layer and its norm, float32."""
+        """Return the hidden states [rows, D] after the last layer and its norm, in float32."""
         device = self.loaded.device
         out = self.loaded.model.get_decoder()(
             input_ids=torch.tensor([example.ids], device=device),
@@ -137,13 +139,13 @@ class _Mixture:
     def _rows(
         self, call: AttentionCall, first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
     ) -> torch.Tensor:
-        """[1, t, Hq, Dv] of t queries from position `first` on."""
+        """Return the attention [1, t, Hq, Dv] of t queries from position `first` on."""
         last = key.shape[2]
         rows, keys = (torch.arange(start, last, device=key.device) for start in (first, 0))
         full = attend(call, query, key, value, causal_bias(rows, keys, call.window, query.dtype)[None, None])
         if call.layer not in self.alpha:
             return full
-        seen = (keys < self.sinks) | (keys > first - self.recent)  # by any of the rows
+        seen = (keys < self.sinks) | (keys > first - self.recent)  # by at least one row
         keys = keys[seen]
         old = (rows[:, None] - keys >= self.recent) & (keys >= self.sinks)
         bias = causal_bias(rows, keys, call.window, query.dtype).masked_fill(old, float("-inf"))[None, None]

@@ -1,14 +1,14 @@
 """Supervised training of `foresightkv`: the scorer learns to rank entries as the oracle of golden eviction does.
 
-An answer is read with the method's features, but the oracle (`kvbench.eviction.terms.golden`) decides what is evicted.
-At every eviction, layer and KV head, phi of the competing entries is compared with alpha, the most attention that any
-coming block pays to each of them:
+Answers are read with the method's features, but the oracle (`kvbench.eviction.terms.golden`) decides which entries are
+evicted. At every eviction, layer and KV head, the scorer's output phi (higher is dropped) of each competing entry is
+compared with alpha, the most attention that any later block pays to the entry:
 
     loss = sum over layers of the mean over heads and evictions of
            the mean over pairs with alpha_i < alpha_j of max(0, margin - (phi_i - phi_j))
 
-(arXiv 2602.03203). The model is frozen, and its attention at the oracle's evictions does not depend on the scorer: each
-answer is read once, as long as memory holds the scorer's inputs.
+(arXiv 2602.03203). The model is frozen, and its attention under the oracle's evictions does not depend on the scorer. So
+each answer is read once, as long as memory holds the scorer's inputs.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from kvbench.train.foresight_states import Choice
 from kvbench.train.recipe import Settings
 from kvbench.train.traces import Trace
 
-KEPT_BYTES = 6 << 30  # of readings in memory; further ones are repeated at every step
+KEPT_BYTES = 6 << 30  # of readings in memory; other traces are read again at every step
 
 
 class ForesightRecipe(ScorerRecipe):
-    """A scorer from traces; `settings.more`: budget, interval, features, hidden, within (of the oracle), margin.
+    """Trains a scorer on traces; `settings.more`: budget, interval, features, hidden, within (of the oracle), margin.
 
-    Held out: `loss`, and `agreement`, the share of the oracle's dropped entries that have the largest phi. Training
-    should improve agreement: small phi alone make the loss small.
+    Held out: `loss`, and `agreement`, the share of the oracle's dropped entries that the largest phi would drop too.
+    Training should improve agreement, because small outputs alone make the loss small.
     """
 
     name, figure, higher = "foresightkv", "agreement", True
@@ -67,7 +67,7 @@ class ForesightRecipe(ScorerRecipe):
         return {"agreement": sum(shares) / len(shares), "loss": sum(losses) / len(losses)}
 
     def _choices(self, trace: Trace) -> list[Choice]:
-        """The oracle's evictions of a trace, layer by layer."""
+        """Return the oracle's evictions of a trace, sorted by layer."""
         if trace.name in self._read:
             return self._read[trace.name]
         choices = sorted(self.evictions.golden(trace).choices, key=lambda choice: choice.layer)
@@ -78,7 +78,7 @@ class ForesightRecipe(ScorerRecipe):
         return choices
 
     def _ranking(self, scorer: Mapping[str, torch.Tensor], choices: Sequence[Choice]) -> torch.Tensor:
-        """The loss of one trace: a sum over layers of means over heads and evictions."""
+        """Return the loss of one trace: a sum over layers of means over heads and evictions."""
         total, margin = choices[0].x.new_zeros(()), self.settings.more["margin"]
         for layer, own in groupby(choices, key=lambda choice: choice.layer):
             parts = []
@@ -93,7 +93,7 @@ class ForesightRecipe(ScorerRecipe):
 
 
 def _agreement(scorer: Mapping[str, torch.Tensor], choice: Choice) -> float:
-    """Share of the dropped entries that the largest phi would drop, over heads."""
+    """Return the share of the dropped entries that the largest phi would drop too, a mean over heads."""
     count = int(choice.dropped[0, 0].sum())
     worst = drop_scores(scorer, choice.layer, choice.x).topk(count, dim=-1).indices
     return float(choice.dropped.gather(-1, worst).float().mean())

@@ -1,11 +1,11 @@
 """Second stage of `foresightkv`: group relative policy optimisation over evictions (arXiv 2602.03203).
 
 An answer is read G times; in every reading the method draws its evictions with the current scorer. The reward of a
-reading is high where the model predicts the answer nearly as well as with the full cache. With d the loss that eviction
-adds to a token, over the answer's tokens after the first eviction (low: the 80% at which the full cache has the least
-entropy; high: the others), `reward` is
+reading is high if the model predicts the answer nearly as well as with the full cache. Let d be the loss that eviction
+adds to a token; low: the 80% of the answer's tokens after the first eviction at which the full cache has the least
+entropy; high: the others; all: both. Then `reward` is
 
-    squared    - mean over low of d^2 [d > 1.5]      the paper's own
+    squared    - mean over low of d^2 [d > 1.5]      the paper's reward
     large      - mean over low of d [d > 1.5]
     low        - mean over low of d
     high       - mean over high of d
@@ -15,9 +15,9 @@ entropy; high: the others), `reward` is
     loss  = policy loss of A_g and log softmax(phi) at the evicted entries, over layers, heads, evictions and entries
             (`kvbench.eviction.terms.objectives`), with the divergence from the initial scorer
 
-The softmax is over all competing entries. This is not the exact probability of a draw without replacement among the
-worst, but the released code's approximation. Every draw is used once, so that the ratio of the policy loss is 1 and its
-clip never binds. The model is frozen.
+The softmax is over all competing entries. As in the released code, it approximates the probability of a draw without
+replacement among the entries with the largest phi. Every draw is used once, so the ratio in the policy loss is 1 and
+its clip never binds. The model is frozen.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ from kvbench.train.traces import Trace
 
 REWARDS = ("squared", "large", "low", "high", "all")
 LARGE = 1.5  # nats: smaller losses are ignored by `squared` and `large`
-LOW_SHARE = 0.8  # of the tokens, those of lowest entropy
+LOW_SHARE = 0.8  # share of the tokens, those of lowest entropy
 AUTO = "auto"
 
 
 class PolicyRecipe(ScorerRecipe):
-    """A scorer from its own draws; `settings.more`: init, budget, interval, features, group, reward, clip, kl.
+    """Trains a scorer on its own draws; `settings.more`: init, budget, interval, features, group, reward, clip, kl.
 
     Held out: `reward`, of `group` readings of every trace; `loss_increase`, nats per token after the first eviction;
     and `loss_ratio`, the loss of these tokens over that of the full cache.
@@ -62,7 +62,7 @@ class PolicyRecipe(ScorerRecipe):
         super().__init__(loaded, settings, traces, held_out)
         more = settings.more
         self.before, self.origin = _initial(loaded, more["init"], more["features"])
-        # The record names the scorer by its hash: paths mean nothing on another machine.
+        # Settings name the initial scorer by its hash: its path may differ on another machine.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
         self.settings = replace(settings, more={**more, **where})
         measured = [self.evictions.golden(trace).choices for trace in self.traces[:MEASURED]]
@@ -112,7 +112,7 @@ class PolicyRecipe(ScorerRecipe):
         return super().card() | {"began_with": dict(self.origin)}
 
     def _drawn(self, trace: Trace, number: int) -> TraceReading:
-        """A group of readings; `number` selects their draws."""
+        """Read a trace `group` times with drawn evictions; `number` selects the seeds."""
         group = self.settings.more["group"]
         seeds = [(self.settings.seed << 32) + number * group + i for i in range(group)]
         return self.evictions.drawn(trace, seeds, self.trained.scorer())
@@ -123,13 +123,13 @@ class PolicyRecipe(ScorerRecipe):
         return self._full[trace.name]
 
     def _rewards(self, trace: Trace, reading: TraceReading) -> torch.Tensor:
-        """[G]"""
+        """Return the rewards [G] of a group of readings."""
         full, first = self._full_reading(trace), _first(trace, reading)
         added = reading.losses[:, first:] - full.losses[:, first:]
         return rewards(added, full.entropy[0, first:], self.settings.more["reward"])
 
     def _policy(self, reading: TraceReading, worth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Loss of a group of readings with advantages [G], and the divergence in it."""
+        """Return the policy loss of a group of readings, and its divergence term. worth: advantages [G]."""
         scorer = self.trained.scorer()
         now, reference, gains = [], [], []
         for choice in reading.choices:
@@ -149,7 +149,7 @@ class PolicyRecipe(ScorerRecipe):
 
 
 def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tensor:
-    """Rewards [G] of readings. added: [G, m] loss that eviction adds; entropy: [m] under the full cache."""
+    """Return the rewards [G]. added: [G, m] loss that eviction adds per token; entropy: [m] under the full cache."""
     order = entropy.argsort(stable=True)
     low = max(1, int(LOW_SHARE * len(order)))
     picked = {"all": order, "high": order[low:]}.get(kind, order[:low])
@@ -162,12 +162,12 @@ def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tens
 
 
 def _first(trace: Trace, reading: TraceReading) -> int:
-    """The answer's first token that is predicted after an eviction."""
+    """Return the index of the answer's first token that is predicted after an eviction."""
     return min(choice.seen for choice in reading.choices) - len(trace.prompt) + 1
 
 
 def _initial(loaded: LoadedModel, location: str, features: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """The initial scorer, and its hash and command for the card. Raises UserError when there is none."""
+    """Load the initial scorer; also return its hash and command for the card. Raises UserError when there is none."""
     method = methods.get("foresightkv")(features=features, scorer=location)
     weights = method.weights()
     beside = loaded.folder / f"{weights.kind}.safetensors" if loaded.folder else None

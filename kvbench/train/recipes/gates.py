@@ -1,7 +1,7 @@
-"""Training of retention gates: `trimkv`, every head on its own, and `retention`, all heads of all layers together.
+"""Training of retention gates: `trimkv` with a budget per head, `retention` with one budget for all layers and heads.
 
-The model is frozen. It reads its own answers twice: unchanged (the teacher), and with every entry fading by its gate's
-beta instead of being evicted (the student). The student's gradients reach the gates of all layers.
+The model is frozen. It reads its answers twice: with normal attention (the teacher), and with every entry fading by its
+gate's beta instead of being evicted (the student). The student's gradients reach the gates of all layers.
 
     loss = (KL(teacher || student) + cross-entropy of the next token) / 2  +  `capacity` * capacity loss
 
@@ -37,23 +37,23 @@ from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_lea
 from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
-BLOCK = 512  # queries whose attention is computed together
-MOST_TOKENS = 4096  # of a batch in one graph; longer traces are read one by one
+BLOCK = 512  # queries per attention call
+MOST_TOKENS = 4096  # tokens of a batch in one graph; traces of larger batches are read one by one
 CHOICES = {"gate": get_args(Gate), "tie": get_args(Tie), "form": get_args(Form), "hinge": get_args(Hinge)}
 
 
 class GateRecipe(TraceRecipe):
-    """Retention gates from traces.
+    """Trains retention gates on traces.
 
-    `settings.more`: gate, tie and width of the gates, their first bias, form of the student's attention, hinge and
-    weight of the capacity loss, budget M; and the interval at which the held-out answers are evicted.
+    `settings.more`: gate, tie and width of the gates; bias, its initial value; form of the student's attention; hinge
+    and capacity (weight) of the capacity loss; budget M; and the interval of evictions in the held-out answers.
 
     Held out, as means over answers: `kl`, KL(full || evicted) per token with eviction at the budget, as in `kvbench
-    replay`; and the two parts of the loss, `soft_kl` and `capacity`.
+    replay`; and two parts of the loss, `soft_kl` and `capacity`.
     """
 
     figure = "kl"
-    over: ClassVar[Literal["head", "model"]]  # what shares a budget
+    over: ClassVar[Literal["head", "model"]]  # whether each head has the budget, or the whole model shares it
 
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
@@ -93,12 +93,12 @@ class GateRecipe(TraceRecipe):
         return {"kl": self._evicted(), "soft_kl": float(soft), "capacity": float(capacity)}
 
     def _means(self, traces: Sequence[Trace]) -> tuple[torch.Tensor, ...]:
-        """KL to the teacher, cross-entropy and capacity loss: means over traces."""
+        """Return KL to the teacher, cross-entropy and capacity loss: means over traces."""
         parts = [torch.stack(self._losses(group)) for group in alike(traces)]  # each [3, traces]
         return tuple(torch.cat(parts, dim=1).mean(dim=1))
 
     def _losses(self, traces: Sequence[Trace]) -> tuple[torch.Tensor, ...]:
-        """KL, cross-entropy and capacity loss [b] of traces whose prompts and answers are equally long."""
+        """Return KL, cross-entropy and capacity loss [b] of traces of equal prompt and answer lengths."""
         model, n = self.loaded.model, len(traces[0].answer)
         ids = torch.tensor([t.ids for t in traces], device=self.loaded.device)
         student = Student(self.rules, self.geometry, self.settings.more["form"])
@@ -113,7 +113,7 @@ class GateRecipe(TraceRecipe):
         return kl.mean(dim=-1), ce.mean(dim=-1), capacity
 
     def _evicted(self) -> float:
-        """KL(full || evicted) per token with the gates as they are, a mean over the held-out answers."""
+        """Return KL(full || evicted) per token with the current gates, a mean over the held-out answers."""
         full = self._reader(registry.methods.get("full")(), None)
         evicting = self._reader(_without_file(self.rules.method), self.budget)
         divergences: list[float] = []
@@ -142,7 +142,7 @@ class RetentionRecipe(GateRecipe):
 
 
 class Student:
-    """Attention in which entries fade by their retention; `log_beta` [b, Hk, T] of each layer that evicts."""
+    """An attention handler in which entries fade by their gates; collects `log_beta` [b, Hk, T] per evicted layer."""
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:
         self.rules, self.geometry, self.form = rules, geometry, form
@@ -157,7 +157,7 @@ class Student:
 
 
 def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int = BLOCK) -> torch.Tensor:
-    """[b, T, Hq, Dv] gated attention, `block` queries at a time."""
+    """Return the gated attention [b, T, Hq, Dv], computed `block` queries at a time."""
 
     def attend_block(first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         out = gated_attention(
@@ -177,13 +177,13 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
 
 
 def _without_file(method: Method) -> Method:
-    """The method without a weights file: the reader gets the gates with each call."""
+    """Return the method without its need for a weights file: the reader gets the gates with each call."""
     cls = type(method)
     return type(cls.__name__, (cls,), {"weights": lambda self: None})()
 
 
 def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
-    """Traces whose prompts and answers are equally long, as many together as `MOST_TOKENS` allows."""
+    """Yield groups of traces of equal prompt and answer lengths, each as large as `MOST_TOKENS` allows."""
     groups: dict[tuple[int, int], list[Trace]] = {}
     for trace in traces:
         groups.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)
@@ -193,7 +193,7 @@ def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
 
 
 def _random_gates(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:
-    """Gates that hardly forget: a large last bias, zero for the other biases, weights from N(0, 1 / inputs)."""
+    """Return gates that hardly forget: a large last bias, other biases 0, weights from N(0, 1 / inputs)."""
     generator = torch.Generator().manual_seed(seed)
     gates = {}
     for name, shape in form.shapes(model_fields(loaded.model.config)).items():

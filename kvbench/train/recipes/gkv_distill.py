@@ -1,11 +1,11 @@
-"""`gkv-distill`: the model under eviction learns to predict as the original does with a full cache.
+"""`gkv-distill`: the model with an evicted cache learns to predict as the original model does with the full cache.
 
-Every step reads some of the model's own right answers under eviction, with the current weights, and lowers
+Every step reads some of the original model's right answers under eviction, with the current weights, and lowers
 
     T^2 KL( softmax(z_full / T)  ||  softmax(z_sparse / T) )      per token of these answers
 
-where z_full are the logits of the frozen original and z_sparse those of the trained model under the masks that the
-eviction left (G-KV, arXiv 2512.00504). The choice of entries has no gradient.
+where z_full are the logits of the frozen original and z_sparse those of the trained model under masks that reproduce
+the evictions (G-KV, arXiv 2512.00504). The choice of entries has no gradient.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from kvbench.train.traces import Question, Trace
 
 
 class DistillRecipe(SparseRecipe):
-    """A model trained to match its original."""
+    """Trains the model with an evicted cache to match the original model with the full cache."""
 
     name = "gkv-distill"
 
@@ -53,7 +53,7 @@ class DistillRecipe(SparseRecipe):
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         batch = [self.traces[i] for i in self.drawn(step, len(self.traces))]
         mine = batch[share]
-        # A mean over the tokens of the whole batch, also where the processes' shares differ in tokens.
+        # The loss is a mean over the tokens of the whole batch, even if the processes' shares differ in tokens.
         tokens = sum(len(t.answer) for t in batch) * len(mine) / len(batch)
         answered = self.simulate(mine, weight=self.temperature**2 / tokens)
         return add_up(
@@ -68,7 +68,7 @@ class DistillRecipe(SparseRecipe):
         self.lifetimes.clear()
         groups: dict[tuple[int, int], dict[str, Replayed]] = defaultdict(dict)
         answered = []
-        for trace in traces:  # a trace that a batch has twice is read once
+        for trace in traces:  # a trace that is in the batch twice is read once
             answer = forced(trace)
             groups[len(trace.prompt), len(trace.answer)][trace.name] = answer
             keys = noise.signed64(answer.request.noise_key(-1)), noise.signed64(answer.request.noise_key(0))
@@ -88,4 +88,4 @@ class DistillRecipe(SparseRecipe):
 
 
 class _Silent(Listener):
-    """Ignores a reading: its evictions go to the log."""
+    """A listener that ignores all events: only the log of evictions is needed."""

@@ -1,14 +1,14 @@
-"""`gkv-rl`: the model learns from rewards of answers that it writes with an evicted cache ("RL-sparse").
+"""`gkv-rl`: the model learns from rewards of answers that it generates with an evicted cache ("RL-sparse").
 
 A step samples G answers to each of B questions, with the current weights and evictions, and maximises
 
     J = 1/G sum_i 1/|o_i| sum_t rho_it A_i       rho = exp(log p - log p without gradient) = 1,   a mean over questions
     A_i = (r_i - mean r) / std r                 over the G answers of a question
 
-where r is 1 for a right answer and 0 for others, and p is the sampled token's probability under the masks that the
-evictions left, at the sampling temperature (G-KV, arXiv 2512.00504; GRPO without a KL term, one update per step). A
+where r is 1 for a right answer and 0 for others, and p is the sampled token's probability under masks that reproduce
+the evictions, at the sampling temperature (G-KV, arXiv 2512.00504; GRPO without a KL term, one update per step). A
 truncated answer has A = 0, as in the paper; the released code only raises a negative A to 0. The held-out figures are
-the mean reward of G sampled answers per question, which J raises, and the accuracies of greedy answers.
+the mean reward of G sampled answers per question, which training maximises, and the accuracies of greedy answers.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EPSILON = 1e-6  # against a standard deviation of 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One sampled answer. cut: truncated at its longest length."""
+    """One sampled answer. cut: it was truncated at its longest length, or failed."""
 
     answered: Answered
     reward: float
@@ -64,7 +64,7 @@ class RLRecipe(SparseRecipe):
         for group, row in zip(rollouts, (advantages(rewards, cut) / rewards.numel()).tolist()):
             for rollout, advantage in zip(group, row):
                 o = rollout.answered
-                if advantage:  # others have no gradient
+                if advantage:  # an answer with advantage 0 has no gradient
                     weight = advantage / len(o.answer)
                     learnt.append(Answered(prompt=o.prompt, answer=o.answer, keys=o.keys, weight=weight))
         loss = add_up(self.loaded.model, learnt, self.lifetimes, self._objective, micro=self.micro, again=self.again)
@@ -72,7 +72,7 @@ class RLRecipe(SparseRecipe):
         figures = {
             "reward": float(rewards.mean()),
             "cut": float(cut.float().mean()),
-            "mixed": float((rewards.std(dim=1, correction=0) > 0).float().mean()),  # questions to learn from
+            "mixed": float((rewards.std(dim=1, correction=0) > 0).float().mean()),  # questions whose answers differ in reward
             "tokens": sum(lengths) / len(lengths),
         }
         return loss, figures
@@ -81,13 +81,13 @@ class RLRecipe(SparseRecipe):
         return super().card() | {"questions": len(self.questions)}
 
     def held_out(self) -> dict[str, float]:
-        """Mean reward of answers sampled as in training, and the figures of `SparseRecipe`."""
+        """Return the mean reward of answers sampled as in training, and the figures of `SparseRecipe`."""
         groups = self._answers(self.test, -1)
         rewards = [rollout.reward for group in groups for rollout in group]
         return {"reward": sum(rewards) / len(rewards)} | super().held_out()
 
     def sample(self, step: int, share: slice) -> list[list[Rollout]]:
-        """G answers to each of a step's questions; `lifetimes` logs their evictions."""
+        """Sample G answers to each of a step's questions; `lifetimes` logs their evictions."""
         self.lifetimes.clear()
         drawn = self.drawn(step, len(self.questions))[share]
         return self._answers([self.questions[i] for i in drawn], step, share.start, self.lifetimes)
@@ -95,7 +95,7 @@ class RLRecipe(SparseRecipe):
     def _answers(
         self, questions: Sequence[Question], number: int, first: int = 0, log: KeptLog | None = None
     ) -> list[list[Rollout]]:
-        """G sampled answers to each question. Their noise follows from `number` and the indices from `first` on."""
+        """Sample G answers to each question. Their noise depends on `number` and on the indices from `first` on."""
         asked = {str(first + index): question for index, question in enumerate(questions)}
         sampling = Sampling(temperature=self.temperature)
         seed = self.settings.seed * 1_000_003 + number
@@ -111,12 +111,12 @@ class RLRecipe(SparseRecipe):
 
 
 def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -> torch.Tensor:
-    """Log-probabilities [b, n] of sampled tokens, from logits [b, n, V]."""
+    """Return the log-probabilities [b, n] of sampled tokens, from logits [b, n, V]."""
     return (logits / temperature).log_softmax(dim=-1).gather(-1, targets[..., None])[..., 0]
 
 
 def advantages(rewards: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
-    """A [B, G] of the answers to each question; 0 for truncated answers, and where all rewards are equal."""
+    """Return A [B, G] from rewards [B, G]; 0 for truncated answers (`cut`), and where all rewards are equal."""
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     spread = rewards.std(dim=1, correction=0, keepdim=True)
     return (centred / spread.clamp_min(EPSILON)).masked_fill(cut, 0.0)

@@ -3,8 +3,9 @@
     importance(model, examples)       # [L, Hq]
     make("tiny", folder)              # loads the model, estimates its table, and writes it with its card
 
-The model reads retrieval problems with their right answers (`head_data`); the table counts the attention of the queries
-that write the answers. Memory holds one layer's attention for a block of queries.
+The model reads retrieval problems with their right answers (`head_data`); the table sums, per query head, the attention
+of the queries that predict the answers to their sources in the prompt. Memory holds one layer's attention for a block
+of queries.
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ from kvbench.train.head_data import Example, encoder, first_ids, is_tiny, source
 from kvbench.train.sparse_masks import SparseAttention
 
 KIND = "headkv"
-BLOCK = 512  # queries of a layer that attend at once
-LONGEST = 4096  # tokens of an example, also where the model could read more
+BLOCK = 512  # queries per attention call
+LONGEST = 4096  # most tokens of an example, even if the model's context is longer
 Tick = Callable[[int], None]  # examples done
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTable:
-    """A written table and its card."""
+    """A table of heads, its file and its card."""
 
     path: Path
     table: torch.Tensor
@@ -42,7 +43,7 @@ class HeadTable:
 
 
 def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: Tick | None = None) -> HeadTable:
-    """Estimate and write the table of "tiny", a model folder or a hub name. Raises SetupError, UserError."""
+    """Estimate and write the table of a model: "tiny", a folder or a hub name. Raises SetupError, UserError."""
     loaded = load(str(describe(model).folder or model), device=device)
     if is_tiny(loaded):
         examples = tiny_examples(samples, seed)
@@ -65,7 +66,7 @@ def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: T
 
 
 def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
-    """[L, Hq] share of a head's attention that falls on the answer's position in the prompt; all heads sum to 1."""
+    """Return [L, Hq]: each head's share of attention on the answer's source, scaled so that all heads sum to 1."""
     shares = attention_shares(model, examples, tick)
     total = float(shares.sum())
     if total <= 0:
@@ -75,9 +76,9 @@ def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | Non
 
 @torch.inference_mode()
 def attention_shares(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
-    """float64 [L, Hq]: the share of attention on the evidence, mean over all answer rows of all examples.
+    """Return float64 [L, Hq]: the share of attention on the evidence, mean over all answer rows of all examples.
 
-    Layers with a sliding window, whose memory is bounded, have 0.
+    Layers with a sliding window have 0: methods do not evict them.
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:

@@ -1,9 +1,9 @@
-"""Training of `lookaheadkv`: learned rows after a prompt learn to attend as the true answer will.
+"""Training of `lookaheadkv`: learned rows after a prompt are trained to attend to the prompt as the answer will.
 
 For a prompt X and the model's own answer Y, per layer and query head,
 
     target_j = mean over Y of softmax(q . k)_j   over the keys of X and Y, as the model attends
-    guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, the learned rows under the adapter
+    guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, the learned rows read with the adapter
     loss     = mean over layers and heads of KL( target / |target|_1  ||  guess / |guess|_1 )   over j in X
 
 (arXiv 2603.10899). Only P and the adapter are trained. The prompt is read once without a gradient, because its keys and
@@ -29,9 +29,9 @@ EPSILON = 1e-9  # keeps the logarithm finite for a key without attention
 
 
 class LookaheadRecipe(TraceRecipe):
-    """Embeddings and adapter from traces; `settings.more`: rows, rank, alpha, budget of the held-out figure.
+    """Trains embeddings and adapter on traces; `settings.more`: rows, rank, alpha, and budget (of `hit` only).
 
-    Held out: `loss`, and `hit`, the share of the target's best `budget` entries that the guess would keep.
+    Held out: `loss`, and `hit`, the share of the target's largest `budget` entries that the guess would keep.
     """
 
     name, kind, figure = "lookaheadkv", "lookaheadkv", "loss"
@@ -80,7 +80,7 @@ class LookaheadRecipe(TraceRecipe):
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Target and guess [L, Hq, T]: mean attention of the answer's rows and of the learned rows to the prompt."""
+        """Return target and guess [L, Hq, T]: mean attention to the prompt of the answer's and of the learned rows."""
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt)
         with torch.no_grad():
@@ -100,7 +100,7 @@ class LookaheadRecipe(TraceRecipe):
 
 
 class _Past:
-    """Reads prompt and answer; keeps the prompt's keys and values, and the attention of the answer's rows to it."""
+    """An attention handler for prompt and answer; keeps the prompt's keys and values, and the answer's attention."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt = prompt
@@ -118,7 +118,7 @@ class _Past:
 
 
 class _Look:
-    """Reads the learned rows after a prompt."""
+    """An attention handler for the learned rows, which read the prompt's keys and values from `past`."""
 
     def __init__(self, past: _Past) -> None:
         self.past = past
@@ -136,7 +136,7 @@ class _Look:
 
 
 def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Softmax [Hq, rows, n] of queries at positions `rows` over the keys up to their own."""
+    """Return the attention [Hq, rows, n] of queries at positions `rows` to keys up to their own positions."""
     _, heads, count, d = queries.shape
     group = queries.reshape(keys.shape[1], heads // keys.shape[1] * count, d)
     logits = (group @ keys[0].transpose(-1, -2)).float().view(heads, count, -1) * call.scaling
@@ -147,7 +147,7 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Share of the answer's most attended entries that the guess would keep, over layers and KV heads."""
+    """Return the share of the answer's `budget` most attended entries that the guess would keep, over KV heads."""
     kept = []
     for shares in (target, guess):
         merged = shares.unflatten(1, (kv_heads, -1)).mean(dim=2)

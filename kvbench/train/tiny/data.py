@@ -3,9 +3,9 @@
     batch = draw_batch(seed, step, stage, ladder)     # a pure function of its arguments: nothing to shuffle or seek
     climbed = ladder.learn(batch, right)              # may move the task one level up
 
-A task climbs when its token accuracies of certain kinds are all above a gate. A batch has one task and one setting of
-the knobs, so its rows have one length and no padding. The training process draws the batches itself: 4,096 tokens take
-a few milliseconds.
+A task climbs one level when its token accuracies of the kinds in `GATES` are all above their gates. A batch has one
+task and one setting of the knobs, so its rows have equal length and no padding. The training process draws the batches:
+4,096 tokens take a few milliseconds.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """`mixture` gives the share of batches of each task; `muon_lr` the peak rate of the matrices."""
+    """A stage of training. `mixture`: share of batches per task; `muon_lr`: peak learning rate of the matrices."""
 
     name: str
     steps: int
@@ -41,7 +41,8 @@ STAGES = (
     Stage(name="base", steps=2600, mixture={"chain": 0.75, "lookup": 0.25}, muon_lr=0.015),
     Stage(name="lines", steps=400, mixture={"lines": 0.6, "chain": 0.3, "lookup": 0.1}, muon_lr=0.012),
     Stage(name="joint", steps=1600, mixture={"digits": 0.5, "lines": 0.2, "chain": 0.2, "lookup": 0.1}, muon_lr=0.012),
-    # Rates fall here. Copying the plan of a chain settles last: hence its large share, and half of the batches short.
+    # Rates fall in this stage. Copying a chain's plan is learned last: so chain has a large share, and half of the
+    # batches come from lower levels.
     Stage(name="settle", steps=2200, mixture=SETTLE, muon_lr=0.012, review=0.5),
 )
 
@@ -87,7 +88,7 @@ class Ladder:
         """Update running accuracies with one batch; True if its task climbs."""
         task = batch.task
         if batch.level != self.level[task]:
-            return False  # a batch from a lower level says nothing about this one
+            return False  # the running accuracies are those of the current level
         running = self.accuracy[task]
         for kind, share in right.items():
             running[kind] = MEMORY * running[kind] + (1 - MEMORY) * share if kind in running else share
@@ -129,7 +130,7 @@ def pack(task: str, level: int, problems: list[Problem]) -> Batch:
 
 
 def draw_knobs(task: str, level: int, draw: Draw) -> Knobs:
-    """Random knobs of one level."""
+    """Draw random knobs of one level."""
     if task == "chain":
         facts, steps, distract, fill = (draw.between(*span) for span in CHAIN[level])
         s0 = draw.between(1, 99 - steps) if draw.chance(0.3) else 1

@@ -2,8 +2,8 @@
 
     python -m kvbench.train.tiny.evaluate [--model FOLDER] [--problems 128] [--cells orbit-300 chain-4]
 
-Prints one line per cell, then one JSON document. The problems of a cell have one length, so a batch needs no padding.
-The first problems are the same for every model. Nothing is evicted; `kvbench run` does that.
+Prints one line per cell, then one JSON document. The problems of a cell have equal length, so a batch needs no padding.
+All models get the same problems. Nothing is evicted; use `kvbench run` for eviction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SLACK = 8  # tokens beyond the true trace, so that a late stop counts as wrong
 
 @torch.inference_mode()
 def solve(model: Any, tokenizer: Any, cell: Cell, n_problems: int, first: int = 0) -> list[Score]:
-    """Scores of problems `first` .. `first + n_problems - 1` of a cell."""
+    """Return the scores of problems `first` .. `first + n_problems - 1` of a cell."""
     problems = [cell.generate(HELD_OUT + first + i) for i in range(n_problems)]
     prompts = tokenizer([p.prompt for p in problems], return_tensors="pt")["input_ids"]  # [problems, prompt]
     length = prompts.shape[1]

@@ -3,9 +3,9 @@
     tokenizer = build_tokenizer()                              # a transformers fast tokenizer
     tokenizer.save_pretrained(folder, save_jinja_files=False)  # with the chat template in tokenizer_config.json
 
-Byte-level BPE without merges: a pattern cuts text into words with their blank, single digits and single signs. A piece
-of the vocabulary is one token; any other is spelled in bytes. So every UTF-8 text is decoded unchanged, but text
-outside the tasks costs about one token per byte.
+Byte-level BPE without merges: a pattern cuts text into words with their leading blank, single digits and single signs.
+A piece in the vocabulary is one token; other pieces are spelled in bytes. So every UTF-8 text is decoded unchanged, but
+text outside the tasks costs about one token per byte.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _byte_letters() -> list[str]:
-    """The letter that stands for each byte in a byte-level vocabulary: itself if it prints, else one from U+0100 on."""
+    """Return the letter for each byte in a byte-level vocabulary: its own character if printable, else from U+0100."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]

@@ -5,7 +5,8 @@
     trainer.save(path); trainer.restore(path)
 
 Muon trains the matrices; AdamW trains the head, the norms and the embedding. Data, levels and rates are functions of
-(seed, step, ladder), and the checkpoint has the ladder, so a restored run is the same run. `__main__` has the loop.
+(seed, step, ladder), and the checkpoint holds the ladder, so a restored training gives the same model. The loop is in
+`__main__`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class Trainer:
         self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
     def stage(self) -> tuple[Stage, float]:
-        """The stage of the current step, and its completed share."""
+        """Return the stage of the current step, and its completed share."""
         left = self.step
         for stage, length in zip(STAGES, self.lengths, strict=True):
             if left < length:
@@ -90,7 +91,7 @@ class Trainer:
             group["lr"] = pace * group["peak"]
 
     def recipe(self) -> dict[str, Any]:
-        """The settings that a checkpoint must share to belong to this run."""
+        """Return the settings that must be equal in a checkpoint and in the training that continues from it."""
         return {
             "seed": self.seed,
             "steps_scale": self.scale,
@@ -121,7 +122,7 @@ class Trainer:
 
 
 def batch_loss(model: Qwen3ForCausalLM, batch: Batch) -> tuple[torch.Tensor, dict[str, float]]:
-    """Weighted cross-entropy on the trace, and the teacher-forced token accuracy by kind."""
+    """Return the weighted cross-entropy on the trace, and the teacher-forced token accuracy by kind."""
     tokens = torch.from_numpy(batch.tokens)  # [rows, prompt + trace]
     hidden = model.model(input_ids=tokens[:, :-1], use_cache=False).last_hidden_state
     logits = model.lm_head(hidden[:, batch.n_prompt - 1 :])  # [rows, trace, 512]: the prompt needs no logits

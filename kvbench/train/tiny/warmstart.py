@@ -1,11 +1,11 @@
-"""The starting weights of the tiny model: a standard Qwen3 with a few heads already pointing the right way.
+"""The initial weights of the tiny model: a random Qwen3 in which a few heads already attend to useful positions.
 
     model = warm_start(seed)
 
-From random weights, training stalls: with QK-norm and head size 32 a head cannot become sharp enough to find the token
-before, and digit sums give no gradient until a head attends to both operands at once. So some heads begin with fixed
-offsets, and one as an induction head. Nothing is frozen. Values, outputs and feed-forward layers are learned from
-scratch.
+From random weights, training stalls: with QK-norm and head size 32 a head cannot become sharp enough to attend to the
+previous token alone, and digit sums give no gradient until a head attends to both operands at once. So some heads start
+by attending to fixed offsets, and one starts as an induction head. Nothing is frozen. Other values, outputs and
+feed-forward layers are learned from scratch.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ def warm_start(seed: int) -> Qwen3ForCausalLM:
 
     first, second = layers[0], layers[1]
     _look_back(first, kv_head=0, offsets=(1, 2), gen=gen)
-    identity = _orthonormal(HEAD, HIDDEN, gen)  # [32, 128] reads who a token is ...
-    written = _orthonormal(HEAD, HIDDEN, gen)  # ... and [32, 128] where head 0 writes who the token before was
+    identity = _orthonormal(HEAD, HIDDEN, gen)  # [32, 128] reads a token's identity
+    written = _orthonormal(HEAD, HIDDEN, gen)  # [32, 128] the channels to which head 0 writes the previous token's
     first.v_proj.weight[:HEAD] = identity
     first.o_proj.weight[:, :HEAD] = 2.0 * written.T
     _induct(second, identity, written, gen)
     for attention in layers[2:]:
-        _look_back(attention, kv_head=KV_HEADS - 1, offsets=(3, 7), gen=gen)  # where the operands of a sum lie
+        _look_back(attention, kv_head=KV_HEADS - 1, offsets=(3, 7), gen=gen)  # the operands of a sum
     return model
 
 
 def _look_back(attention: Qwen3Attention, kv_head: int, offsets: tuple[int, int], gen: torch.Generator) -> None:
-    """The two query heads of one KV head attend to fixed offsets.
+    """Make the two query heads of one KV head attend to fixed offsets.
 
     With a constant key and a query turned back by the offset, RoPE makes the score the sum over the fast pairs of
     cos(angle * (distance - offset)).
@@ -101,7 +101,7 @@ def _set_constant(weight: torch.Tensor, head: int, vector: torch.Tensor, gen: to
 
 
 def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Tensor, gen: torch.Generator) -> None:
-    """Induction head 0: the query encodes the token, the key the token before it, both on the slow pairs only."""
+    """Make head 0 an induction head: query = token, key = previous token, both on the slow pairs only."""
     slow = [*range(SLOW, PAIRS), *range(PAIRS + SLOW, HEAD)]
     for weight, reader in ((attention.q_proj.weight, identity), (attention.k_proj.weight, written)):
         weight[:HEAD].normal_(0.0, 0.02, generator=gen)
@@ -109,6 +109,6 @@ def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Te
 
 
 def _orthonormal(rows: int, columns: int, gen: torch.Generator) -> torch.Tensor:
-    """[rows, columns] orthonormal rows with 0 in the constant channel."""
+    """Return [rows, columns] random orthonormal rows with 0 in the constant channel."""
     basis = torch.linalg.qr(torch.randn(columns - 1, rows, generator=gen)).Q.T
     return torch.cat([torch.zeros(rows, 1), basis], dim=1)
