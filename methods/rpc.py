@@ -3,7 +3,7 @@
 Paper: Song et al., Reasoning Path Compression: Compressing Generation Trajectories for Efficient LLM Reasoning,
 arXiv 2505.13866.
 
-Only generated tokens older than the newest R are scored: softmax over these tokens, summed over the newest R queries
+Score of the generated tokens older than the newest R: softmax over these tokens, summed over the newest R queries
 (`selectors=new`: the newest query only), mean over all query heads (`aggregate=group`: over the group), then pooling.
 With `aggregate=all` every head of a layer keeps the same generated tokens. The newest R always stay.
 

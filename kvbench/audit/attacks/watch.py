@@ -51,7 +51,7 @@ def adopt_orphans() -> None:
 
 
 def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:
-    """Observe until the grader ends; kill its process group after `seconds`.
+    """Observe a grader until it ends, and return the peaks; kill its process group after `seconds`.
 
     Args:
         folder: the grader's TMPDIR.

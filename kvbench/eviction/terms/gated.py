@@ -18,7 +18,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True)
 class Gated(Method):
-    """Scores entries by log G (`retention.log_gain`). Subclasses choose the scope of the competition."""
+    """A method that scores entries by log G (`retention.log_gain`). Subclasses choose the scope of the competition."""
 
     kind = "weights"
     trained = True

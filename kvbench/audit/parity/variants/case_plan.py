@@ -13,7 +13,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, kw_only=True)
 class CasePlan:
-    """How to run one case. `states` maps method columns to the reference's states, for teacher forcing."""
+    """The settings that run one case. `states` maps method columns to the reference's states, for teacher forcing."""
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)
