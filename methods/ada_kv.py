@@ -2,21 +2,21 @@
 
 Paper: Feng et al., Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation, arXiv 2407.11550.
 
-Scores, window and time of eviction come from another method, `base` (default snapkv): its name, with options as tables
-print it: ``snapkv(window=32, kernel=7)``. With free = C minus the protected entries of a head:
+Scores, window and time of eviction come from another method, `base` (default snapkv), given by name or with options as
+tables print them: ``snapkv(window=32, kernel=7)``. With budget C and free = C minus the protected entries of a head:
 
     count_h     entries of head h among the Hk free best scores of the layer
-    capacity_h  (1 - floor_alpha) count_h + floor_alpha free, besides the protected entries
+    capacity_h  (1 - floor_alpha) count_h + floor_alpha free, in addition to the protected entries
 
-and each head keeps its own best. `normalize` first multiplies a head's scores by the share of their sum that its best
-`free` hold. Negative scores (gkv, rkv) have no such share, so the layer's lowest score is subtracted first. If `base`
-has budgets per layer (pyramidkv), a layer's heads share that layer's budget. Defaults: floor_alpha 0.2 and normalize,
-as in the released prediction script.
+Each head keeps its capacity_h best entries. `normalize` first multiplies a head's scores by the share of their sum that
+the head's best `free` entries hold. This share needs positive scores, so for methods with negative scores (gkv, rkv)
+the layer's lowest score is subtracted first. If `base` has budgets per layer (pyramidkv), a layer's heads share that
+layer's budget. Defaults: floor_alpha 0.2 and normalize, as in the released prediction script.
 
-rounding=exact makes every layer's total exact (largest remainder). official rounds each head by itself and floor_alpha
-free down first, as the released code does, which loses some entries; an excess over the budget is taken back evenly.
-floor=guarantee is kvpress's rule: every head keeps its best floor_alpha C entries, protected ones included, and all
-other entries compete; kvpress combines it with normalize=false.
+rounding=exact makes every layer's total exact (largest remainder). rounding=official follows the released code: it
+rounds floor_alpha free down, then each head's capacity, which loses some entries; an excess over the budget is taken
+back evenly. floor=guarantee is kvpress's rule: every head keeps its best floor_alpha C entries, protected ones
+included, and all other entries compete; kvpress combines this with normalize=false.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class AdaKV(Method):
 
     @cached_property
     def inner(self) -> Method:
-        """The method that scores."""
+        """The method `base`, which scores."""
         return from_label(self.base)
 
     def needs(self) -> Needs:
@@ -139,7 +139,7 @@ class AdaKV(Method):
         return allocation.stats["capacity"]
 
     def _capacities(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
-        """[b, Hk] int64: entries that each head keeps, protected ones included."""
+        """Return the entries that each head keeps, protected ones included, [b, Hk] int64."""
         must = protected(kept_always(self, view), view.positions, view.seen, view.prompt_len, view.valid)
         among = view.valid if must is None else view.valid & ~must
         held, free = view.held(), among.sum(dim=-1)
@@ -165,7 +165,7 @@ class AdaKV(Method):
         return split_exactly(ideal, total, fixed.clamp(min=1), held)
 
     def _total(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
-        """[b] entries that the layer may keep."""
+        """Return the entries that the layer's heads may keep together, [b]."""
         even = view.seen.new_full(view.seen.shape, view.budget * view.positions.shape[1])
         if self.inner.uniform:
             return even
@@ -192,7 +192,7 @@ class AdaKV(Method):
         left: torch.Tensor,
         sure: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """[b, Hk] entries of each head among the layer's best `left`, and at least its own best `sure`."""
+        """Return each head's number of entries among the layer's best `left`, at least `sure`, [b, Hk]."""
         key = order_key(score, view.positions)
         if sure is not None:
             safe = keep_mask(score, view.positions, among, None, sure)
@@ -203,7 +203,7 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Scores times the share of their head's sum that its `best` [b] largest hold."""
+    """Return scores times the share of their head's sum that its `best` [b] largest scores hold."""
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest

@@ -1,28 +1,28 @@
-"""cake: layers with spread and unsteady attention get more of the budget.
+"""cake: layers whose attention is dispersed and shifts between queries get more of the budget.
 
 Paper: Qin et al., CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, arXiv 2503.12491.
 
-A = softmax over all keys for each of the last `window` queries and each query head, columns before the window only.
+A is the softmax over all keys, for each of the last `window` queries and each query head; only keys before the window
+count below.
 
-    layer   P = H^(1/tau1) V^(1/tau2) with H = -sum of A log A over heads, queries and columns (dispersion)
-            and V = sum over heads and columns of the variance of A over the queries (shift)
-    budget  (C - window) P / sum of P for each layer, in the mean over layers, besides the window; what a layer cannot
-            fill is spread over the others.
+    layer   P = H^(1/tau1) V^(1/tau2) with H = -sum of A log A over heads, queries and keys (dispersion)
+            and V = sum over heads and keys of the variance of A over the queries (shift)
+    budget  L (C - window) P / (sum of P over the L layers) in addition to the window. Budget that a layer cannot fill
+            is spread over the other layers.
     token   mean of A over the queries + gamma * its variance, average pooling, mean over the group
 
 Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 per model and budget (1.6 and 0.4 for
-one of them); here both are 1, its fallback.
+one model); here both are 1, the code's fallback.
 
-The released code rounds layer budgets down and gives the missing entries to the first layers (`rounding=official`), and
-leaves prompts alone that are less than a window longer than the budget. It also holds a rule for decoding, which its
-experiments do not use (`decode=true`): every layer keeps its number of entries, by the pooled attention of the newest
-query.
+The released code rounds layer budgets down and gives the missing entries to the first layers (`rounding=official`). It
+evicts nothing from prompts of at most C + window tokens. It also has a rule for decoding that the paper's experiments
+do not use (`decode=true`): every layer keeps its number of entries, chosen by the pooled attention of the newest query.
 
-`compat=reference` reproduces two more of its habits. While decoding, slots stay in score order, so that pooling runs
-over neighbours in rank. And it evicts a layer as soon as that layer was read, at budgets among the layers so far, and
-again after each layer above (`cascade`): where an upper layer turns out too small for its budget, the rest raises the
-budgets of lower layers that have evicted already. They keep less after the prompt, and grow to their budgets while
-decoding. Without it, every layer gets its final budget at once.
+`compat=reference` reproduces two more properties of the released code. While decoding, slots stay in score order, so
+pooling runs over neighbours in rank. And with `cascade`, a layer is evicted as soon as the model has read the prompt in
+it, at budgets among the layers so far, and again after each layer above. Where an upper layer holds less than its
+budget, the remainder raises the budgets of lower layers that were evicted before; these keep less after the prompt, and
+grow to their budgets while decoding. Without `cascade`, every layer gets its final budget at once.
 """
 
 from __future__ import annotations
@@ -92,9 +92,9 @@ class CAKE(Method):
         return self.decode and self.compat == "reference"
 
     def score(self, view: LayerView) -> ScoreOut:
-        view = view.last_queries(self.window)  # another method may have asked for more
+        view = view.last_queries(self.window)  # a combined method may need more queries
         among = view.older(self.window)
-        # Its own first eviction; before it another method may have evicted the prompt.
+        # Whether this is cake's first eviction; a combined method may have evicted the prompt before.
         first = view.states["evicted_at"] == 0 if self.decode else torch.ones_like(view.seen, dtype=torch.bool)
         votes = torch.zeros_like(view.positions, dtype=torch.float32)
         stats = {name: torch.zeros_like(view.seen, dtype=torch.float64) for name in ("entropy", "variance")}
@@ -113,7 +113,7 @@ class CAKE(Method):
     def _in_slot_order(
         self, view: LayerView, votes: torch.Tensor, among: torch.Tensor, stats: dict[str, torch.Tensor]
     ) -> ScoreOut:
-        """Scores, ranks and states of the released code, which sorts the slots of a layer whenever it evicts there."""
+        """Return scores, ranks and states as in the released code, which sorts a layer's slots at every eviction."""
         states, first, held = view.states, stats["first"], view.held()
         after_prompt = (states["evicted_at"] == states["prompt"])[:, None]
         shrank = held < states["entries"] + (view.seen - states["evicted_at"])[:, None]
@@ -127,18 +127,18 @@ class CAKE(Method):
         stats["prompt"] = torch.where(first, view.seen.float(), states["prompt"])
         new = {"entries": held.float(), "evicted_at": view.seen.float()}
         new |= {name: stats[name] for name in ("entropy", "variance", "prompt")}
-        # Nothing begins while the whole sequence fits.
+        # No state is stored while the whole sequence fits the budget.
         stats["fits"] = first & (view.seen <= view.budget)
         new = {name: x.masked_fill(stats["fits"].view(-1, *[1] * (x.dim() - 1)), 0.0) for name, x in new.items()}
         return ScoreOut(out.score, out.columns | {"old_rank": rank} | new, stats)
 
     def _window(self, view: LayerView, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Scores of tokens before pooling [b, Hk, N], and the layer's H and V, each [b]."""
+        """Return scores of tokens before pooling [b, Hk, N], and the layer's H and V, each [b]."""
         heads = view.keys.shape[1]
         group = view.queries.shape[1] // heads
         scores = []
         entropy = variance = torch.zeros_like(view.seen, dtype=torch.float64)
-        for head in range(heads):  # one at a time: all rows of a long prompt are large
+        for head in range(heads):  # one head at a time bounds memory: attention rows of a long prompt are large
             h = slice(head, head + 1)
             one = replace(
                 view,
@@ -157,7 +157,7 @@ class CAKE(Method):
         return torch.cat(scores, dim=1), entropy, variance
 
     def _share(self, view: LayerView, first: torch.Tensor) -> dict[str, torch.Tensor]:
-        """A layer keeps as many entries as its first eviction left."""
+        """Return the states that let a layer keep as many entries as its first eviction left."""
         known = view.states["entries"]
         left = view.held() - (view.seen - view.states["evicted_at"])[:, None]
         entries = torch.where(known > 0, known, left)
@@ -181,14 +181,14 @@ class CAKE(Method):
         return torch.where(first, each, stats["entries"].long())
 
     def _split(self, preference: torch.Tensor, spare: int, room: torch.Tensor) -> torch.Tensor:
-        """[b, L] entries outside the window. Layers that attend to nothing there share evenly."""
+        """Return each layer's entries outside the window, [b, L]. If no layer attends to them, layers share evenly."""
         total = preference.sum(dim=1, keepdim=True)
         share = torch.where(total > 0, preference / total, 1 / preference.shape[1])
         split = self._official if self.rounding == "official" else self._exact
         return split(share * spare, spare, room)
 
     def _cascade(self, preference: torch.Tensor, spare: int, room: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
-        """[b, L] the least that each layer was cut to while the layers above it were read."""
+        """Return the smallest size that each layer was evicted to while the layers above it were read, [b, L]."""
         least = final.clone()
         for read in range(1, preference.shape[1]):
             part = self._split(preference[:, :read], spare, room[:, :read])
@@ -201,7 +201,7 @@ class CAKE(Method):
 
     @staticmethod
     def _official(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:
-        """Down to whole numbers, and down to what a layer has; then even parts, the odd ones to the first layers."""
+        """Round down and cut to `room`; then spread the missing entries evenly, a remainder over the first layers."""
         each = torch.minimum(ideal.long(), room)
         cut = (ideal.long() - each).sum(dim=1)
         for missing in (cut, None):

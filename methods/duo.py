@@ -1,20 +1,21 @@
-"""duo: retrieval heads keep everything, streaming heads keep the first and the newest tokens.
+"""duo: retrieval heads keep all tokens, streaming heads keep the first and the newest tokens.
 
 Paper: Xiao et al., DuoAttention: Efficient Long-Context LLM Inference with Retrieval and Streaming Heads,
 arXiv 2410.10819.
 
-A trained number alpha says how much a KV head needs its whole cache; the heads with the smallest stream, over all
-layers together. Streaming heads keep `sinks` + `recent` entries, while reading the prompt and while decoding.
+A trained number alpha says how much a KV head needs its whole cache. Over all layers together, the heads with the
+smallest alpha become streaming heads, the others retrieval heads. Streaming heads keep `sinks` + `recent` entries,
+while the prompt is read and while decoding.
 
-    sparsity=S   at least this share of the heads streams, as in the paper. No budget.
-    otherwise    the most retrieval heads R that the budget C pays for right after a prompt of P tokens:
-                 R P + (heads - R) (sinks + recent) <= heads C. The choice holds for the whole sequence. Where
-                 sinks + recent > C all heads stream, with both parts shrunk in proportion.
+    sparsity=S   at least a share S of the heads streams, as in the paper. The method then takes no budget.
+    otherwise    the largest number R of retrieval heads that fits the budget C right after a prompt of P tokens:
+                 R P + (heads - R) (sinks + recent) <= heads C. The choice holds for the whole sequence. If
+                 sinks + recent > C, all heads stream, with sinks and recent shrunk in proportion.
 
-Retrieval heads also keep all generated entries, so nothing bounds the cache; a budget grows by one entry per token.
+Retrieval heads also keep all generated entries, so the cache is unbounded; the budget grows by one entry per token.
 
-Defaults: sinks 64, recent 256, as deployed in the paper. The released code takes the heads above a quantile of alpha,
-kvpress a rounded number of heads.
+Defaults: sinks 64, recent 256, as deployed in the paper. In the released code the heads with alpha above a quantile are
+retrieval heads; kvpress rounds the number of heads.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class Duo(Method):
         return Weights(kind="duo", path=self.table, recipe="duo")
 
     def trigger(self, interval: int) -> Trigger:
-        return EveryTime(interval)  # streaming heads grow even while the mean is within what is allowed
+        return EveryTime(interval)  # streaming heads must be evicted even while the mean over heads is allowed
 
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         if self.sparsity is not None:
@@ -79,14 +80,16 @@ class Duo(Method):
         held = allocation.held
         alpha = allocation.weights["alpha"][list(allocation.layers)]
         rank = alpha.flatten().argsort(stable=True).argsort(stable=True).view(alpha.shape).to(held.device)
-        # As it was right after the prompt, or will be while the prompt is still read.
+        # The budget without the growth that `allowed` adds: as right after the prompt.
         budget = allocation.budget - (allocation.seen - allocation.prompt_len).clamp_min(0)
         size = self._streaming(budget)
         heads = alpha.numel()
         if self.sparsity is not None:
             streaming = torch.full_like(size, math.ceil(self.sparsity * heads - 1e-9))
         else:
-            excess = (allocation.prompt_len - size).clamp_min(1)  # what a retrieval head has more of
+            excess = (allocation.prompt_len - size).clamp_min(
+                1
+            )  # entries that a retrieval head holds beyond a streaming head
             retrieval = (heads * (budget - size) // excess).clamp(0, heads)
             streaming = torch.where(allocation.prompt_len > budget, heads - retrieval, 0)
         streams = rank[None] < streaming[:, None, None]
@@ -97,6 +100,6 @@ class Duo(Method):
         return self.sinks + self.recent
 
     def _streaming(self, budget: torch.Tensor) -> torch.Tensor:
-        """[b] entries of a streaming head."""
+        """Return the entries that a streaming head keeps, [b]."""
         size = torch.full_like(budget, self._size)
         return size if self.sparsity is not None else torch.minimum(size, budget)

@@ -1,18 +1,19 @@
-"""expected-attention: keep what future queries are expected to attend to, from the statistics of past queries.
+"""expected-attention: keep the entries that future queries should attend to, by the statistics of past queries.
 
 Paper: Devoto et al., Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution,
 arXiv 2510.00636 (NVIDIA/kvpress).
 
-Queries before rotation are taken for Gaussian, with mean m and covariance S over all tokens seen but the first `sinks`.
-R is the rotation averaged over the next `n_future` positions, mu = R m and Sigma = R S R^T. For each query head
+Queries before rotation are modelled as Gaussian, with mean m and covariance S over all tokens seen except the first
+`sinks`. R is the rotation averaged over the next `n_future` positions, mu = R m and Sigma = R S R^T. For each query
+head
 
     a_j = softmax_j(mu k_j / sqrt(d) + k_j^T Sigma k_j / (2 d))      over all entries but the sinks
 
-and the score is (mean of a_j over the group + epsilon) * |v_j|; `vnorm=false` leaves the value's norm out. Sinks always
-stay. Defaults: n_future 512, sinks 4, epsilon 0. The covariance is the population's, as in kvpress.
+and the score is (mean of a_j over the group + epsilon) * |v_j|; `vnorm=false` omits the factor |v_j|. Sinks always
+stay. Defaults: n_future 512, sinks 4, epsilon 0. The covariance is the population covariance, as in kvpress.
 
-kvpress computes the moments from the prompt, and while decoding from the last hidden states that it has kept. Here a
-layer has running moments, which later queries join.
+kvpress computes the moments from the prompt, and while decoding from the last hidden states that it stored. Here each
+layer has running moments, which every later query updates.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class ExpectedAttention(Method):
         return (State(name="count"), State(name="mean", shape=("query_heads", "head_dim")), *spread)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """Merge the moments of new queries into the running ones; sums of squares would cancel in float32."""
+        """Merge the moments of new queries into the running moments; sums of squares would cancel in float32."""
         queries = view.rotate(view.queries, -view.query_positions)
         counted = (view.query_positions >= self.sinks)[:, None, :, None]  # [b, 1, w, 1]
         new = counted.sum(dim=(1, 2, 3)).float()
@@ -67,14 +68,14 @@ class ExpectedAttention(Method):
         among = view.valid & (view.positions >= self.sinks)
         logits = self._logits(view, torch.where(view.valid[..., None], view.keys.float(), 0.0))
         expected = logits.masked_fill(~among[:, :, None], float("-inf")).softmax(dim=-1).mean(dim=2)
-        expected = torch.where(among, expected, 0.0)  # a head that holds sinks only has NaN
+        expected = torch.where(among, expected, 0.0)  # the softmax is NaN for a head that holds only sinks
         if not self.vnorm:
             return expected
         assert view.values is not None
         return torch.where(among, (expected + self.epsilon) * view.values.float().norm(dim=-1), 0.0)
 
     def _logits(self, view: LayerView, keys: torch.Tensor) -> torch.Tensor:
-        """[b, Hk, g, N] logarithm of exp(q k / sqrt(d)) in the mean over the expected queries."""
+        """Return the logarithm of the mean of exp(q k / sqrt(d)) over the expected queries, [b, Hk, g, N]."""
         assert view.rope is not None, "the method declares Needs(rope=True)"
         b, heads = keys.shape[:2]
         d = keys.shape[-1]
@@ -90,7 +91,7 @@ class ExpectedAttention(Method):
 
 
 def mean_rotation(rope: Rope, start: torch.Tensor, count: int, d: int) -> torch.Tensor:
-    """[b, d, d] float32 matrices: the rotation averaged over positions start .. start + count - 1, start [b]."""
+    """Return the rotation averaged over positions start .. start + count - 1, [b, d, d] float32; start is [b]."""
     frequencies = rope.frequencies.to(start.device, torch.float64)
     ahead = torch.arange(count, device=start.device, dtype=torch.float64)
     angles = (start.double()[:, None] + ahead)[..., None] * frequencies  # [b, count, r / 2]

@@ -1,25 +1,26 @@
-"""foresightkv: a small trained network predicts how little each entry will matter; a draw among the worst evicts.
+"""foresightkv: a trained network predicts how little each entry will matter; evicted entries are drawn from the worst.
 
 Paper: ForesightKV, arXiv 2602.03203.
 
-Each layer and KV head has a network of 16 hidden units. From an entry's key, value and received attention it computes
-phi, larger for entries to be dropped (Eq. 6). `features=paper6` is the paper's list of attention features,
-`released8` that of the released code, which its checkpoints need; the two differ in size and are never mixed.
+Each layer and KV head has a network of 16 hidden units. From an entry's key, value and received attention the network
+computes phi, large for entries to be dropped (Eq. 6). `features=paper6` is the paper's list of attention features,
+`features=released8` the released code's, which the published checkpoints need. The two lists differ in size.
 
-To drop n of the entries that are not among the newest, the 2 n with the largest phi are candidates (`pool`), and n of
-them are drawn without replacement with probabilities softmax(phi): in the paper better than the largest phi alone
-(`sampling=false`) or a draw over all. The draw is a hash of sample, eviction, layer, head and position.
+The newest entries always stay. To drop n of the others, the 2 n with the largest phi are candidates (`pool=2`), and n
+of the candidates are drawn without replacement with probabilities softmax(phi). In the paper this is better than to
+drop the n largest (`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer, head
+and position.
 
-The newest L entries always stay: the tokens since the last eviction, in the paper 256 of a budget of 1024 or more (128
-in its evaluation code). Where L is more than a quarter of the budget, which the paper never has, the newest quarter
-stays. `recent` sets another number.
+The L entries that stay are the tokens since the last eviction, in the paper 256 of a budget of 1024 or more (128 in its
+evaluation code). If L is more than a quarter of the budget, which does not occur in the paper, the newest quarter of
+the budget stays. `recent` sets another number.
 
-In the released evaluation the decayed sum of attention is overwritten by the plain one, which `compat=reference`
-reproduces. The code has a layer norm that it never applies. It fails where fewer than 2 n entries compete; here the
-pool shrinks to them.
+The released evaluation overwrites the decayed sum of attention with the plain sum; `compat=reference` reproduces this.
+The released code has a layer norm that it never applies. It fails if fewer than 2 n entries compete; here all of these
+are then candidates.
 
-Scorers are trained by `kvbench train foresightkv` and its second stage `foresightkv-grpo`; published ones are imported
-by `kvbench weights import`.
+`kvbench train foresightkv` and its second stage `foresightkv-grpo` train scorers; `kvbench weights import` imports
+published scorers.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ class ForesightKV(Method):
         return Protect(recent=max(1, budget // 4), by_interval=True)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """Add a block of queries to the chunk it belongs to, and a finished chunk to the decayed sum."""
+        """Add a block of queries to its chunk, and a finished chunk to the decayed sum."""
         group = view.queries.shape[1] // view.keys.shape[1]
         old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         new = dict(zip(("sum", "max", "min"), attention_statistics(view)))
@@ -116,18 +117,18 @@ class ForesightKV(Method):
         competing = self.competing(view)
         key = order_key(torch.where(competing, -phi, 0.0), view.positions)
         key = key.masked_fill(~competing, torch.iinfo(torch.int64).max)
-        rank = key.argsort(dim=-1).argsort(dim=-1)  # the first to go is 0
+        rank = key.argsort(dim=-1).argsort(dim=-1)  # rank 0 is dropped first
         candidate = competing & (rank < (self.pool * (view.held() - view.budget)).long()[..., None])
-        # The largest of phi + Gumbel noise are a draw without replacement from softmax(phi).
+        # The n largest of phi + Gumbel noise are n draws without replacement from softmax(phi).
         noise = view.noise().clamp(1e-20, 1 - 2**-24)
         return torch.where(candidate, (-noise.log()).log() - phi, float("inf"))
 
     def competing(self, view: LayerView) -> torch.Tensor:
-        """[b, Hk, N] bool: all entries but the newest."""
+        """Return the mask of entries that compete, all but the newest, [b, Hk, N] bool."""
         return view.older(kept_always(self, view).recent)
 
     def inputs(self, view: LayerView) -> torch.Tensor:
-        """[b, Hk, N, D]: the scorer's input at an eviction."""
+        """Return the scorer's input at an eviction, [b, Hk, N, D]."""
         group = view.queries.shape[1] // view.keys.shape[1]
         chunk = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         cumulative, decayed = chunk["cumulative"], DECAY * chunk["decayed"] + chunk["sum"]

@@ -1,6 +1,6 @@
 """full: the whole cache, without eviction.
 
-The reference for quality and the denominator for memory and time. Not always the best answer: eviction can beat it.
+The reference for quality, memory and time of all other methods. A method that evicts can still score higher.
 """
 
 from __future__ import annotations

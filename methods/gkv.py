@@ -3,22 +3,22 @@
 Paper: Liao et al., G-KV: Decoding-Time KV Cache Eviction with Global Attention, arXiv 2512.00504.
 
 Local score (Eq. 1-2): softmax over all keys, max over the group, mean over the window, divided by its head's maximum.
-Global score (Eq. 3-5), from the score F' that an entry had at the eviction before:
+Global score (Eq. 3-5), from the score F' that an entry had at the previous eviction:
 
     max   F_j = max(alpha F'_j, local_j)
     mean  F_j = alpha F'_j + (1 - alpha) local_j
     sum   F_j = alpha F'_j + local_j
 
-and F_j = local_j for entries without F': the window of the eviction before and everything newer.
-Ranking: lam F_j - (1 - lam) R_j, R being R-KV's redundancy divided by its maximum in a head.
+and F_j = local_j for entries without F': the previous eviction's window and all newer entries.
+Ranking: lam F_j - (1 - lam) R_j, where R is R-KV's redundancy divided by its maximum in a head.
 
-Defaults: window 16, max, alpha 0.8, lam 0.5, as in the released scripts (the class itself has window 8 and lam 0.1).
-Other forms of the released code: `redundancy=false` ranks by F; `kernel` pools F for ranking only (SnapKV + global);
-`gamma` adds gamma * std over the window's queries to the local score ("attention shift", after CAKE; there 200);
-`form=local` keeps no memory, with `norm=false` it is the code's plain local score.
+Defaults: window 16, form max, alpha 0.8, lam 0.5, as in the released scripts (the released class has window 8 and lam
+0.1). Other forms of the released code: `redundancy=false` ranks by F; `kernel` pools F for ranking only (SnapKV +
+global); `gamma` adds gamma * std over the window's queries to the local score ("attention shift", after CAKE; the code
+uses gamma 200); `form=local` keeps no memory, and with `norm=false` gives the code's plain local score.
 
-The code's similarity in PyTorch, unlike its Triton kernel, spares entry 0 in rows without a similar key:
-`compat=reference`.
+The released similarity in PyTorch, unlike the released Triton kernel, spares entry 0 in rows without a similar key;
+`compat=reference` reproduces this.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class GKV(WindowVote):
 
     @property
     def by_rank(self) -> bool:
-        return False  # its code keeps slots in text order
+        return False  # G-KV's code keeps slots in text order
 
     def score(self, view: LayerView) -> ScoreOut:
         among, order = view.older(self.window), view.text_order()

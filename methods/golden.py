@@ -1,23 +1,24 @@
-"""golden: keep the entries that later queries attend to. It knows the future, so only `kvbench replay` runs it.
+"""golden: keep the entries that later queries attend to. It reads the future, so only `kvbench replay` runs it.
 
 Paper: golden eviction of ForesightKV, arXiv 2602.03203.
 
-The score of an entry is the most that any coming query pays to it, on the mean over the query heads of its group, in
-the attention of the full cache over the finished sequence:
+The score of an entry is the largest attention that a later query pays to it, in the mean over the query heads of its
+group. Attention is that of the full cache over the finished sequence:
 
-    within=max     score_j = max over i to come of mean over h of A^h_ij
+    within=max     score_j = max over later i of mean over h of A^h_ij
     within=mean    score_j = max over blocks t' >= t of mean over i in block t', h of A^h_ij
 
-Blocks are the tokens between two evictions; their mean is the paper's score. Over a long block it hides an entry that
-one query needs, so a method without an oracle can come out lower (docs/replay.md has the figures); a yardstick must not
-be fooled by the length of the interval, hence the default. Attention is never renormalised after an eviction, and of
-means that of a last block with fewer queries is divided by the length of a whole one (`kvbench.eviction.terms.golden`).
+Blocks are the tokens between two evictions; `within=mean` is the paper's score. The mean over a long block hides an
+entry that a single query needs, so a method without an oracle can do better than golden (docs/replay.md has the
+figures). A yardstick must not depend on the interval, so the default is `max`. Attention is never renormalised
+after an eviction; the mean over a shorter last block is divided by the length of a whole block
+(`kvbench.eviction.terms.golden`).
 
-The paper lets the oldest C of C + L entries compete and keeps the newest L, the tokens since the last eviction. That
-leaves nothing to choose where L is not below the budget, and the future of the newest entries is as well known as that
-of all others; so they compete too, unless `recent` says how many stay.
+In the paper the oldest C of C + L entries compete, and the newest L, the tokens since the last eviction, stay. With L
+at or above the budget no choice would be left, and the oracle knows the future of the newest entries too. So here all
+entries compete; `recent` sets how many of the newest stay.
 
-It is greedy and looks at attention alone, head by head: a strong yardstick, not the best choice that could be made.
+golden is greedy and considers attention only, head by head: a strong yardstick, but not an optimum.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Golden(Method):
         return Protect(recent=self.recent)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """`view.weights` holds the future: `interval`, and per layer a table [b, Hk, blocks + 1, T]."""
+        """Return the scores from `view.weights`: `interval`, and per layer a table [b, Hk, blocks + 1, T]."""
         future = view.weights.get(f"{self.within}.{view.layer}")
         if future is None:
             raise UserError("method 'golden' is an oracle: it knows the future, which only 'kvbench replay' can tell.")

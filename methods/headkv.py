@@ -1,19 +1,19 @@
-"""headkv: SnapKV's scores, with budgets by each head's importance for retrieval and reasoning.
+"""headkv: SnapKV's scores, with a budget per head by the head's importance for retrieval and reasoning.
 
 Paper: Fu et al., Not All Heads Matter: A Head-Level KV Cache Compression Method with Integrated Retrieval and
 Reasoning, arXiv 2410.19258.
 
-A table estimated beforehand gives every query head an importance. With base = C - window, every head puts
-floor(base / beta) entries into a pool, keeps the others, and gets back a share of the pool:
+A table estimated beforehand gives every query head an importance. With base = C - window, every KV head puts
+floor(base / beta) entries into a pool, keeps the others, and gets back a share pi_h of the pool:
 
     capacity_h = base - floor(base / beta) + pi_h floor(base / beta) L Hk
 
-pi is the table to the power `temp`, the mean over each group of query heads, normalised over the heads of all layers
-that evict. The window stays besides. Defaults: beta 1.2, temp 1, and those of `snapkv`.
+pi is the table to the power `temp`, averaged over each group of query heads and normalised over the heads of all layers
+that evict. The window stays in addition. Defaults: beta 1.2, temp 1, and those of `snapkv`.
 
-The released code gives every query head a cache of its own and rounds each capacity by itself; here a KV head takes the
-mean over its group, as in KVCache-Factory, and largest remainders make the sum exact. No head falls below one entry
-beside the window, and what a head cannot fill goes to the others.
+The released code gives every query head a separate cache and rounds each capacity by itself; here a KV head takes the
+mean over its group, as in KVCache-Factory, and largest remainders make the sum exact. Every head keeps at least one
+entry beside the window; budget that a head cannot fill goes to the others.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""keydiff: keep the keys that differ most from the rest, judged by direction alone.
+"""keydiff: keep the keys whose directions differ most from the mean direction.
 
 Paper: Park et al., KeyDiff: Key Similarity-Based KV Cache Eviction, arXiv 2504.15364.
 
-Score: -cos(k_j, mean_i k_i / |k_i|), the mean over the entries that the head holds. No attention is needed.
-The paper compresses block by block while it reads the prompt; here, as in kvpress, an eviction sees the whole cache.
-The released forms protect nothing (`recent=0`).
+Score: -cos(k_j, mean_i k_i / |k_i|), the mean over the entries that the head holds. No attention is computed.
+The paper evicts after each block of the prompt; here, as in kvpress, an eviction sees the whole cache.
+The released forms protect no entries (`recent=0`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,6 @@ class KeyDiff(Method):
     def score(self, view: LayerView) -> torch.Tensor:
         keys = torch.where(view.valid[..., None], view.keys.float(), 0.0)
         units = torch.nn.functional.normalize(keys, dim=-1)
-        # In float64 the order of the entries does not show in the sum. Its length drops out of a cosine.
+        # A float64 sum does not depend on the order of the entries. The sum replaces the mean: a cosine ignores length.
         anchor = torch.nn.functional.normalize(units.sum(dim=2, dtype=torch.float64), dim=-1).float()
         return -(units * anchor[:, :, None]).sum(dim=-1)

@@ -1,9 +1,9 @@
-"""knorm: keep keys of small norm, which tend to draw attention.
+"""knorm: keep keys of small norm, which tend to receive attention.
 
 Paper: Devoto et al., A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression, arXiv 2406.11430.
 
-Score: -||k_j||_2, without queries. The paper protects nothing; `recent` also keeps the newest tokens.
-KVCache-Factory leaves the first two layers alone; kvpress and kvbench do not.
+Score: -||k_j||_2. The paper protects no entries; `recent` protects the newest tokens.
+KVCache-Factory does not evict in the first two layers; kvpress and kvbench do.
 """
 
 from __future__ import annotations

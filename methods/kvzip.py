@@ -1,19 +1,20 @@
-"""kvzip: keep the entries that the model attends to when it repeats its context, whatever the question will be.
+"""kvzip: keep the entries that the model attends to when it repeats its context, independent of the question.
 
 Paper: Kim et al., KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction, arXiv 2505.23416.
 
-After prefill, the prompt is cut into chunks. A probe per chunk runs against the full cache: "Repeat the previous
+After prefill, the prompt is divided into chunks. A probe per chunk runs against the full cache: "Repeat the previous
 context exactly." (from the second chunk on "Repeat the part of the previous context exactly, starting with " and the
-last `postfix` tokens of the chunk before), the tokens that open the assistant's turn, and the chunk itself. Score:
+last `postfix` tokens of the previous chunk), the tokens that open the assistant's turn, and the chunk itself. Score:
 
     zip_j = max over query heads of the group and over the probe's queries of
             softmax over [sinks, this chunk, the probe's own keys up to the query]
 
 for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competition over all layers and heads.
 
-The released code compresses the context before a question is known and always keeps the system prompt. kvbench does so
-with `--compress query-agnostic`; otherwise it compresses the question too. The first `sinks` tokens stay (4, as in
-kvpress). The code's threshold is strict: it keeps one entry fewer than the budget, and none that ties with that one.
+The released code evicts before the question is read and always keeps the system prompt. kvbench evicts before the
+question with `--compress query-agnostic`; otherwise entries of the question compete too. The first `sinks` tokens stay
+(4, as in kvpress). Of a budget of n entries, the code keeps only entries that score strictly above the n-th: n - 1
+entries, or fewer with ties.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class KVzip(Method):
         assert view.probe is not None
         start, end = view.probe.span
         inside = view.valid & (view.positions >= start) & (view.positions < end)
-        # Only the sinks and this chunk count, so other keys are left out of the product.
+        # The softmax runs over the sinks and this chunk only, so other keys are left out of the product.
         among = inside | (view.valid & (view.positions < self.sinks))
         rows = (~among).to(torch.uint8).argsort(dim=-1, stable=True)[..., : int(among.sum(dim=-1).max())]
         part = replace(

@@ -1,17 +1,18 @@
-"""laq: the queries of a cheap draft vote for the prompt (Lookahead Q-Cache).
+"""laq: the queries of a short draft vote for the prompt's entries (Lookahead Q-Cache).
 
 Paper: Wang et al., Lookahead Q-Cache: Achieving More Consistent KV Cache Eviction via Pseudo Query, arXiv 2505.20334.
 
-`inner` cuts a copy of the prompt's cache to the budget. On the copy `n` tokens are drafted greedily, beginning with the
-one that follows the full prompt. Their queries and those of the last `w2` prompt tokens score the full prompt:
+The method `inner` evicts a copy of the prompt's cache to the budget. From the copy the model drafts `n` tokens
+greedily; the first is the greedy next token under the full cache. The queries of the draft and of the last `w2` prompt
+tokens score the full prompt:
 
     score_j = maxpool( sum over these queries of the group's mean of softmax over the prompt's keys )
 
-The drafted tokens are dropped and generation starts anew. The last `w2` tokens stay. Defaults: n 8, w2 8 (LAQ++ of the
-paper; `w2=0` is LAQ), kernel 7, inner SnapKV with its window of 32.
+The drafted tokens are then dropped, and generation starts from the evicted prompt. The last `w2` tokens stay. Defaults:
+n 8, w2 8 (the paper's LAQ++; `w2=0` is LAQ), kernel 7, inner SnapKV with a window of 32.
 
-The released code keeps entries of its own for every query head, and masks the prompt's last keys as if the drafted
-tokens were among them; here drafted queries see the whole prompt. A stop token does not end the draft.
+The released code keeps separate entries for every query head, and masks the prompt's last keys as if they were the
+draft's; here drafted queries see the whole prompt. A stop token does not end the draft.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class LAQ(Method):
 
     def needs(self) -> Needs:
         inner = self._inner.needs()
-        window = max(self.w2, inner.width)  # `inner` gets its queries from those kept for this method
+        window = max(self.w2, inner.width)  # `inner` reads the queries that the engine keeps for laq
         kind: Literal["window", "none"] = "window" if window else "none"
         return Needs(queries=kind, window=window, values=inner.values, rope=inner.rope, probes=True)
 
@@ -81,7 +82,7 @@ class LAQ(Method):
             token = yield Probe(tokens=(token,), against=inner, keep=True)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        prompt = replace(view, probe_keys=None, probe_positions=None)  # drafted keys get no attention
+        prompt = replace(view, probe_keys=None, probe_positions=None)  # leave drafted keys out of the softmax
         return {"laq": view.columns["laq"] + prompt.attend(reduce_g="mean", reduce_q="sum")}
 
     def score(self, view: LayerView) -> torch.Tensor:

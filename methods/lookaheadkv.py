@@ -2,16 +2,16 @@
 
 Paper: LookaheadKV, arXiv 2603.10899, Algorithm 2.
 
-`n` learned embeddings are read after the prompt at its next positions. A low-rank adapter is on for them alone, so the
-prompt's keys and values are the plain model's. Their mean attention over the prompt,
+The model reads `n` learned embeddings after the prompt, at the next positions. A low-rank adapter acts on these rows
+only, so the prompt's keys and values are the plain model's. The mean attention of the rows to the prompt,
 
     s_j = mean over the n rows of softmax( q . k / sqrt(D) )_j,  over prompt and learned rows,
 
-ranks its entries, once. They are then dropped, and the plain model decodes. Mean over the group, no pooling and no
-protected window, as far as the paper's text says; all three are options.
+ranks the prompt's entries, once. The rows are then dropped, and the plain model decodes. The mean over the group, no
+pooling and no protected window are our reading of the paper; all three are options.
 
-The weights are made by `kvbench train lookaheadkv`; there is no released code to compare with. Defaults: n and
-everything else as in the file.
+`kvbench train lookaheadkv` makes the weights; no code was released to compare with. n is the number of embeddings in
+the file of weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
 
-RANK, ROWS = 8, 8  # of random weights for checks; files may have others
+RANK, ROWS = 8, 8  # adapter rank and n of random weights for checks; files may have other sizes
 
 
 @methods.register("lookaheadkv", aliases=("lookahead-kv", "lkv"))
@@ -75,7 +75,10 @@ class LookaheadKV(Method):
 
 
 def _shapes(model: Sizes) -> Shapes:
-    """An adapter of the attention's projections; others have sizes that not every model states."""
+    """Return the shapes of embeddings and of an adapter of the attention projections.
+
+    Adapters of other projections are not drawn: not every model's configuration states their sizes.
+    """
     hidden, query, key = (
         model["hidden_size"],
         model["num_attention_heads"] * model["head_dim"],

@@ -1,21 +1,22 @@
-"""morphkv: a cache of constant size; distant tokens stay by the attention of the window before the current token.
+"""morphkv: a cache of constant size; the window before the current token votes for older tokens.
 
 Paper: Ghadia et al., Dialogue Without Limits: Constant-Sized KV Caches for Extended Responses in LLMs,
 arXiv 2503.00979.
 
-Always kept are the current token and the `window` before it. These `window` tokens vote about all older ones:
+The current token and the `window` tokens before it always stay. These `window` tokens vote for all older ones:
 
-    llama    softmax over the older keys of the group's sum of logits, as in the released Llama file
+    llama    softmax, over the older keys, of the logits summed over the group, as in the released Llama file
     mistral  softmax over the older keys for each query head, then the group's maximum, as in the Mistral file
 
-and `fuse` takes their sum or maximum. All older keys existed when the voters were computed, so votes computed at an
-eviction equal the votes of those steps.
+`fuse` sums the votes or takes their maximum. All older keys were in the cache when the voters were generated, so votes
+computed at an eviction equal the votes at those steps.
 
-Defaults: window 32, sum; the paper's tasks use windows of 30 to 200 with either. It evicts at every step: interval 1.
+Defaults: window 32, fuse sum; the paper's tasks use windows of 30 to 200 and both values of `fuse`. The paper evicts at
+every step: interval 1.
 
 The released code keeps one entry more than its capacity; kvbench's budget counts every entry. With grouped queries the
-Llama file prunes stored logits per query head but keys per KV head, and so confuses them from the second eviction on.
-In the Mistral file one voter is missing: `voters=W-1`.
+Llama file prunes stored logits per query head but keys per KV head, so they no longer match from the second eviction
+on. In the Mistral file one voter is missing: `voters=W-1` reproduces this for a window of W.
 """
 
 from __future__ import annotations

@@ -1,21 +1,20 @@
-"""pyramidkv: SnapKV's scores under budgets that fall from the first layer to the last.
+"""pyramidkv: SnapKV's scores, with budgets that decrease from the first layer to the last.
 
 Paper: Cai et al., PyramidKV: Dynamic KV Cache Compression based on Pyramidal Information Funneling, arXiv 2406.02069.
 
-With base = C - window and T prompt tokens, layer l of L keeps the window and
+With budget C, base = C - window and T prompt tokens, layer l = 0 .. L - 1 keeps the window and
 
-    most - l (most - least) / (L - 1)    where least = base / beta and most = 2 base - least,
+    most - l (most - least) / (L - 1)    where least = base / beta and most = 2 base - least.
 
-or most = T - window and least = 2 base - most where the prompt has no more than that. A prompt shorter than 2 base gets
-base everywhere, as in the released code. Layers are counted among those that evict. Defaults: beta 20, and those of
-`snapkv`.
+If most exceeds T - window, most = T - window and least = 2 base - most. For a prompt shorter than 2 base, every layer
+keeps base, as in the released code. L counts the layers that evict. Defaults: beta 20, and those of `snapkv`.
 
 rounding:
     exact     whole numbers by largest remainder; all layers together keep L C entries per head.
-    official  KVCache-Factory: least and the step between layers are rounded down. The layers then often sum to more
+    official  KVCache-Factory's: least and the step between layers are rounded down. The layers then often sum to more
               than L C; the excess is taken back evenly from all layers.
-    kvpress   base = C, so that the window is part of a layer's share; uniform unless least >= window; each layer
-              is rounded by itself, and an excess over L C taken back too.
+    kvpress   base = C, so the window is part of a layer's share; uniform unless least >= window. Each layer is rounded
+              by itself, and an excess over L C is taken back too.
 """
 
 from __future__ import annotations
@@ -45,7 +44,10 @@ class PyramidKV(PromptVote):
         return sizes[..., None].expand_as(held)
 
     def layer_sizes(self, budget: int, tokens: int, layers: int) -> list[int]:
-        """Entries a head keeps in every layer after a prompt of `tokens`, the window included; never above budget."""
+        """Return the entries per head in each layer after a prompt of `tokens`, window included.
+
+        Their mean never exceeds the budget.
+        """
         ideal = self.ideal_sizes(budget, tokens, layers)
         exact = self.rounding == "exact"
         low = min(self.window + 1 if exact else self.window, tokens)
@@ -53,7 +55,7 @@ class PyramidKV(PromptVote):
         return split_exactly(torch.tensor([ideal], dtype=torch.float64), total, low, tokens)[0].tolist()
 
     def ideal_sizes(self, budget: int, tokens: int, layers: int) -> list[float]:
-        """The formula's values before their sum is corrected; whole numbers for the released codes."""
+        """Return the formula's values before their sum is corrected; whole numbers unless `rounding` is exact."""
         base, older = budget - self.window, tokens - self.window
         uniform = [float(budget)] * layers
         if layers == 1 or tokens <= budget:

@@ -1,7 +1,7 @@
-"""random: keep the newest tokens and a random choice of the others; the floor that a method must beat.
+"""random: keep the newest tokens and a random choice of the others; the baseline that a method must beat.
 
-Scores are a hash of (sample, eviction, layer, head, position), so runs repeat in any batch.
-Default: the newest 16 stay; without them a model loses its current sentence, and the floor would measure that.
+Scores are a hash of (sample, eviction, layer, head, position), so results do not depend on the batch.
+Default: the newest 16 stay. Without them a model loses its current sentence, and the baseline would measure that loss.
 """
 
 from __future__ import annotations

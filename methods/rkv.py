@@ -1,19 +1,20 @@
-"""rkv: keep what recent queries attend to and what other keys do not already say.
+"""rkv: keep entries that recent queries attend to and whose keys do not repeat other keys.
 
 Paper: Cai et al., R-KV: Redundancy-aware KV Cache Compression for Reasoning Models, arXiv 2505.24133.
 
 Score: lam I_j - (1 - lam) R_j. I is the vote of `snapkv-decode` (variant rkv). R is the softmax over all keys of the
-mean cosine similarity of key j to the others, the most recent similar key (cosine > threshold) of each row spared.
-Defaults: window 8, kernel 7, threshold 0.5, lam 0.1 as in the README (the class and the script have 0.07).
+mean cosine similarity of key j to the others. In each key's row, the similarity to the most recent similar key (cosine
+> threshold) counts as 0: the row spares this key. Defaults: window 8, kernel 7, threshold 0.5, lam 0.1 as in the
+README (the released class and script have 0.07).
 
-The paper zeroes similarities below the threshold; the code, followed here, keeps them and spares one entry a row.
-What else the code does is under `compat=reference`: slots stay in score order, so that pooling and "most recent" go by
-rank; a row without a similar key spares slot 0; and it acts already when the budget is exactly filled. Not reproduced:
-it scores every sequence of a batch with the first one's redundancy.
+The paper zeroes similarities below the threshold; the released code, followed here, keeps them and spares one entry per
+row. `compat=reference` reproduces the rest of the code: slots stay in score order, so pooling and "most recent" go by
+rank; a row without a similar key spares slot 0; and the method is called already at exactly the budget. Not reproduced:
+the code scores every sequence of a batch with the redundancy of the first.
 
-`global_score=max|mean|sum` puts the global score of G-KV (arXiv 2512.00504) in the place of I: the vote before pooling,
-divided by its head's maximum, merged with what the entry scored before (decay alpha) and stored so, then pooled. As
-that I is at most about 1 and R sums to 1, R is divided by its head's maximum too, as in G-KV.
+`global_score=max|mean|sum` replaces I by the global score of G-KV (arXiv 2512.00504): the vote before pooling is
+divided by its head's maximum, merged with the entry's earlier score (decay alpha), stored, and then pooled. Since this
+I is at most about 1 while R sums to 1, R is divided by its head's maximum too, as in G-KV.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""rpc: reasoning path compression; the newest tokens vote for the reasoning so far, and the prompt stays before it.
+"""rpc: reasoning path compression; the newest tokens vote for generated tokens, which are evicted before the prompt.
 
 Paper: Song et al., Reasoning Path Compression: Compressing Generation Trajectories for Efficient LLM Reasoning,
 arXiv 2505.13866.
 
-Score of a generated token older than the newest R: softmax over these tokens only, summed over the newest R queries
-(`selectors=new`: the newest alone), mean over all query heads (`aggregate=group`: over the group), then pooling. With
-`all` every head of a layer keeps the same generated tokens. The newest R always stay.
+Score of the generated tokens older than the newest R: softmax over these tokens, summed over the newest R queries
+(`selectors=new`: the newest query only), mean over all query heads (`aggregate=group`: over the group), then pooling.
+With `aggregate=all` every head of a layer keeps the same generated tokens. The newest R always stay.
 
-    native  the paper's schedule: the first compression after P + R generated tokens, then every P, and the n-th one
+    native  the paper's schedule: the first compression after P + R generated tokens, then one every P tokens. The n-th
             (n = 0, 1, ...) keeps the prompt, (n + 1) P / c generated tokens and the newest R. The cache grows without
-            bound; no budget, no interval.
-    fixed   a budget at the run's interval. Generated tokens go first; prompt entries go only when the prompt alone
-            exceeds the budget, by the same vote among them. A prompt that fills the budget leaves room for R.
+            bound; the method takes no budget and ignores the interval.
+    fixed   a budget, at the run's interval. Generated tokens are evicted first. Prompt entries are evicted only if the
+            prompt alone exceeds the budget, by the same vote among prompt entries, with room left for the newest R.
 
-Defaults as in the released library: P 1024, R 32, c 4, average pooling of 7. Its code stores the newest R - 1 queries
-and adds the newest of them once more: `compat=reference`.
+Defaults as in the released library: P 1024, R 32, c 4, average pooling of width 7. The released code stores the newest
+R - 1 queries and counts the newest of them twice: `compat=reference`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class RPC(Method):
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
         if self.form == "fixed":
             return super().allowed(budget, prompt_len, seen, evictions)
-        # From the number of tokens: a ratio of 1 evicts nothing, so evictions cannot be counted.
+        # Count compressions by tokens: with c = 1 no entry is dropped, so evictions cannot be counted.
         compressions = max(0, (seen - prompt_len - self.R) // self.P)
         return prompt_len + compressions * int(self.P / self.c) + self.R
 
@@ -72,7 +72,7 @@ class RPC(Method):
 
     def score(self, view: LayerView) -> torch.Tensor:
         older, prompt = view.older(self.R), view.positions < view.prompt_len[:, None, None]
-        voters = view.last_queries(self.needs().window)  # another method may have asked for more
+        voters = view.last_queries(self.needs().window)  # a combined method may need more queries
         if self.compat == "reference" and self.selectors == "recent":
             last = [voters.queries[:, :, 1:], voters.queries[:, :, -1:]]
             at = [voters.query_positions[:, 1:], voters.query_positions[:, -1:]]
@@ -83,7 +83,7 @@ class RPC(Method):
         return torch.where(prompt, self._votes(voters, older & prompt).clamp_min(PROMPT), generated * GENERATED)
 
     def _votes(self, view: LayerView, among: torch.Tensor) -> torch.Tensor:
-        """Pooled votes [b, Hk, N] for the entries `among`; the softmax runs over these alone."""
+        """Return pooled votes [b, Hk, N] for the entries `among`; the softmax runs over these entries only."""
         votes = view.attend(reduce_g="mean", reduce_q="sum", among=among)
         if self.aggregate == "all":
             votes = _mean_over_heads(votes, view.positions, among)
@@ -91,7 +91,7 @@ class RPC(Method):
 
 
 def _mean_over_heads(votes: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Every entry's votes [b, Hk, N] averaged over the heads by token, wherever each head stores it."""
+    """Return votes [b, Hk, N] averaged over the heads by token; heads may store a token in different places."""
     b, heads, _ = votes.shape
     end = int(positions.max()) + 1
     at = torch.where(among, positions, end)  # all others share an unused column

@@ -2,16 +2,16 @@
 
 Paper: Li et al., SnapKV: LLM Knows What You Are Looking For Before Generation, arXiv 2404.14469.
 
-Score: pool(reduce over the group of sum_i softmax_j(q_i k_j / sqrt(d))), i over the last `window` queries, the softmax
-over all keys, the window's included; the window always stays. Pooling runs along the text over the older entries.
-Generated entries are never evicted.
+Score: pool(reduce over the group of sum_i softmax_j(q_i k_j / sqrt(d))), where i runs over the last `window` queries
+and the softmax over all keys, window included. The window always stays. Pooling runs along the text over the older
+entries. Generated entries are never evicted.
 
 Defaults: window 32, kernel 7, max pooling, mean over the group. Published settings differ: the released code has
 average pooling of 5, KVCache-Factory's runner window 8, kernel 7, and kvpress window 64 with average pooling of 5.
 
-The released code copies keys to every query head and evicts each copy by itself, so that the cache is g times as large:
-`heads=query`, where the query heads of a group split the budget of their KV head. The default, `heads=kv`, reduces the
-group before pooling; for max pooling the order matters.
+The released code copies keys to every query head and evicts each copy by itself, so the cache is g times as large.
+`heads=query` does this too, but the query heads of a group split the budget of their KV head. The default, `heads=kv`,
+reduces the group before pooling; with max pooling the order matters.
 """
 
 from __future__ import annotations

@@ -2,19 +2,19 @@
 
 Paper: Li et al., SnapKV: LLM Knows What You Are Looking For Before Generation, arXiv 2404.14469 (for prompts only).
 
-Decoding forms were published by others and differ, so results must name the variant:
+Two repositories published different decoding forms, so results must name the variant:
 
     rkv  logits, max over the group, softmax over the keys before the window, mean over the window, max pooling
          (Zefan-Cai/R-KV; also the baseline of ForesightKV). Defaults: window 8, kernel 7.
     gkv  softmax over all keys, max over the group, mean over the window, max pooling
          (microsoft/G-KV). Defaults: window 16, kernel 5.
 
-The window always stays. Pooling runs along the text. The R-KV code instead leaves slots in score order, so that from
-the second eviction on it pools over neighbours in rank, and it acts already when the budget is exactly filled:
-`compat=reference`.
+The window always stays. Pooling runs along the text. `compat=reference` reproduces the R-KV code, which leaves slots in
+score order, so that from the second eviction on it pools over neighbours in rank, and which reorders slots already at
+exactly the budget.
 
 `global_score=max|mean|sum` ranks by the global score of G-KV (arXiv 2512.00504) instead: the vote, divided by its
-head's maximum, is merged with what the entry scored before (decay alpha); pooled for the ranking, stored unpooled.
+head's maximum, is merged with the entry's earlier score (decay alpha). It is stored unpooled and pooled for ranking.
 """
 
 from __future__ import annotations

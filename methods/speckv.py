@@ -1,17 +1,16 @@
-"""speckv: a small draft model writes the answer first, and the model's queries on that draft choose what stays.
+"""speckv: a small draft model drafts the answer, and the model's queries on the draft vote for the prompt's entries.
 
 Paper: Galim et al., Draft-based Approximate Inference for LLMs, arXiv 2506.08373 (SpecKV).
 
-The draft model, of the same tokenizer, greedily continues the prompt by `n` tokens. They run as a continuation of the
-prompt, and with the last `window` prompt queries theirs score the prompt:
+The draft model, which shares the tokenizer, greedily continues the prompt by `n` tokens. The model reads this draft
+after the prompt; the queries of the draft and of the last `window` prompt tokens score the prompt:
 
     score_j = maxpool( max over these queries and the group's query heads of softmax over all keys up to the query )
 
 The last `window` prompt tokens stay; the draft is dropped. Defaults: window 32, kernel 7, max.
 
-The released code drafts as many tokens as the answer may have, which costs as much as the answer; here `n` is 64. Its
-sparse prefill is no eviction and left out. `reduce=mean` sums instead: a mean over a fixed number of queries ranks
-alike.
+The released code drafts as many tokens as the answer may have, a full generation by the draft model; here `n` is 64.
+The code's sparse prefill is not eviction and is left out. `reduce=mean` computes the sum, which ranks as the mean does.
 """
 
 from __future__ import annotations

@@ -2,11 +2,11 @@
 
 Paper: Xiao et al., Efficient Streaming Language Models with Attention Sinks, arXiv 2309.17453.
 
-Score: the position. The first `sinks` tokens are protected; the rest of the budget goes to the newest.
+Score: the position. The first `sinks` tokens are protected; the newest tokens fill the rest of the budget.
 Default: 4 sinks.
 
 The released code evicts at every step and rotates keys by their place in the cache; kvbench keeps original positions.
-Other repositories count differently: G-KV keeps budget + 4, KVCache-Factory makes all but a small window sinks.
+Other repositories differ: G-KV keeps budget + 4 entries; in KVCache-Factory all entries but a small window are sinks.
 """
 
 from __future__ import annotations

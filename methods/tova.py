@@ -1,8 +1,8 @@
-"""tova: evict what the newest token attends to least, the same entries in all heads of a layer.
+"""tova: evict the entries that the newest token attends to least, the same tokens in all heads of a layer.
 
 Paper: Oren et al., Transformers are Multi-State RNNs, arXiv 2401.06104.
 
-Score: mean over all query heads of softmax_j(q_T k_j / sqrt(d)), one row for the whole layer.
+Score: mean over all query heads of softmax_j(q_T k_j / sqrt(d)), one score per token for the whole layer.
 The paper evicts one entry per step and protects none; kvpress protects the newest (`recent=1`).
 """
 

@@ -1,17 +1,17 @@
-"""trimkv: a gate predicts at an entry's birth how slowly its worth decays; the most decayed entries go.
+"""trimkv: a gate predicts, when a token is read, how slowly its entry's worth decays; the most decayed are evicted.
 
 Paper: Bui et al., Cache What Lasts: Token Retention for Memory-Bounded KV Cache in LLMs, arXiv 2512.03324.
 
 A trained gate per layer gives every KV head of a new token a retention beta in (0, 1), from the input of the layer's
 attention (`gate=rg`) or from keys and values (rg2, rg3). An entry of age a is worth beta^a; the score is its logarithm,
-a log beta, with the age at the next query. Attention plays no part. Every KV head keeps its best C entries; nothing is
+a log beta, with the age at the next query. Attention is not used. Every KV head keeps its best C entries; no entry is
 protected (`recent` 0).
 
-The released code adds one to every age: `age_offset=1`. That matters, because it multiplies log beta. Its
-`knorm_alpha` is `knorm=true`, its sliding window `recent`. It evicts when C + buffer entries are held (buffer 128, 32
-in its examples); here the interval is the buffer, and the clock is that of all methods.
+The released code adds one to every age (`age_offset=1`), which changes the order because age multiplies log beta. The
+code's `knorm_alpha` is `knorm=true`, its sliding window `recent`. The code evicts when C + buffer entries are held
+(buffer 128; 32 in its examples); here the interval is the buffer, and evictions follow the ticks of all methods.
 
-`kvbench train trimkv` trains gates; the published ones are imported by `kvbench weights import`.
+`kvbench train trimkv` trains gates; `kvbench weights import` imports published gates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""kvbench examined by others' rules: invariants of methods, parity with published code, hostile programs, scorers.
+"""Audits of kvbench: invariants of methods, parity with published code, hostile programs, recorded results of scorers.
 
 May import every lower room; only the command `audit` imports this one.
 """

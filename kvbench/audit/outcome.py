@@ -1,4 +1,4 @@
-"""The outcomes of a check: it returns, or raises one of these exceptions."""
+"""The outcomes of a check: a check returns if the invariant holds, and otherwise raises one of these exceptions."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Stopped(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One invariant of one method, on one model and layout."""
+    """The result of one invariant for one method, on one model and layout."""
 
     method: str
     invariant: str
@@ -44,10 +44,10 @@ class Check:
 
 
 def in_one_line(error: BaseException) -> str:
-    """An exception in one line, with the source line that raised it."""
+    """Return an exception's type, message and source line as one line of text."""
     lines = str(error).splitlines() or [""]
     frames = traceback.extract_tb(error.__traceback__)
-    # For an error from within torch, the line that called torch says more.
+    # For an error inside an installed package such as torch, name the line that called the package.
     own = [f for f in frames if "site-packages" not in f.filename] or frames
     where = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
     text = quote(redact_keys(lines[0]))[1:-1]

@@ -1,10 +1,10 @@
-"""Compares our scorers with recorded results of the official ones, row by row.
+"""Compares kvbench's scorers with recorded results of the official scorers ("goldens"), row by row.
 
     for row in audit(read_goldens(Path("tests/data/goldens"))): ...
 
-The name of a golden file says which scorer it is for (`FILES`); each row holds a scorer's input and the official
-scorer's result. Numbers may differ by a relative 1e-9. Mathematics is scored as in a run, in a process that is killed
-when it hangs; programs run in the sandbox.
+The name of a golden file selects the scorer (`FILES`); each row holds a scorer's input and the official scorer's
+result. Numbers may differ by a relative 1e-9. Mathematics is scored as in a run, in a process that is killed if it
+hangs; programs run in the sandbox.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from kvbench.task import Doc, Output, Turn
 from kvbench.taskkit.names import get_task
 
 Golden = Mapping[str, Any]
-Values = dict[str, Any]  # by the golden's own names
+Values = dict[str, Any]  # by the golden's field names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One golden row and our scorer's result, or its `error`."""
+    """One golden row and the result of kvbench's scorer, or its `error`."""
 
     file: str
     id: str
     note: str
     expected: Values
-    found: Values  # the name in the JSON document
+    found: Values  # kvbench's results; `found` is also the key in the JSON document
     error: str = ""
 
     @property
     def differences(self) -> list[str]:
-        """Names of the values that differ."""
+        """Names of the values in which kvbench and the golden differ."""
         return [name for name, value in self.found.items() if not _same(value, self.expected[name])]
 
     @property
@@ -48,7 +48,7 @@ class Row:
 
 
 def read_goldens(folder: Path) -> dict[str, list[Golden]]:
-    """The rows of every golden file in a folder, by file name. Raises UserError for a missing or broken file."""
+    """Return the rows of every golden file in a folder, by file name. Raises UserError for no or broken files."""
     files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
     if not files:
         raise UserError(f"{quote(folder)} holds no golden files ({', '.join(sorted(FILES))}).")
@@ -56,7 +56,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
 
 
 def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[Row]:
-    """Score every row."""
+    """Score every golden row with kvbench's scorer, and yield the comparisons."""
     with ScorePool() as pool:
         for name, rows in goldens.items():
             for number, row in enumerate(rows, start=1):
@@ -80,7 +80,7 @@ def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> Row:
 
 
 def _plain(value: Any) -> Any:
-    """The value as in JSON: NaN is null."""
+    """Return a scorer's value as JSON holds it: NaN becomes None, a tuple a list."""
     if isinstance(value, float) and math.isnan(value):
         return None
     return list(value) if isinstance(value, tuple) else value

@@ -1,4 +1,4 @@
-"""Checks as a table of methods and invariants, with a line per failure and per reason why something was not checked."""
+"""Prints checks as a table of methods and invariants, with a line per failure and per reason for an omitted check."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbench.console import terminal
 
 
 def overall(checks: Iterable[Check]) -> Mark:
-    """FAIL if one check fails, n/a if none applies."""
+    """Return the mark of several checks: FAIL if one fails, n/a if none applies, otherwise ok."""
     marks = {check.verdict for check in checks}
     return "FAIL" if "FAIL" in marks else "ok" if "ok" in marks else "n/a"
 
@@ -23,17 +23,17 @@ def of_cell(checks: Sequence[Check], method: str, invariant: str) -> list[Check]
 
 
 def idle(checks: Sequence[Check]) -> list[str]:
-    """Methods that dropped nothing."""
+    """Return the methods that dropped no entry in any check."""
     idle_methods = []
     for method in dict.fromkeys(check.method for check in checks):
-        cell = of_cell(checks, method, "real")  # checked wherever something was dropped
+        cell = of_cell(checks, method, "real")  # "real" applies wherever an entry was dropped
         if overall(cell) == "n/a" and any(check.reason in (DROPPED_NOTHING, EVICTS_NOTHING) for check in cell):
             idle_methods.append(method)
     return idle_methods
 
 
 def show(checks: Sequence[Check], models: Sequence[str]) -> None:
-    """Print everything to stdout."""
+    """Print table, failures, omitted checks and a summary to stdout."""
     methods = list(dict.fromkeys(check.method for check in checks))
     table = terminal.grid("method", *INVARIANTS)
     for method in methods:
@@ -63,7 +63,7 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
 
 
 def document(checks: Sequence[Check], models: Sequence[str]) -> dict[str, Any]:
-    """The JSON document, with every single check."""
+    """Return the JSON document, with every check."""
     methods = list(dict.fromkeys(check.method for check in checks))
     return {
         "ok": overall(checks) == "ok",
@@ -84,7 +84,7 @@ def _styled(mark: Mark) -> Any:
 
 
 def _failures(checks: Sequence[Check]) -> list[str]:
-    """One line for every invariant that a method breaks: the first value and cause, and all models and layouts."""
+    """Return a line per method and broken invariant: the first value and cause, and all models and layouts."""
     lines = []
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
         failed = [c for c in of_cell(checks, method, invariant) if c.verdict == "FAIL"]
@@ -94,7 +94,7 @@ def _failures(checks: Sequence[Check]) -> list[str]:
 
 
 def _unchecked(checks: Sequence[Check]) -> list[str]:
-    """One line for every reason, with the models and layouts that it concerns where others were checked."""
+    """Return a line per reason for omitted checks, with models and layouts if the invariant was checked on others."""
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks):
         cell = of_cell(checks, method, invariant)
@@ -111,7 +111,7 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 
 
 def _where(some: Sequence[Check], cell: Sequence[Check]) -> str:
-    """Models and layouts of some checks of a cell: nothing if no check applies, layouts alone if all models agree."""
+    """Name models and layouts of some checks of a cell: "" if no check applies, only layouts if all models agree."""
     if overall(cell) == "n/a":
         return ""
     ways = list(dict.fromkeys(c.layout for c in some))

@@ -1,4 +1,4 @@
-"""The interface of an eviction method: its declarations, and the one call that it must answer.
+"""The interface of an eviction method: its declarations, and `score`, the one function that it must define.
 
 A method is a frozen dataclass in one file under ``methods/``. Its fields are its options (``--method-opt
 NAME=VALUE``), its docstring names paper, equation and defaults, and `score` maps a `LayerView` to one float32 score
@@ -11,18 +11,18 @@ pads entries.
         def score(self, view: LayerView) -> torch.Tensor:
             return -view.keys.norm(dim=-1)
 
-Everything else has a default. A method that varies something overrides:
+Everything else has a default, which a method can override:
 
-    which tensors are read         needs()      the engine collects nothing else
+    tensors to read                needs()      the engine collects nothing else
     memory of an entry             columns()    tensors beside K and V; the engine moves them and counts their bytes
     memory of a layer              states()     tensors that belong to no entry, such as running moments of queries
     columns of new tokens          on_tokens()  values computed from hidden state, key and value
-    when to evict                  trigger()    Every(interval), Once() after the prompt, Never()
+    time of eviction               trigger()    Every(interval), Once() after the prompt, Never()
     protected entries              protect()    sinks, recent tokens, the prompt
     competition for the budget     scope        within a head, a layer, or the whole model
     uneven budgets                 quotas()     entries per layer and head
     a budget that is not constant  allowed()    entries that an eviction may leave
-    extra rows of tokens           probes()     run against the prompt's cache, shown to observe(), then dropped
+    extra tokens to run            probes()     run against the prompt's cache, shown to observe(), then dropped
     learned weights and tables     weights()    loaded, checked, and given as view.weights
 
 Shapes: b sequences, L layers, Hk KV heads, Hq query heads, g = Hq // Hk, N entries, w queries, d head dimension,
@@ -70,9 +70,10 @@ class Method(ABC):
         paper: authors and arXiv id.
         kind: basis of the scores, for lists: attention, keys, position, noise, probes, weights, none.
         scope: where entries compete for the budget: within a "head", a "layer" (all its heads), or the "model".
+        version: raise it when scores change, so that old and new rows do not share a table.
         joint: `quotas` needs the stats of all layers at once.
         trained: the method needs weights trained for the model.
-        oracle: the method knows the future of a sequence, so only `kvbench replay` can run it.
+        oracle: the method reads the rest of a finished sequence, so only `kvbench replay` can run it.
         evicts: False for the full cache.
     """
 
@@ -90,22 +91,22 @@ class Method(ABC):
 
     @abstractmethod
     def score(self, view: LayerView) -> torch.Tensor | ScoreOut:
-        """Score every entry of one layer, [b, Hk, N] float32; higher is kept."""
+        """Return a score per entry of one layer, [b, Hk, N] float32; higher is kept."""
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """New values of columns and states after a block of queries (`view.queries`).
+        """Return new values of columns and states, given a block of queries (`view.queries`).
 
         Called for `Needs(queries="since_last")`, and for the rows of every probe (`view.probe` is then set).
         """
         raise TypeError(f"{type(self).__name__} asks for queries or probes but does not define observe()")
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """Values [b, Hk, t] of `GivenColumn`s for new tokens of the prompt and of the answer. Called if defined."""
+        """Return values [b, Hk, t] of `GivenColumn`s for new tokens of prompt and answer. Called only if overridden."""
         raise TypeError(f"{type(self).__name__} has columns that come with tokens but does not define on_tokens()")
 
     @property
     def reads_tokens(self) -> bool:
-        """Whether `on_tokens` is called."""
+        """Whether the method overrides `on_tokens`, so that the engine calls it."""
         return type(self).on_tokens is not Method.on_tokens
 
     def needs(self) -> Needs:
@@ -127,43 +128,46 @@ class Method(ABC):
         return TopK()
 
     def quotas(self, allocation: Allocation) -> torch.Tensor | None:
-        """Entries that each head keeps, int64 [b, L, Hk] over `allocation.layers`, protected ones included.
+        """Return the entries that each head keeps, protected ones included: int64 [b, L, Hk] over `allocation.layers`.
 
-        Over the whole model they must sum to at most layer_count * Hk * budget. None is a uniform budget.
+        Over the whole model they must sum to at most layer_count * Hk * budget. None: every head keeps `budget`.
         """
         return None
 
     def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
-        """Entries per layer and KV head that an eviction may leave: the budget, unless the method says otherwise.
+        """Return the entries per layer and KV head that may stay after an eviction: by default the budget.
 
-        `budget` is None exactly when the method takes none. `evictions`: how many this sequence had before.
+        `budget` is None exactly when the method takes no budget. `evictions`: earlier evictions of this sequence.
         """
         if budget is None:
             raise TypeError(f"{type(self).__name__} takes no budget but does not define allowed()")
         return budget
 
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
-        """Probes to run after the prompt was read. Each `yield` returns the greedy next token after its last row."""
+        """Yield probes to run after the prompt was read.
+
+        Each `yield` returns the greedy next token after the probe's last token.
+        """
         yield from ()
 
     def drafts(self) -> tuple[str, ...]:
-        """Names of the models that `probes` asks for drafts. Raises UserError for a missing one."""
+        """Return the names of the draft models that `probes` uses. Raises UserError if a name is missing."""
         return ()
 
     def weights(self) -> Weights | None:
         return None
 
     def during(self, phase: Phase) -> Method:
-        """The method that works in a phase: itself, unless two methods share a budget."""
+        """Return the method that decides in a phase: `self`, or a part of `Combined`."""
         return self
 
     def options(self) -> dict[str, Any]:
-        """All options and their values."""
+        """Return all options and their values."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @property
     def takes_budget(self) -> bool:
-        """False if the method's own options decide how many entries stay."""
+        """Whether the user gives a budget; False if options of the method decide how many entries stay."""
         return self.evicts
 
     @property
@@ -178,16 +182,16 @@ class Method(ABC):
 
     @property
     def per_query_head(self) -> bool:
-        """Whether every query head has its own cache; its group then splits a KV head's budget."""
+        """Whether every query head has a cache; the query heads of a group then split their KV head's budget."""
         return False
 
     @property
     def layerwise(self) -> bool:
-        """Whether one layer can be decided without the others."""
+        """Whether one layer can be evicted without the scores of the others."""
         return self.scope != "model" and not self.joint
 
     def min_budget(self) -> int:
-        """Smallest budget that leaves at least one entry to the scores; protected entries count."""
+        """Return the smallest budget that holds all protected entries and at least one other."""
         # Protection may depend on the budget (h2o keeps budget // 2), so search for the first budget that fits.
         budget = 1
         while (p := self.protect(budget)).sinks + p.recent + 1 > budget:

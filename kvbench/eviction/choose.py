@@ -1,5 +1,8 @@
-"""From a method's name and options to the method: ``gkv``, two of them as ``snapkv+gkv``, or one with its options in
-brackets as tables print it, ``snapkv(kernel=5, window=16)``.
+"""Make a method from its name and options.
+
+gkv                            one method
+snapkv+gkv                     two methods under one budget
+snapkv(kernel=5, window=16)    a method with options, as tables print it
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from kvbench.registry import methods
 
 
 def canonical(name: str) -> str:
-    """The registered spelling of a name, or of two joined by ``+``. Raises UserError."""
+    """Return the registered spelling of a method's name, or of two names joined by ``+``. Raises UserError."""
     parts = name.split("+")
     if "(" in name:
         bare, option = name.partition("(")[0].strip(), name.partition("(")[2].partition("=")[0].strip() or "NAME"
@@ -31,7 +34,7 @@ def canonical(name: str) -> str:
 
 
 def make(name: str, options: Mapping[str, Any]) -> Method:
-    """The method with typed options; for two methods each option names its method: ``gkv.alpha``."""
+    """Return the method with typed options; for two methods each option names its method: ``gkv.alpha``."""
     parts = canonical(name).split("+")
     if len(parts) == 1:
         method: Method = methods.get(parts[0])(**options)
@@ -41,7 +44,7 @@ def make(name: str, options: Mapping[str, Any]) -> Method:
 
 
 def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
-    """The method with options given as text. Raises UserError naming method, option and value."""
+    """Return the method with options given as text. Raises UserError naming method, option and value."""
     parts = canonical(name).split("+")
     if len(parts) == 1:
         method: Method = parse_options(parts[0], methods.get(parts[0]), pairs)
@@ -54,9 +57,9 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
 
 
 def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
-    """An option as `parse` takes it: the bare name for one method, ``gkv.alpha`` for two. Raises UserError.
+    """Return an option as `parse` takes it: the bare name for one method, ``gkv.alpha`` for two. Raises UserError.
 
-    An option without a method's name goes to each of the two that has it.
+    Of two methods, an option without a method's name goes to every method that has this option.
     """
     parts = name.split("+")
     method, dot, bare = option.rpartition(".")
@@ -67,16 +70,16 @@ def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
         return [(f"{method}.{bare}" if len(parts) > 1 else bare, value)]
     if len(parts) == 1:
         return [(option, value)]
-    return [(f"{part}.{option}", value) for part in takers(name, option) or parts[-1:]]  # the last one complains
+    return [(f"{part}.{option}", value) for part in takers(name, option) or parts[-1:]]  # `parse` then raises
 
 
 def takers(name: str, option: str) -> list[str]:
-    """The parts of a method that have an option; a single method is its own part."""
+    """Return the methods of a name (one, or two joined by ``+``) that have an option."""
     return [part for part in name.split("+") if any(i.name == option for i in describe(methods.get(part)))]
 
 
 def from_label(label: str) -> Method:
-    """``snapkv(kernel=5, window=16)`` or ``snapkv``. Raises UserError."""
+    """Return the method that a table's label names: ``snapkv(kernel=5, window=16)`` or ``snapkv``. Raises UserError."""
     name, bracket, rest = label.strip().partition("(")
     if bracket and not rest.endswith(")"):
         raise UserError(f"method {quote(label)}: a bracket is not closed.")
@@ -90,7 +93,7 @@ def from_label(label: str) -> Method:
 
 
 def _split(text: str) -> list[str]:
-    """Parts between the commas that stand outside all brackets."""
+    """Split a text at the commas outside brackets."""
     parts, depth = [""], 0
     for character in text:
         depth += {"(": 1, ")": -1}.get(character, 0)
@@ -102,7 +105,7 @@ def _split(text: str) -> list[str]:
 
 
 def changed(name: str, method: Method) -> tuple[tuple[str, Any], ...]:
-    """The options of a method that are not at their default, sorted."""
+    """Return the options of a method that differ from their defaults, sorted by name."""
     default = make(name, {}).options()
     return tuple(sorted((k, v) for k, v in method.options().items() if v != default[k]))
 

@@ -1,7 +1,7 @@
 """Columns with one value per query head, or whose first value comes from the token.
 
-QueryHeadColumn("sum")    stored as sum.0, sum.1 ..., one per query head of a KV head's group
-GivenColumn("log_beta")   filled with the values that `on_tokens` returns for new tokens
+QueryHeadColumn(name="sum")     stored as sum.0, sum.1 ..., one per query head of a KV head's group
+GivenColumn(name="log_beta")    filled with the values that `on_tokens` returns for new tokens
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class QueryHeadColumn(Column):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenColumn(Column):
-    """A column whose values come with the token; `init` fills entries without them."""
+    """A column whose first values `Method.on_tokens` computes; entries without a value get `init`."""
 
     init: float = float("nan")
 
 
 def expanded(columns: Sequence[Column], group: int) -> tuple[Column, ...]:
-    """The columns as a cache stores them, for `group` query heads per KV head."""
+    """Return the columns as a cache stores them, for `group` query heads per KV head."""
     stored: list[Column] = []
     for column in columns:
         if isinstance(column, QueryHeadColumn):
@@ -37,15 +37,15 @@ def expanded(columns: Sequence[Column], group: int) -> tuple[Column, ...]:
 
 
 def stacked(columns: Mapping[str, torch.Tensor], name: str, group: int) -> torch.Tensor:
-    """[b, Hk, g, N]: the values of a `QueryHeadColumn`."""
+    """Return the values of a `QueryHeadColumn` as one tensor, [b, Hk, g, N]."""
     return torch.stack([columns[f"{name}.{head}"] for head in range(group)], dim=2)
 
 
 def unstacked(name: str, values: torch.Tensor) -> dict[str, torch.Tensor]:
-    """New values of a `QueryHeadColumn` from [b, Hk, g, N]."""
+    """Split values [b, Hk, g, N] of a `QueryHeadColumn` into its stored columns, by their names."""
     return {f"{name}.{head}": values[:, :, head] for head in range(values.shape[2])}
 
 
 def fixed(columns: Sequence[Column]) -> tuple[Column, ...]:
-    """The columns whose first value is `init` for every token."""
+    """Return the columns whose first value is `init` for every token: all but `GivenColumn`s."""
     return tuple(column for column in columns if not isinstance(column, GivenColumn))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Combined(Method):
-    """`first` decides right after the prompt, `second` at every later eviction. Each keeps its own options."""
+    """The method `first` right after the prompt, the method `second` at every later eviction; options stay separate."""
 
     names: tuple[str, str]
     first: Method
@@ -82,7 +82,7 @@ class Combined(Method):
         return self.first.states() + self.second.states()
 
     def protect(self, budget: int) -> Protect:
-        """The larger protection of the two; an eviction asks the method of its phase."""
+        """Return the larger protection of the two; an eviction uses that of the method of its phase."""
         a, b = self.first.protect(budget), self.second.protect(budget)
         return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)
 
@@ -122,5 +122,5 @@ class Combined(Method):
 
 
 def _memories(method: Method) -> list[str]:
-    """Names of a method's columns and states."""
+    """Return the names of a method's columns and states."""
     return [c.name for c in method.columns()] + [s.name for s in method.states()]

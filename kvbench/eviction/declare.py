@@ -44,8 +44,9 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """A named float32 tensor [b, *shape] per layer, zero at first. `shape` may name "query_heads", "kv_heads" and
-    "head_dim".
+    """A named float32 tensor [b, *shape] per layer, zero at first.
+
+    `shape` may name "query_heads", "kv_heads" and "head_dim".
     """
 
     name: str
@@ -54,7 +55,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Protect:
-    """Entries that no score can evict: the first `sinks` tokens, the newest `recent`, the whole prompt.
+    """Entries that always stay: the first `sinks` tokens, the newest `recent`, the whole prompt.
 
     by_interval: cap `recent` at the eviction interval.
     """
@@ -65,14 +66,18 @@ class Protect:
     by_interval: bool = False
 
     def at(self, interval: int) -> Protect:
-        """The protection where evictions are `interval` tokens apart."""
+        """Return the protection at an eviction interval; see `by_interval`."""
         return replace(self, recent=min(self.recent, interval)) if self.by_interval else self
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreOut:
-    """Scores [b, Hk, N] float32; new values of columns and states; and `stats`, named tensors [b, ...] for
-    `Method.quotas`.
+    """The result of `Method.score` if scores alone are not enough.
+
+    Attributes:
+        score: [b, Hk, N] float32.
+        columns: new values of columns and states.
+        stats: named tensors [b, ...] for `Method.quotas`.
     """
 
     score: torch.Tensor
@@ -82,10 +87,10 @@ class ScoreOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Allocation:
-    """The input of `Method.quotas`: some layers of the model, all of them if the method is `joint`."""
+    """The input of `Method.quotas` for some layers of the model; for all layers if the method is `joint`."""
 
     budget: int  # entries per layer and KV head, averaged over the model
-    layers: tuple[int, ...]  # index of each layer asked for, as `view.layer`
+    layers: tuple[int, ...]  # index of each layer, as in `view.layer`
     ordinals: tuple[int, ...]  # position of each layer among those that evict
     layer_count: int  # layers that evict, in the whole model
     query_heads: int
@@ -97,20 +102,24 @@ class Allocation:
 
 
 class Scores(Protocol):
-    """A method, as far as a probe names one."""
+    """The part of a method's interface that `Probe.against` needs."""
 
     def score(self, view: LayerView) -> torch.Tensor | ScoreOut: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Token rows that continue the prompt at its true positions. `observe` sees their queries, their KV is dropped.
+    """Tokens that the model reads after the prompt. `observe` sees their queries; their keys and values are dropped.
 
-    against: the cache that the rows read: the prompt's full one (None), or a copy evicted to the budget by this method.
-    keep: later probes against the same cache see these rows too.
-    span: first and last (exclusive) prompt position the probe is about; a note for `observe`.
-    learned: name of a tensor [n, hidden] among the method's weights, read as embeddings instead of tokens, under the
-        weights' low-rank adapter (`kvbench.engine.adapter`).
+    Their positions follow the prompt's last one.
+
+    Attributes:
+        against: the cache that the tokens read: the prompt's full cache (None), or a copy that this method evicted to
+            the budget.
+        keep: later probes against the same cache see these tokens too.
+        span: first and last (exclusive) prompt position that the probe is about; read by `observe` only.
+        learned: name of a tensor [n, hidden] among the method's weights. Its rows are read as embeddings in place of
+            `tokens`, under the weights' low-rank adapter (`kvbench.engine.adapter`).
     """
 
     tokens: tuple[int, ...] = ()
@@ -128,14 +137,17 @@ class Prompt(Protocol):
     next_token: int  # the greedy continuation under the full cache
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Tokens of a text, without special tokens."""
+        """Return the tokens of a text, without special tokens."""
 
     @property
     def reply_header(self) -> tuple[int, ...]:
-        """Tokens of the chat template between the user's turn and the assistant's; () without a template."""
+        """The chat template's tokens between the user's turn and the assistant's; () without a template."""
 
     def draft(self, model: str, count: int) -> tuple[int, ...]:
-        """Up to `count` tokens of another model's greedy continuation; it shares the tokenizer."""
+        """Return up to `count` tokens by which the draft model `model` greedily continues the prompt.
+
+        Both models share the tokenizer.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +156,7 @@ class Weights:
 
     Attributes:
         path: a file, or "auto": ``<kind>.safetensors`` beside the model's own weights.
-        recipe: the recipe of ``kvbench train`` that makes them; "" if no command does.
+        recipe: the recipe of ``kvbench train`` that makes the weights; "" if none does.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Trained weights as a method declares them: their names, their shapes, and a check that they fit."""
+"""Trained weights as a method declares them: tensor names and shapes, and a check that they fit a model."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class LearnedWeights(Weights):
     """Weights that only training makes.
 
     Attributes:
-        what: their name in messages: "gate", "scorer".
+        what: what messages call the weights: "gate", "scorer".
         option: the method's option that names the file.
-        shapes: the tensors for a model of these sizes, so that a test can draw random ones.
-        check: why tensors do not fit the method's options and these sizes; "" if they do.
+        shapes: returns the shapes for a model of given sizes; tests draw random weights from them.
+        check: returns why tensors do not fit the method's options and given sizes; "" if they fit.
     """
 
     what: str
@@ -30,7 +30,7 @@ class LearnedWeights(Weights):
 
 
 def misfit(tensors: Mapping[str, torch.Tensor], shapes: Shapes) -> str:
-    """The first tensor that is missing, unexpected or of another shape, in words; "" if all fit."""
+    """Return a message about the first tensor that is missing, unexpected or misshapen; "" if all fit."""
     for name in sorted(tensors.keys() | shapes.keys()):
         shape = list(tensors[name].shape) if name in tensors else "missing"
         wanted = list(shapes[name]) if name in shapes else "not expected"

@@ -1,4 +1,4 @@
-"""Tokens as they enter the cache; a method sees their hidden states at this moment only."""
+"""Tokens as they enter the cache: the only moment at which a method sees their hidden states."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewTokens:
-    """t tokens of b sequences in one layer."""
+    """The input of `Method.on_tokens`: t new tokens of each of b sequences in one layer."""
 
     layer: int
     hidden: torch.Tensor  # [b, t, D] input of the layer's attention: the hidden state after the input norm

@@ -1,7 +1,7 @@
 """Counter-based random numbers: a hash of integers, equal on every device and in every batch.
 
-splitmix64's finaliser in wrapping int64 arithmetic. Torch shifts int64 arithmetically, so every right shift is masked
-to make it logical; without the mask the bits are visibly not uniform.
+The hash is splitmix64's finaliser in wrapping int64 arithmetic. Torch shifts int64 arithmetically, so every right shift
+is masked to make it logical; without the mask the bits are visibly not uniform.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ _MIX_B = 0x94D049BB133111EB - (1 << 64)
 
 
 def signed64(value: int) -> int:
-    """The int64 with the same bits as an unsigned 64-bit integer."""
+    """Return the int64 with the same bits as an unsigned 64-bit integer."""
     value &= (1 << 64) - 1
     return value - (1 << 64) if value >= 1 << 63 else value
 
@@ -28,7 +28,10 @@ def mix(*parts: torch.Tensor | int) -> torch.Tensor:
 
 
 def uniform(bits: torch.Tensor) -> torch.Tensor:
-    """Hashed int64 to float64 in the open interval (0, 1): 52 bits, because with 53 adding 0.5 could round up to 1."""
+    """Map hashed int64 to float64 in the open interval (0, 1).
+
+    52 bits are used: with 53, adding 0.5 could round up to 1.
+    """
     return (_shift(bits, 12).double() + 0.5) * 2.0**-52
 
 

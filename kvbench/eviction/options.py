@@ -2,7 +2,8 @@
 
 An option is a field of the method's dataclass. `option` adds a help text and a range, which the `Method` base checks
 whenever a method is made, from the command line or from Python. Types come from the annotations: int, float, bool,
-str, Literal, and any of these or None. Settings read numbers and switches with the same functions. No torch.
+str, Literal, and any of these or None. A run's settings parse numbers and switches with the same functions. This
+module does not import torch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 M = TypeVar("M", bound="Method")
 
 SWITCH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
-LARGEST = 10**18  # options that count something stay below it
+LARGEST = 10**18  # integer options must be smaller
 
 
 class OptionError(UserError):
@@ -58,7 +59,7 @@ def option(
     above: float | None = None,
     odd: bool = False,
 ) -> Any:
-    """A dataclass field with a help text and a range: `low` and `high` are allowed themselves, `above` is not."""
+    """Return a dataclass field with a help text and a range: `low` and `high` are inclusive, `above` is exclusive."""
     limits = {"low": low, "high": high, "above": above, "odd": odd}
     return dataclasses.field(default=default, metadata={"help": help, "limits": limits})
 
@@ -75,7 +76,7 @@ def check_values(options: DataclassInstance) -> None:
 
 
 def split_option(text: str) -> tuple[str | None, str, str]:
-    """``[METHOD.]NAME=VALUE`` to (method or None, name, value). Raises UserError."""
+    """Split ``[METHOD.]NAME=VALUE`` into (method or None, name, value). Raises UserError."""
     name, equals, value = text.partition("=")
     method, dot, option_name = (part.strip() for part in name.rpartition("."))
     if not equals or not option_name or (dot and not method):
@@ -84,7 +85,7 @@ def split_option(text: str) -> tuple[str | None, str, str]:
 
 
 def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str]]) -> M:
-    """Make the method with options given as text. Raises UserError naming method, option and value."""
+    """Return the method with options given as text. Raises UserError naming method, option and value."""
     hints = _types(cls)
     values: dict[str, Any] = {}
     for name, text in pairs:
@@ -105,7 +106,7 @@ def parse_options(method_name: str, cls: type[M], pairs: Sequence[tuple[str, str
 
 
 def describe(cls: type[Method]) -> list[OptionInfo]:
-    """The options of a method class in the order of their declaration."""
+    """Return the options of a method class in the order of their declaration."""
     hints = _types(cls)
     return [
         OptionInfo(f.name, _words(hints[f.name]), _plain(f.default), f.metadata.get("help", ""))
@@ -116,9 +117,9 @@ def describe(cls: type[Method]) -> list[OptionInfo]:
 def check_budget(
     method_name: str, method: Method, budget: Budget | None, *, group: int = 1, word: str = "--budget"
 ) -> None:
-    """Refuse a missing, needless or too small budget; a share is never too small. Raises UserError.
+    """Raise UserError for a missing, needless or too small budget; a share is never too small.
 
-    group: query heads of a KV head; `word`: what the message calls the budget.
+    group: query heads per KV head; word: what the message calls the budget.
     """
     if not method.takes_budget:
         if budget is not None:
@@ -158,7 +159,7 @@ def _known(names: Sequence[str]) -> str:
 
 
 def parse_value(text: str, kind: Any) -> Any:
-    """A value of the annotated type. Raises ValueError for a text that is none."""
+    """Parse a text as a value of the annotated type. Raises ValueError for an invalid text."""
     inner, optional = _strip_none(kind)
     if optional and text.lower() == "none":
         return None
@@ -176,7 +177,7 @@ def parse_value(text: str, kind: Any) -> Any:
 
 
 def as_whole(raw: object) -> int | None:
-    """An integer, or None when the value is not one (1.5, 1e3, true, a text)."""
+    """Return the value as an integer, or None if it is not a whole number (1.5, 1e3, true, a text)."""
     if isinstance(raw, int) and not isinstance(raw, bool):
         return raw
     text = raw.strip() if isinstance(raw, str) else ""
@@ -184,7 +185,7 @@ def as_whole(raw: object) -> int | None:
 
 
 def as_number(raw: object) -> float | None:
-    """A float, or None: `float` alone would also take "nan", "1_0", true and the digits of other scripts."""
+    """Return the value as a float, or None; `float` alone would accept "nan", "1_0", true and non-ASCII digits."""
     if isinstance(raw, float):
         return raw
     text = "" if isinstance(raw, bool) else str(raw).strip()
@@ -192,7 +193,7 @@ def as_number(raw: object) -> float | None:
 
 
 def _strip_none(kind: Any) -> tuple[Any, bool]:
-    """`int | None` to (int, True)."""
+    """Return a type without None, and whether None was removed: `int | None` gives (int, True)."""
     if typing.get_origin(kind) in (Union, types.UnionType):
         rest = [a for a in typing.get_args(kind) if a is not type(None)]
         return rest[0], True

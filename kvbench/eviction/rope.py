@@ -9,16 +9,16 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, slots=True)
 class Rope:
-    """The rotation of one model: frequencies [r / 2] of the first r dimensions, and how these are paired.
+    """A model's rotary embedding: frequencies [r / 2] of the first r dimensions, and how dimensions are paired.
 
-    interleaved: neighbours (0, 1), (2, 3) ... form pairs; otherwise dimension i and i + r / 2 do.
+    interleaved: neighbours (0, 1), (2, 3) ... form pairs; otherwise dimensions i and i + r / 2.
     """
 
     frequencies: torch.Tensor
     interleaved: bool = False
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Vectors [b, H, w, d] moved `by` positions [b, w] or [w], back if negative. Float32."""
+        """Return vectors [b, H, w, d] moved `by` positions [b, w] or [w], back if negative. Float32."""
         angles = by.double()[..., None] * self.frequencies.to(by.device, torch.float64)  # [(b,) w, r / 2]
         cos, sin = angles.cos().float(), angles.sin().float()
         if by.dim() == 2:

@@ -1,7 +1,7 @@
-"""From scores to the entries that stay: protection, budgets, the one tie rule.
+"""From scores to the entries that stay: protection, budgets, ties.
 
-Entries compete inside the method's scope. Ties go to the newer entry everywhere, so CPU and GPU agree; `order_key` is
-that rule.
+Entries compete inside the method's scope. Of entries with equal scores the newer one stays, on CPU and GPU alike
+(`order_key`).
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """The decision about one layer: the entries that stay, and new values of columns and states."""
+    """One layer's eviction: the entries that stay, and new values of columns and states."""
 
     keep: torch.Tensor  # [b, Hk, N] bool
     columns: dict[str, torch.Tensor]
 
 
 def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
-    """Decide several layers of the same sequences: all that evict, or any of them for a `layerwise` method.
+    """Choose the entries that stay in several layers of the same sequences.
 
-    Entries may differ in number between layers; all views share one budget.
+    `views`: all evicting layers; for a `layerwise` method any of them. The number of entries may differ between layers;
+    the budget is the same.
     """
     outs = [_score(method, view) for view in views]
     musts = [
@@ -55,7 +56,7 @@ def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
 
 
 def _score(method: Method, view: LayerView) -> ScoreOut:
-    """The method's scores of one layer. Raises MethodError for a result of another shape, and when a plug-in fails."""
+    """Return the method's scores of one layer. Raises MethodError for a wrong shape, and when a plug-in fails."""
     try:
         out = method.score(view)
     except KVBenchError:
@@ -96,7 +97,7 @@ def _allocation(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Allocat
 def _jointly(
     method: Method, views: Sequence[LayerView], outs: Sequence[ScoreOut], musts: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor]:
-    """One competition over all layers and heads, which are joined in axis 1."""
+    """Return masks of kept entries if all layers and heads compete together; they are joined in axis 1."""
     longest = max(v.positions.shape[-1] for v in views)
 
     def join(parts: Sequence[torch.Tensor], fill: float | bool) -> torch.Tensor:
@@ -118,7 +119,7 @@ def _jointly(
 
 
 def kept_always(method: Method, view: LayerView) -> Protect:
-    """The method's protection at the budget and interval of a view."""
+    """Return the method's protection at the budget and interval of a view."""
     return method.protect(view.budget).at(view.interval)
 
 
@@ -129,9 +130,9 @@ def protected(
     prompt_len: torch.Tensor,
     valid: torch.Tensor | None = None,
 ) -> torch.Tensor | None:
-    """[b, Hk, N] bool of entries that must stay, or None when nothing is protected.
+    """Return the mask of protected entries, [b, Hk, N] bool, or None if nothing is protected.
 
-    positions: [b, Hk, N]; seen, prompt_len: [b]; valid: [b, Hk, N], None if all entries are.
+    positions: [b, Hk, N]; seen, prompt_len: [b]; valid: [b, Hk, N], None if all entries are valid.
     """
     mask = None
     if protect.sinks:
@@ -146,10 +147,10 @@ def protected(
 
 
 def order_key(score: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """int64 keys whose order is (score, then position): larger is kept first, equal scores go to the newer entry.
+    """Return int64 keys that order entries by score, then by position: the largest keys are kept.
 
-    The float32 score is mapped to an int32 of the same order and put above the position, so one integer top-k decides
-    ties exactly and equally on every device. Raises BudgetViolation on NaN scores.
+    The upper 32 bits are the float32 score mapped to an int32 of the same order, the lower 32 bits the position. One
+    integer top-k therefore decides ties exactly and equally on every device. Raises BudgetViolation on NaN scores.
     """
     if bool(torch.isnan(score).any()):
         raise BudgetViolation("the method returned NaN scores, so no entry can be chosen.")
@@ -167,15 +168,15 @@ def keep_mask(
     scope: str = "head",
     selector: TopK | None = None,
 ) -> torch.Tensor:
-    """Choose the entries that stay.
+    """Return the mask of entries that stay.
 
     Args:
         score: [b, Hk, N] float32 (for scope "model": layers and heads joined in axis 1); positions: same shape.
-        valid: same shape, or None when all are.
-        must: [b, Hk, N] bool or None; these stay whatever their score.
-        count: entries to keep per head (scope "head"; as a tensor, quotas [b, Hk]), or their mean over the heads
-            that compete (scopes "layer" and "model").
-        scope: "head" picks in every head by itself; otherwise the heads of axis 1 share `count * Hk`.
+        valid: same shape, or None if all entries are valid.
+        must: [b, Hk, N] bool, entries that stay whatever their score; or None.
+        count: entries to keep per head; for scopes "layer" and "model" the mean over the heads that compete. A tensor
+            [b, Hk] gives each head's quota.
+        scope: "head" picks within each head; otherwise the heads of axis 1 share `count * Hk`.
         selector: how to pick by keys; default the largest.
 
     Returns:
@@ -192,13 +193,13 @@ def keep_mask(
     if scope == "head":
         keep = selector.choose(key, count, distinct=True)
         return keep if valid is None else keep & valid
-    # No head may be left empty, so each one's best entry stays.
+    # No head may be left empty, so the best entry of each head stays.
     best = key.argmax(dim=-1, keepdim=True)
     key = key.scatter(-1, best, torch.iinfo(torch.int64).max)
     if valid is not None:
         key = key.masked_fill_(~valid, torch.iinfo(torch.int64).min)
     total = count.sum(dim=-1) if isinstance(count, torch.Tensor) else count * key.shape[1]
-    keep = selector.choose(key.flatten(1), total, distinct=False).view(key.shape)  # two heads can tie in all
+    keep = selector.choose(key.flatten(1), total, distinct=False).view(key.shape)  # keys of two heads can be equal
     return keep if valid is None else keep & valid
 
 
@@ -209,15 +210,15 @@ def check(
     total: int,
     min_entries: int = 1,
 ) -> None:
-    """Check every eviction's promises: protected entries stay, the budget holds, no head is empty.
+    """Check an eviction: protected entries stay, the budget holds, no head is empty.
 
     Args:
         keeps, musts: [b, Hk, N] of each layer.
-        each: mean entries per head that a layer may keep; None where layers share.
-        total: the same, summed over all layers of the model.
+        each: mean entries per head that a layer may keep; None if layers share the budget.
+        total: mean entries per head, summed over all layers of the model.
 
     Raises:
-        BudgetViolation: names the broken promise.
+        BudgetViolation: names the violated rule.
     """
     if any(must is not None and bool((must & ~keep).any()) for keep, must in zip(keeps, musts)):
         raise BudgetViolation("a protected entry (sink, recent token or prompt) was evicted.")

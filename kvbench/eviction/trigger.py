@@ -1,4 +1,4 @@
-"""When an eviction happens, and how entries are picked from their keys."""
+"""Triggers say when an eviction happens; `TopK` picks the entries that stay."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from kvbench.lazy import torch
 class Every:
     """Evict after every `interval` generated tokens of a sequence if it then holds more than its budget.
 
-    `at_budget` also calls the method when exactly the budget is held: nothing is evicted, but columns may change.
-    `after` delays the first eviction by that many tokens.
+    at_budget: call the method also when the sequence holds exactly its budget; columns may change, nothing is evicted.
+    after: tokens by which the first eviction is delayed.
     """
 
     interval: int
@@ -21,7 +21,7 @@ class Every:
 
     @property
     def growth(self) -> int | None:
-        """Entries that can come between two evictions; None without a bound."""
+        """Most entries that a head gains between two evictions; None if unbounded."""
         return self.interval + self.after
 
     def due(self, clock: int) -> bool:
@@ -29,13 +29,13 @@ class Every:
         return clock > self.after and (clock - self.after) % self.interval == 0
 
     def full(self, held: float, budget: int) -> bool:
-        """Whether a sequence that holds `held` entries (mean over its heads) is to be reduced to `budget`."""
+        """Whether a sequence with `held` entries (mean over its heads) must be evicted to `budget`."""
         return held >= budget if self.at_budget else held > budget
 
 
 @dataclass(frozen=True, slots=True)
 class EveryTime(Every):
-    """Evict at every tick, even while the mean over heads is within the budget: some heads may exceed their own."""
+    """Evict at every tick, even if the mean over heads is within the budget: single heads may exceed their quotas."""
 
     def full(self, held: float, budget: int) -> bool:
         return True
@@ -43,7 +43,7 @@ class EveryTime(Every):
 
 @dataclass(frozen=True, slots=True)
 class Once:
-    """Evict once, right after the prompt; generated entries stay."""
+    """Evict once, right after the prompt; generated entries always stay."""
 
     @property
     def growth(self) -> int | None:
@@ -79,11 +79,11 @@ class TopK:
     """Keep the entries with the largest keys (score, then position: see `select.order_key`)."""
 
     def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
-        """[..., n] bool with the `count` largest int64 keys of every row set.
+        """Return the mask of the `count` largest int64 keys in each row, [..., n] bool.
 
         Args:
-            count: for all rows, or int64 [...] per row.
-            distinct: no two keys of a row are equal; otherwise the later of equal ones is kept first.
+            count: one number for all rows, or int64 [...] per row.
+            distinct: no two keys of a row are equal; otherwise the later of two equal keys is kept first.
         """
         n = keys.shape[-1]
         if isinstance(count, torch.Tensor):
@@ -92,8 +92,8 @@ class TopK:
         keep = torch.ones_like(keys, dtype=torch.bool)
         if (drop := n - min(count, n)) == 0:
             return keep
-        # Fewer entries are dropped than kept, so their top-k is cheaper. Top-k breaks ties arbitrarily; a stable sort
-        # breaks them by index.
+        # Usually fewer entries are dropped than kept, so a top-k of the dropped ones is cheaper. Top-k breaks ties
+        # arbitrarily; a stable sort breaks them by index.
         evicted = (
             keys.topk(drop, dim=-1, largest=False, sorted=False).indices
             if distinct

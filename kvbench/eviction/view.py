@@ -1,7 +1,7 @@
-"""One layer as a method sees it at an eviction: entries of several sequences, and helpers that respect text order.
+"""One layer as a method sees it at an eviction: entries of several sequences, and helpers that go by text order.
 
-Entries lie in storage order, which after the first eviction is not text order. Use `positions`, or the helpers below:
-`pool` smooths along the text, `recent` and `older` split off the newest tokens.
+Entries lie in storage order, which differs from text order after the first eviction. Use `positions`, or the helpers
+below: `pool` smooths along the text, `recent` and `older` separate the newest tokens from the others.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ class LayerView:
     values: torch.Tensor | None  # [b, Hk, N, dv]; None unless the method needs them
     positions: torch.Tensor  # [b, Hk, N] int64, absolute
     valid: torch.Tensor  # [b, Hk, N] bool; scores of other entries are ignored
-    whole: bool = False  # all entries are known to be valid, so helpers skip the mask
+    whole: bool = False  # True: all entries are valid, so helpers skip the mask
     queries: torch.Tensor  # [b, Hq, w, d] post-RoPE, oldest first
     query_positions: torch.Tensor  # [b, w] int64
     columns: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, Hk, N] float32
     states: Mapping[str, torch.Tensor] = field(default_factory=dict)  # each [b, ...] float32
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # of the whole model, see `Method.weights`
-    probe: Probe | None = None  # set while `observe` sees the rows of a probe: their queries are `queries`,
-    probe_keys: torch.Tensor | None = None  # [b, Hk, m, d] and these the keys they added to the prompt's
+    # Set while `observe` sees a probe; `queries` are then those of the probe's tokens.
+    probe: Probe | None = None
+    probe_keys: torch.Tensor | None = None  # [b, Hk, m, d] keys of the probe's tokens, which `keys` lacks
     probe_positions: torch.Tensor | None = None  # [b, m]
     rope: Rope | None = None
     seen: torch.Tensor  # [b] tokens seen so far, T
     prompt_len: torch.Tensor  # [b]
-    eviction_index: torch.Tensor  # [b] evictions this sequence had before
+    eviction_index: torch.Tensor  # [b] earlier evictions of each sequence
     noise_key: torch.Tensor  # [b] int64, one per sample
     budget: int
     interval: int  # generated tokens between evictions
@@ -58,10 +59,9 @@ class LayerView:
         reduce_q: Reduce | None = "mean",
         among: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Attention that `queries` pay to the entries, [b, Hk, N] when both axes reduce: see `window_attention`.
+        """Return the attention that `queries` pay to the entries, [b, Hk, N] if both axes reduce: `window_attention`.
 
-        among: [b, Hk, N] bool; the softmax runs over these entries only. The keys of a probe's own rows always count
-        in its softmax.
+        among: [b, Hk, N] bool; the softmax runs over these entries only, and always over a probe's own keys.
         """
         visible = None if self.whole else self.valid
         if among is not None:
@@ -83,34 +83,34 @@ class LayerView:
         )
 
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
-        """Vectors [b, H, w, d] moved `by` positions [b, w] (or [w]) further under the model's RoPE; back if negative.
+        """Return vectors [b, H, w, d] rotated by the model's RoPE `by` positions [b, w] or [w]; back if negative.
 
-        A post-RoPE query moved back by its own position is the query before rotation. Needs(rope=True).
+        A post-RoPE query moved back by its own position is the query before rotation. Requires Needs(rope=True).
         """
         assert self.rope is not None, "the method must declare Needs(rope=True)"
         return self.rope.rotate(x, by)
 
     def held(self) -> torch.Tensor:
-        """[b, Hk] int64: entries that each head holds."""
+        """Return the number of entries that each head holds, [b, Hk] int64."""
         b, heads, n = self.positions.shape
         return self.seen.new_full((b, heads), n) if self.whole else self.valid.sum(dim=-1)
 
     def last_queries(self, count: int) -> LayerView:
-        """The same view with the newest `count` queries only."""
+        """Return this view with the newest `count` queries only."""
         skip = max(0, self.queries.shape[2] - count)
         return replace(self, queries=self.queries[:, :, skip:], query_positions=self.query_positions[:, skip:])
 
     def recent(self, count: int) -> torch.Tensor:
-        """[b, Hk, N] bool: entries among the newest `count` tokens."""
+        """Return the mask of entries among the newest `count` tokens, [b, Hk, N] bool."""
         return self.positions >= (self.seen - count)[:, None, None]
 
     def older(self, count: int) -> torch.Tensor:
-        """[b, Hk, N] bool: valid entries that are not among the newest `count` tokens."""
+        """Return the mask of valid entries older than the newest `count` tokens, [b, Hk, N] bool."""
         older = self.positions < (self.seen - count)[:, None, None]
         return older if self.whole else self.valid & older
 
     def noise(self) -> torch.Tensor:
-        """[b, Hk, N] float32 uniform noise: a hash of (sample, eviction, layer, head, position) alone."""
+        """Return uniform noise, [b, Hk, N] float32: a hash of only (sample, eviction, layer, head, position)."""
         heads = torch.arange(self.positions.shape[1], device=self.positions.device)[None, :, None]
         key = noise.mix(
             self.noise_key[:, None, None], self.eviction_index[:, None, None], self.layer, heads, self.positions
@@ -118,11 +118,11 @@ class LayerView:
         return noise.uniform(key).float()
 
     def text_order(self) -> torch.Tensor:
-        """[b, Hk, N] int64 indices of the entries in text order, invalid ones last."""
+        """Return the indices of the entries in text order, invalid ones last, [b, Hk, N] int64."""
         key = self.positions.int()
         if not self.whole:
             key = key.masked_fill(~self.valid, torch.iinfo(torch.int32).max)
-        if key.device.type == "cpu":  # numpy sorts short rows more than twice as fast, and this runs at every eviction
+        if key.device.type == "cpu":  # numpy sorts short rows more than twice as fast as torch
             return torch.from_numpy(key.numpy().argsort(axis=-1))
         return key.argsort(dim=-1)
 
@@ -136,9 +136,9 @@ class LayerView:
     ) -> torch.Tensor:
         """Smooth scores [b, Hk, N] along the text over the entries marked in `among` (stride 1, same length).
 
-        Neighbours are the next cached entries in text order, or in `order`: indices as from `text_order`, with the
-        marked entries side by side. Max pooling ignores all other entries; average pooling divides by `kernel` at the
-        ends too (zero padding), as the methods' code does. Entries not in `among` become -inf.
+        Neighbours are the next cached entries in text order, or in `order` (indices as from `text_order`), which must
+        list the marked entries without gaps. Max pooling ignores all other entries; average pooling divides by `kernel`
+        at the ends too (zero padding), as the methods' released code does. Entries not in `among` become -inf.
         """
         if order is None:
             order = self.text_order()
@@ -165,9 +165,9 @@ def make_view(
     prompt_len: int = 0,
     **more: Any,
 ) -> LayerView:
-    """A view of keys [b, Hk, N, d] and the newest queries [b, Hq, w, d], for trying out and testing a method.
+    """Return a view of keys [b, Hk, N, d] and the newest queries [b, Hq, w, d], to try out or test a method.
 
-    Without `positions` the entries lie in text order and nothing was evicted. `more`: other fields of the view.
+    Without `positions` the entries lie in text order and nothing was evicted. more: other fields of the view.
     """
     b, _, n, d = keys.shape
     if positions is None:

@@ -1,1 +1,1 @@
-"""Hostile programs in every tier of the sandbox: `corpus` runs all, `grader` runs one, `watch` observes it."""
+"""Hostile programs in every tier of the sandbox: `corpus` runs all, `grader` runs one, `watch` observes the grader."""

@@ -1,9 +1,9 @@
-"""Runs a corpus of hostile programs in every tier that works here, and reports which of them succeed.
+"""Runs a corpus of hostile programs in every tier that works on this machine, and reports which attacks succeed.
 
-    python -m kvbench.audit.attacks.corpus < attacks.json        # {"name": "text of a program", ...}; one row a line
+    python -m kvbench.audit.attacks.corpus < attacks.json        # {"name": "text of a program", ...}; one row per line
 
-`kvbench.audit.attacks.program` describes programs and targets. A fresh process runs each program as scoring would. Root
-runs the corpus once more as an ordinary user (`kvbench.audit.attacks.ordinary`).
+`kvbench.audit.attacks.program` describes programs and targets. A fresh process runs each program as scoring would. If
+the audit runs as root, it runs the corpus again as an ordinary user (`kvbench.audit.attacks.ordinary`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def read_corpus(folder: Path) -> dict[str, str]:
-    """The programs of a folder and its subfolders, by name. Raises UserError."""
+    """Return the hostile programs of a folder and its subfolders, by relative path. Raises UserError."""
     programs = {}
     for path in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
@@ -50,7 +50,7 @@ def read_corpus(folder: Path) -> dict[str, str]:
 
 
 def audit(corpus: Mapping[str, str], reports: Sequence[SelfTest]) -> Iterator[Row]:
-    """Run every program in every working tier; one row each."""
+    """Run every program in every working tier; yield a row for each."""
     adopt_orphans()
     attacks = [Attack.read(text, name) for name, text in corpus.items()]
     for report in reports:
@@ -113,7 +113,7 @@ def _run(attack: Attack, tier: str) -> Row:
 def _successes(
     attack: Attack, aims: Targets, peaks: Peaks, alive: list[int], result: Row, secret: list[str]
 ) -> Iterator[str]:
-    """The successes that the header asks for. Harm to the grader and a program that did not run always count."""
+    """Yield the attack's successes among those that its header lists, "damage" and "sandbox_error"."""
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")
     rules: dict[str, Callable[[], bool]] = {
@@ -132,7 +132,7 @@ def _successes(
         "output": lambda: len(out) > _MOST["output"] or peaks.grader_memory > _MOST["grader"],
         "wall": lambda: result.get("seconds", _GRADER_SECONDS) > LIMITS["wall"] + _SLACK_SECONDS,
         "residue": lambda: bool(aims.left()),
-        "sandbox_error": lambda: result.get("status") == "sandbox_error",  # the attack proved nothing
+        "sandbox_error": lambda: result.get("status") == "sandbox_error",  # the attack did not run
         "damage": lambda: not result or "damage" in result or aims.sentinel.poll() is not None,
     }
     for check in dict.fromkeys((*attack.checks, "damage", "sandbox_error")):

@@ -1,6 +1,6 @@
 """The process that runs one hostile program as scoring would: ``python -m kvbench.audit.attacks.grader JOB``.
 
-It is a target itself: its memory, its command line and its environment hold canaries.
+This process is a target itself: its memory, command line and environment hold canaries (secrets that must not leak).
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ BY_NAME: dict[str, type[Tier]] = {tier.name: tier for tier in (Bwrap, Landlock, 
 def run_program(
     source: str, mode: str, tests: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], tier: Tier | None = None
 ) -> dict[str, Any]:
-    """Run a program on tests until one fails.
+    """Run a program on tests until a test fails.
 
     Args:
         mode: "stdio" (tests hold ``stdin`` and ``expected``) or "call" (``args`` of ``Solution.add`` and ``expected``).
         limits: wall (seconds), mem, fsize and out (bytes).
-        tier: by default scoring's own.
+        tier: by default the tier that scoring chooses.
 
     Returns:
         status (a verdict), passed, stdout, stderr.
@@ -79,7 +79,7 @@ def _verdict(outcome: Outcome, right: bool, mode: str) -> str:
 def main(path: str) -> None:
     job = json.loads(Path(path).read_text(encoding="utf-8"))
     sys.path.append(job["path"])
-    held = "CANARY-" + "".join(job["memory"])  # in this process's memory and nowhere else
+    held = "CANARY-" + "".join(job["memory"])  # a canary in this process's memory only
     source = job["source"].replace("@@GRADER_PID@@", str(os.getpid()))
     begun = time.monotonic()
     try:

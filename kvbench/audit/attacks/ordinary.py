@@ -1,9 +1,9 @@
-"""Runs a module of this package as an ordinary user. Root calls it.
+"""Runs a module of kvbench as an ordinary user; must be started as root.
 
     python -m kvbench.audit.attacks.ordinary FOLDER MODULE
 
-Another user cannot read an interpreter or a checkout in a private home. The process therefore mounts them below FOLDER,
-in a mount namespace of its own.
+The ordinary user cannot read an interpreter or a checkout in root's private home. The process therefore mounts them
+below FOLDER, in a separate mount namespace.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def main(folder: str, module: str) -> None:
 
 
 def _show(source: Path, target: Path) -> None:
-    """Mount a folder at another path, for this process and its children."""
+    """Mount the folder `source` at `target`, visible to this process and its children only."""
     libc = ctypes.CDLL(None, use_errno=True)
     target.mkdir()
     calls = (

@@ -1,9 +1,9 @@
 """One hostile program of a corpus, and the targets that it tries to read, change, reach and kill.
 
 An attack is a Python file that begins with comment lines ``# name: value``: id, class, mode (stdio or call), check (the
-successes to look for, separated by commas), expected-status, and its input's size in ``stdin-bytes``. Names between
-double @ signs are replaced by the targets' values. All targets are made here and harmless: files in a temporary folder,
-sockets on loopback, a sleeping process.
+successes to look for, separated by commas), expected-status, and stdin-bytes (size of the input). Names between double
+@ signs are replaced by the targets' values. This module makes all targets, and all are harmless: files in a temporary
+folder, sockets on loopback, a sleeping process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Attack:
 
     @classmethod
     def read(cls, text: str, name: str) -> Attack:
-        """Raises ValueError for a text without the header."""
+        """Parse an attack. Raises ValueError for a text without the header."""
         head = dict(_HEADER.findall(text.partition("\n\n")[0]))
         try:
             return cls(
@@ -62,7 +62,7 @@ class Attack:
             raise ValueError(f"{name} has no header line {missing}") from None
 
     def filled(self, values: Mapping[str, Any]) -> str:
-        """The program with its targets' values."""
+        """Return the program with the targets' values filled in."""
         source = self.source
         for name, value in values.items():
             source = source.replace(f"@@{name}@@", str(value))
@@ -71,7 +71,12 @@ class Attack:
 
 @dataclass
 class Targets:
-    """The targets of an attack. `canaries` are texts that must not leave the box."""
+    """The targets of an attack.
+
+    Attributes:
+        canaries: secret texts that must not leave the sandbox.
+        reached, received: sockets to which the program connected, and bytes that it sent.
+    """
 
     folder: Path
     canaries: dict[str, str]
@@ -91,7 +96,7 @@ class Targets:
         return self.before != self._contents()
 
     def left(self) -> list[str]:
-        """Files and shared memory that the program left behind."""
+        """Return the files and shared memory that the program left behind."""
         token, key = self.values["TOKEN"], self.values["SHMKEY"]
         leftovers = [name for name in os.listdir(self.temporary) if not name.startswith("kvbench-second-try-")]
         leftovers += [str(path) for place in ("/dev/shm", "/var/tmp") for path in Path(place).glob(f"evil-{token}*")]
@@ -101,7 +106,7 @@ class Targets:
         return leftovers
 
     def environment(self) -> dict[str, str]:
-        """The grader's environment: with canary tokens, and with a TMPDIR whose files are counted."""
+        """Return the grader's environment, with canary tokens and a TMPDIR that `watch` measures."""
         kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
         return kept | {
             "PYTHONDONTWRITEBYTECODE": "1",
@@ -124,7 +129,7 @@ class Targets:
 
 @contextlib.contextmanager
 def targets(answer: str) -> Iterator[Targets]:
-    """Make the targets of one attack. answer: an expected output, which a file among the results holds."""
+    """Make the targets of one attack. answer: the expected output, which one of the target files holds."""
     folder = Path(tempfile.mkdtemp(prefix="kvbench-attack-"))
     folder.chmod(0o755)
     token, canaries = secrets.token_hex(8), {name: f"CANARY-{secrets.token_hex(16)}" for name in _CANARIES}
@@ -191,7 +196,7 @@ def _sockets(stack: contextlib.ExitStack, folder: Path, token: str) -> dict[str,
 
 @contextlib.contextmanager
 def _listening(sockets: Mapping[str, socket.socket], aims: Targets) -> Iterator[None]:
-    """Accept and record connections in a thread."""
+    """Accept and record connections in a thread while the block runs."""
     done = threading.Event()
 
     def serve() -> None:

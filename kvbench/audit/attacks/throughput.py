@@ -1,4 +1,4 @@
-"""Measures how fast programs are graded: many with one test, and one with many tests, with both verdicts of each.
+"""Measures how fast programs are graded: many programs with one test each, and one program with many tests.
 
 measure(tier)       # {"tier": ..., "programs": 1000, "programs_seconds": ..., "tests": 200, "tests_seconds": ...}
 """
@@ -19,7 +19,7 @@ _PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 
 def measure(tier: Tier, programs: int = PROGRAMS, tests: int = TESTS) -> dict[str, Any]:
-    """Seconds for both, with one program per core at a time. Raises BoxError, RuntimeError."""
+    """Return the seconds of both, with one program per core at a time. Raises BoxError, RuntimeError."""
     sandbox = Sandbox(tier, "")
     workers = len(os.sched_getaffinity(0))
 

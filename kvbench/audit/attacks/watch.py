@@ -1,7 +1,7 @@
 """Observes a grader and its descendants while a hostile program runs: processes, threads, memory, disk, ports.
 
-It reads ``/proc`` every few milliseconds, so shorter events may be missed; sums over a process tree count shared pages
-more than once.
+`watch` reads ``/proc`` every 20 ms, so it may miss shorter events. Sums over a process tree count shared pages once per
+process.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from pathlib import Path
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _LOOK_SECONDS = 0.02
-_SETTLE_SECONDS = 0.5  # a process that lives longer after its grader's end counts as a survivor
+_SETTLE_SECONDS = 0.5  # a process alive this long after its grader ended counts as a survivor
 
 
 @dataclass
 class Peaks:
-    """Peak values: bytes and counts."""
+    """Peak values while a program ran: bytes of memory and disk, numbers of processes and threads."""
 
     memory: int = 0
     grader_memory: int = 0
@@ -46,17 +46,17 @@ class _Process:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of orphaned descendants, so that none can hide."""
+    """Make this process the parent of orphaned descendants, so that `survivors` finds them."""
     ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
 
 
 def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:
-    """Observe until the grader ends; kill its process group after `seconds`.
+    """Observe a grader until it ends, and return the peaks; kill its process group after `seconds`.
 
     Args:
-        folder: of its temporary files.
-        port: try to connect to it, to see whether the program listens there.
-        known: a child of this process that does not belong to the grader.
+        folder: the grader's TMPDIR.
+        port: a port to connect to, to see whether the program listens there; None: no check.
+        known: id of a child process that does not belong to the grader.
     """
     peaks, before = Peaks(), _shared_memory()
     deadline, looks = time.monotonic() + seconds, 0
@@ -82,7 +82,7 @@ def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known
 
 
 def survivors(known: Iterable[int]) -> list[int]:
-    """Descendants of this process that should have ended. They are killed."""
+    """Kill and return the descendants of this process that should have ended: all but `known`."""
     time.sleep(_SETTLE_SECONDS)
     table = _table()
     alive = [pid for pid in _below(table, [os.getpid()]) - set(known) if table[pid].state != "Z"]
@@ -96,7 +96,7 @@ def survivors(known: Iterable[int]) -> list[int]:
 
 
 def disk_usage(folder: Path) -> int:
-    """Bytes of the files below a folder of any depth."""
+    """Return the bytes of all files below a folder; paths may be longer than the system's limit."""
     total, waiting = 0, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
     while waiting:
         opened = waiting.pop()

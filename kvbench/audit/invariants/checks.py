@@ -1,4 +1,4 @@
-"""All invariants, and the checks of several methods on several models."""
+"""Lists all invariants, and checks them for several methods on several models."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvbench.eviction.api import Method
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One invariant.
+    """One invariant and the ways of running in which it is checked.
 
     Attributes:
-        check: of an exam run in one `Way`, or in one `AuditLayout`.
-        special: whether it is also checked in the special ways of running.
-        each_layout: False where it does not depend on the layout, or compares layouts.
+        check: checks an exam in one `Way`, or in one `AuditLayout`; the first line of its docstring is the statement.
+        special: whether `check` also runs in the `Special` ways.
+        each_layout: whether `check` runs in every layout; False if it is independent of the layout or compares layouts.
     """
 
     check: Callable[[Exam, Any], None]
@@ -54,7 +54,10 @@ INVARIANTS = {
 def audit(
     methods: Sequence[tuple[str, Method]], models: Sequence[Subject], tick: Callable[[str], None] = lambda text: None
 ) -> list[Check]:
-    """methods: with the names to show. tick: called with the next method and model."""
+    """Check all invariants of all methods on all models.
+
+    methods: with the names to show; tick: called with the next method and model, to show progress.
+    """
     checks: list[Check] = []
     for name, method in methods:
         for subject in models:
@@ -85,7 +88,8 @@ def _mark(name: str, exam: Exam, way: Way) -> tuple[Mark, str]:
     except NotApplicable as why:
         return "n/a", str(why)
     except Stopped as stopped:
-        # The engine itself stops a run over budget. Only the invariant that this breaks reports it.
+        # The engine stops a generation that exceeds the budget. Only one invariant reports the error: `budget` if the
+        # budget was exceeded, otherwise `runs`.
         guilty = "budget" if str(stopped.error).startswith("budget exceeded") else "runs"
         return ("FAIL", str(stopped)) if name == guilty else ("n/a", "the generation ended with an error")
     try:

@@ -17,12 +17,14 @@ from kvbench.engine.reference import KeptHistory
 
 @dataclass(frozen=True, slots=True)
 class Pass:
+    """The result of a dense forward pass over T tokens."""
+
     logits: torch.Tensor  # [T, V]
     queries: dict[int, torch.Tensor]  # of each layer, [Hq, T, D] post-RoPE
 
 
 def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> Pass:
-    """`reference.dense_logits`, with the queries of every layer."""
+    """Run `reference.dense_logits`, and return also the queries of every layer."""
     queries: dict[int, torch.Tensor] = {}
     with _recording(queries):
         return Pass(reference.dense_logits(loaded, ids, history, keys), queries)

@@ -1,4 +1,4 @@
-"""The evictions of a trial from its log: the entries that every head held before and kept."""
+"""The evictions of a trial, from its log: the entries that every head held before and kept after each."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Eviction:
 
 
 def evictions(exam: Exam, trial: Trial) -> Iterator[Eviction]:
-    """The evictions of each sequence in order. Those of its prompt come first; all its samples share them."""
+    """Yield the evictions of each sample in order. Evictions of the prompt come first and are shared by all samples."""
     for request in trial.requests:
         budget = entry_budget(exam.method, trial.budget, len(request.prompt_ids), exam.group)
         for sample in request.samples:
@@ -60,7 +60,7 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
-    """Entries per head of every evicting layer when a sequence had `seen` tokens, before a tick at that moment."""
+    """Return the entries of each head, layer by layer, when a sequence had `seen` tokens, before a tick there."""
     for request in trial.requests:
         for sample in request.samples:
             keys = exam.keys(request, sample)
@@ -75,7 +75,7 @@ def _counts(exam: Exam, trial: Trial, keys: list[int], seen: int) -> list[int]:
         last, heads = 0, [0] * g.kv_heads
         for key in keys:
             for at, layer, kept in trial.history.events.get(key, ()):
-                if layer == g.index and at < seen:  # a step is measured before the tick that follows it
+                if layer == g.index and at < seen:  # a step's entries are counted before the tick that follows the step
                     last, heads = at, [len(head) for head in kept]
         counts.extend(count + seen - last for count in heads)
     return counts

@@ -1,4 +1,4 @@
-"""One method examined on one model: the generations of its invariants, each made on first use."""
+"""An `Exam` of one method on one model makes the generations that the invariants need, each on first use."""
 
 from __future__ import annotations
 
@@ -31,14 +31,15 @@ SPECIAL: tuple[Special, ...] = get_args(Special)
 INTERVAL = 8
 SLOTS = 2  # fewer than samples, so that slots are refilled
 SMALLEST_BUDGET = 24
-SHORT, MIDDLE, LONG = -6, 12, 37  # prompt lengths, beyond the budget
+SHORT, MIDDLE, LONG = -6, 12, 37  # prompt lengths, minus the budget
 OUTPUT = 26
 MORE_BUDGET = 16  # entries that the second of two budgets adds
-CHUNK, TAIL, SHARE = 16, 7, 0.4  # tokens between evictions of a prompt, tokens after its compression, share of a prompt
+# Tokens between evictions of a chunked prompt; prompt tokens read after its eviction; budget as a share of a prompt.
+CHUNK, TAIL, SHARE = 16, 7, 0.4
 
 
 class Exam:
-    """Raises NotApplicable where the method cannot serve the model."""
+    """The generations of one method on one model. Raises NotApplicable if the method cannot run on the model."""
 
     def __init__(self, method: Method, subject: Subject) -> None:
         self.subject = subject
@@ -72,7 +73,10 @@ class Exam:
         return self.method.during("decode").trigger(INTERVAL).growth
 
     def main(self, way: Way) -> Trial:
-        """All requests on fewer slots than samples, or in a special way a long and a short one. Raises Stopped."""
+        """Return the trial that most invariants check. Raises Stopped.
+
+        In a layout: all requests on fewer slots than samples. In a special way: a long and a short request.
+        """
         if way == "dense" or way == "paged":
             return self._once(("main", way), lambda: self._bench(way).run(self.requests))
         if way == "share" and self.budget is None:
@@ -94,7 +98,7 @@ class Exam:
         return self._bench(self.layouts[-1], tail=TAIL).run(requests)
 
     def limit(self, way: Way, request: Request) -> int:
-        """Entries per KV head that the budget allows after an eviction."""
+        """Return the entries per KV head that the budget allows after an eviction."""
         budget = entry_budget(
             self.method, SHARE if way == "share" else self.budget, len(request.prompt_ids), self.group
         )
@@ -102,7 +106,7 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """The method's `protect` for the first prompt, in each phase."""
+        """Return the method's `protect` for the first prompt, in each phase."""
         length, declared = len(self.requests[0].prompt_ids), []
         budget = entry_budget(self.method, self.budget, length, self.group)
         for acting in (self.method.during("prefill"), self.method.during("decode")):
@@ -110,11 +114,11 @@ class Exam:
         return declared
 
     def backwards(self, layout: AuditLayout) -> Trial:
-        """All requests in reverse order: other neighbours, other slots."""
+        """Run all requests in reverse order: each sequence gets other neighbours and another slot."""
         return self._once(("backwards", layout), lambda: self._bench(layout).run(self.requests[::-1]))
 
     def repeated(self, layout: AuditLayout) -> tuple[Trial, Trial, Trial]:
-        """One sequence, another, and the first again, each alone in the same engine."""
+        """Run one sequence, another, and the first again, each alone in the same engine."""
         a, b = (replace(request, samples=(0,)) for request in (self.requests[0], self.requests[-1]))
 
         def make_three() -> tuple[Trial, Trial, Trial]:
@@ -124,20 +128,20 @@ class Exam:
         return self._once(("repeated", layout), make_three)
 
     def larger(self, layout: AuditLayout) -> Trial:
-        """The prompt of the first request at a larger budget."""
+        """Run the prompt of the first request at a larger budget."""
         request = replace(self.requests[0], max_new_tokens=2, samples=(0,))
         return self._once(
             ("larger", layout), lambda: self._bench(layout, self.size + MORE_BUDGET * self.copies).run([request])
         )
 
     def unlimited(self, layout: AuditLayout) -> Trial:
-        """All requests, at a budget that no sequence reaches."""
+        """Run all requests at a budget that no sequence reaches."""
         return self._once(
             ("unlimited", layout), lambda: self._bench(layout, (self.max_tokens + 1) * self.copies).run(self.requests)
         )
 
     def full(self) -> Trial:
-        """All requests with the full cache, generated once for all methods on this model."""
+        """Run all requests with the full cache, once for all methods on this model with the same budget."""
         trials = self.subject.full
         if self.size not in trials:
             bench = Bench(
@@ -153,7 +157,7 @@ class Exam:
         return trial
 
     def dense(self, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """One dense forward pass over a sequence, under the logged masks or without any."""
+        """Run one dense forward pass over a sequence; masked: hide the entries that the log says were evicted."""
         keys = self.keys(request, sample)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
         history = trial.history if masked else KeptHistory()
@@ -163,7 +167,10 @@ class Exam:
         return [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
 
     def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
-        """Greedy tokens of the engine, and of `model.generate` with an `EvictionCache`: two rows, one with probes."""
+        """Return the greedy tokens of the engine, and of `model.generate` with an `EvictionCache`.
+
+        Two prompts; one if the method runs probes.
+        """
         first = self.requests[0].prompt_ids
         prompts = [first] if self.method.during("prefill").needs().probes else [first, first[::-1]]
         # EvictionCache gives its sequences these names, and noise is a hash of them.
@@ -176,7 +183,10 @@ class Exam:
         trial = self._bench(self.layouts[0], slots=len(prompts)).run(requests)
         model, vocabulary = self.loaded.model, self.loaded.model.get_input_embeddings().weight.shape[0]
         config = copy.deepcopy(model.generation_config)
-        config.eos_token_id, config.pad_token_id = vocabulary, 0  # no token; transformers replaces None by the model's
+        config.eos_token_id, config.pad_token_id = (
+            vocabulary,
+            0,
+        )  # an id of no token; transformers would replace None by the model's id
         config.max_new_tokens, config.do_sample = OUTPUT, False
         ids = torch.tensor([list(prompt) for prompt in prompts], device=self.loaded.device)
         try:
@@ -213,7 +223,7 @@ class Exam:
         )
 
     def _once(self, key: Any, work: Callable[[], Any]) -> Any:
-        """The cached result of `work`, or the cached error with which it ended."""
+        """Return the cached result of `work`, or raise the cached error with which it ended."""
         if key not in self._results:
             try:
                 self._results[key] = work()
@@ -227,7 +237,7 @@ class Exam:
         return result
 
     def _requests(self) -> list[Request]:
-        """Prompts longer and shorter than the budget; the first has two samples, which share its eviction."""
+        """Return requests with prompts longer and shorter than the budget; the first request has two samples."""
         vocabulary = self.loaded.model.get_input_embeddings().weight.shape[0]
         generator = torch.Generator().manual_seed(1)
         lengths = {"long": (LONG, (0, 1)), "short": (SHORT, (0,)), "middle": (MIDDLE, (0,))}

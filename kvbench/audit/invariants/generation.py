@@ -1,6 +1,6 @@
 """Invariants of generations. Each function states one in its first line.
 
-It raises `Broken` with value and cause, or `NotApplicable` with the reason. `checks` lists them all.
+A function raises `Broken` with value and cause, or `NotApplicable` with the reason. `checks` lists all invariants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.engine.cache.paged import PAGE
 from kvbench.eviction.columns import expanded
 from kvbench.records import Request
 
-TOLERANCE = 1e-4  # of logits, relative to the largest; arithmetic is float32
+TOLERANCE = 1e-4  # largest difference of logits, relative to the largest logit; arithmetic is float32
 
 
 def runs(exam: Exam, way: Way) -> None:
@@ -232,12 +232,12 @@ def _drops(exam: Exam, way: Way) -> None:
 
 
 def _prompt(trial: Trial, request: Request) -> dict[tuple[int, int], list[list[int]]]:
-    """The entries that the prompt's evictions kept."""
+    """Return the positions that the prompt's evictions kept."""
     return {at: heads for at, heads in trial.kept(request, 0).items() if at[0] <= len(request.prompt_ids)}
 
 
 def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
-    """Raises Broken at the first eviction or token that differs."""
+    """Compare a sequence in two trials. Raises Broken at the first eviction or token that differs."""
     place = f"{request.doc_id} prompt, sample {sample}"
     mine, theirs = a.kept(request, sample), b.kept(request, sample)
     for (seen, layer), heads in sorted(mine.items()):
@@ -256,7 +256,7 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
 def _compare(
     exam: Exam, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None
 ) -> None:
-    """The engine's logits against a dense pass, for queries at positions below `upto`."""
+    """Compare the engine's logits with a dense pass, for queries at positions below `upto`. Raises Broken."""
     dense = exam.dense(trial, way, request, sample, masked=masked).logits
     _, key = exam.keys(request, sample)
     for step in range(len(trial.done[request.doc_id, sample].token_ids)):

@@ -1,4 +1,4 @@
-"""The invariant of the queries that a method sees: they are the newest of the sequence."""
+"""The invariant of the queries that a method sees: they are those of the sequence's newest tokens."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvbench.records import Request
 def queries(exam: Exam, way: Way) -> None:
     """Queries that a method is shown are those of the newest tokens, as one dense forward pass computes them.
 
-    The pass masks entries that were evicted before; up to a prompt's first eviction it is the full cache's.
+    The dense pass masks entries that were evicted before; up to the first eviction it equals the full cache.
     """
     evicts(exam)
     trial = exam.main(way)
@@ -48,7 +48,7 @@ def queries(exam: Exam, way: Way) -> None:
 
 
 def _shown(trial: Trial) -> Iterator[tuple[LayerView, int | None]]:
-    """Views of the sequences' own queries, with the number that the method asks for, if any."""
+    """Yield views with queries of a sequence, not of a probe, and the `Needs.width` if `score` received the view."""
     for method, views in trial.seen.decisions:
         if width := method.needs().width:
             yield from ((view, width) for view in views)
@@ -67,7 +67,7 @@ def _are_newest(view: LayerView, row: int, width: int | None, where: str) -> Non
 
 
 def _whose(exam: Exam, trial: Trial, key: int) -> tuple[Request, int]:
-    """The sequence of a noise key; for a prompt's key its first sample."""
+    """Return request and sample of a noise key; for the key of a prompt, the first sample."""
     for request in trial.requests:
         for sample in request.samples:
             if key in exam.keys(request, sample):

@@ -1,4 +1,4 @@
-"""A view in another storage order, and with invalid rows among its rows."""
+"""Copies of a view in another storage order, and with invalid entries added."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 from kvbench.eviction.view import LayerView
 
-JUNK = 5  # rows
+JUNK = 5  # invalid entries added per head
 
 
 def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
-    """Rows of every head in random order. junk: value of invalid rows to add among them."""
+    """Return the view with every head's entries in random order. junk: content of added invalid entries; None: none."""
     b, heads, n = view.positions.shape
     generator = torch.Generator().manual_seed(seed)
     extra = 0 if junk is None else JUNK
@@ -40,7 +40,7 @@ def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
 
 
 def some_of(view: LayerView, rows: list[int]) -> LayerView:
-    """The view of these sequences of the batch."""
+    """Return the view of some sequences of the batch: `rows` are their indices."""
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(view):
         value = getattr(view, f.name)
@@ -52,7 +52,7 @@ def some_of(view: LayerView, rows: list[int]) -> LayerView:
 
 
 def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
-    """[b, Hk, N] to [b, Hk, tokens seen]: the values of valid entries at their positions, 0 elsewhere."""
+    """Return the values x [b, Hk, N] of valid entries by position, [b, Hk, tokens seen]; 0 for other positions."""
     end = int(view.seen.max())
     at = torch.where(view.valid, view.positions, end)
     table = torch.zeros(*at.shape[:2], end + 1, dtype=torch.float64, device=x.device)
@@ -60,7 +60,7 @@ def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
 
 
 def largest_change(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Largest difference of two tensors, relative to the largest finite number of the first."""
+    """Return the largest difference of two tensors, relative to the largest finite number of the first."""
     same = (a == b) | (torch.isnan(a) & torch.isnan(b))
     difference = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf"))
     finite = a[torch.isfinite(a)]

@@ -1,4 +1,4 @@
-"""The invariant of storage: a method's results for the views of real generations, stored in another way."""
+"""The invariant of storage: a method's results do not change if the same view is stored in another way."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def storage(exam: Exam, layout: AuditLayout) -> None:
 
 
 def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[LayerView], how: str) -> None:
-    """Raises Broken where scores, columns or decisions differ beyond the last bits."""
+    """Compare a method's results for two storages. Raises Broken if they differ by more than rounding."""
     for a, b in zip(plain, other):
         must = protected(kept_always(method, a), a.positions, a.seen, a.prompt_len, a.valid)
         counts = a.valid if must is None else a.valid & ~must
@@ -82,7 +82,7 @@ def _observes_alike(method: Method, plain: LayerView, other: LayerView, how: str
 
 
 def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs: LayerView, how: str) -> None:
-    """Compare a column or a state of the method after one view stored in two ways."""
+    """Compare a column or a state that a method returned for two storages of a view. Raises Broken."""
     if name in mine.columns:
         a, b = by_position(a, mine), by_position(b, theirs)
     change = largest_change(a.double(), b.double())

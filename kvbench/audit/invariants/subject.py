@@ -1,4 +1,4 @@
-"""Models to audit on: the built-in model and three random ones with all kinds of query-head groups, or the user's."""
+"""Models to audit on: the built-in model and three random ones (GQA, MHA, MQA), or a model that the user names."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ RANDOM: dict[str, tuple[str, int, int, int, int]] = {
     "mha": ("LlamaConfig", 2, 2, 2, 16),
     "mqa": ("Qwen3Config", 2, 4, 1, 8),
 }
-SCALE = 2.0  # of random weights: uniform attention would hide mistakes
+SCALE = 2.0  # factor of random weights: without it attention is almost uniform, which would hide mistakes
 
 
 @dataclass
 class Subject:
-    """A model with the weights, tables and draft that methods need.
+    """A model to audit on, with the weights, tables and draft model that methods need.
 
-    source: its folder or name; None for a model in memory only.
+    source: the model's folder or hub name; None for a model in memory only.
     """
 
     name: str
@@ -47,10 +47,10 @@ class Subject:
     full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `Exam.full`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
-        """The method with its tables, weights and draft model, and the model with the folder that holds them.
+        """Return the method with its tables, weights and draft model, and the model with the folder that holds them.
 
-        Missing ones are drawn at random: no invariant depends on their quality. Raises NotApplicable for an oracle, and
-        for weights of a kind that cannot be drawn.
+        Missing tables and weights are random: no invariant depends on their quality. Raises NotApplicable for an
+        oracle, and for weights of unknown shapes.
         """
         if method.oracle:
             raise NotApplicable("an oracle; only 'kvbench replay' runs it")
@@ -67,7 +67,7 @@ class Subject:
         return _filled(method, option, "auto", lambda: str(path)), loaded
 
     def _drawn(self, weights: Weights) -> Path:
-        """A file with random weights."""
+        """Return the path of a file with random weights, written on first use."""
         config = self.loaded.model.config
         tensors = draw(weights, config)
         folder = self.scratch / "-".join(["drawn", *(str(size) for t in tensors.values() for size in t.shape)])
@@ -79,7 +79,7 @@ class Subject:
 
     @cached_property
     def _saved(self) -> str:
-        """A folder with the model, which serves as its own draft."""
+        """A folder with the model, which serves as its own draft model."""
         folder = self.scratch / "model"
         self.loaded.model.save_pretrained(folder)
         self.loaded.tokenizer.save_pretrained(folder)
@@ -87,7 +87,7 @@ class Subject:
 
 
 def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
-    """Random weights that fit a method and a model. Raises NotApplicable for a kind with unknown shapes."""
+    """Return random weights that fit a method and a model. Raises NotApplicable for a kind with unknown shapes."""
     ours, generator = model_fields(config), torch.Generator().manual_seed(0)
     if isinstance(weights, LearnedWeights):
         shapes = weights.shapes(ours)
@@ -99,7 +99,7 @@ def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
 
 
 def _filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
-    """The method with option `name` set where it has the value `empty`; for combined methods, in both."""
+    """Return the method with option `name` set to `value()` if it is `empty`; for combined methods, in both parts."""
     if isinstance(method, Combined):
         first, second = (_filled(part, name, empty, value) for part in (method.first, method.second))
         return dataclasses.replace(method, first=first, second=second)
@@ -110,9 +110,9 @@ def _filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> 
 
 @contextmanager
 def subjects(model: str | None) -> Iterator[list[Subject]]:
-    """The models to audit on: `model` alone, or the built-in one and the random ones.
+    """Yield the models to audit on: `model` alone, or the built-in model and the random ones.
 
-    Raises SetupError, UserError: `model` cannot be loaded.
+    Raises SetupError or UserError if `model` cannot be loaded.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # small matrices: threads cost more than they save
@@ -126,14 +126,14 @@ def subjects(model: str | None) -> Iterator[list[Subject]]:
 
 
 def named_subject(name: str, scratch: Path) -> Subject:
-    """A model by folder or hub name, in float32 on the CPU."""
+    """Load a model by folder or hub name, in float32 on the CPU."""
     info = describe(name)
     loaded = load(str(info.folder or name), device="cpu", dtype="float32")
     return Subject(name, endless(loaded), name, _below(scratch, "named"))
 
 
 def random_subject(name: str, scratch: Path) -> Subject:
-    """One of RANDOM, with the tokenizer of the built-in model."""
+    """Make the random model RANDOM[name], with the tokenizer of the built-in model."""
     kind, layers, heads, kv_heads, dim = RANDOM[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.path())
     config = getattr(transformers, kind)(
@@ -159,7 +159,7 @@ def random_subject(name: str, scratch: Path) -> Subject:
 
 
 def endless(loaded: LoadedModel) -> LoadedModel:
-    """The model without stop tokens: every sequence reaches its longest length."""
+    """Return the model without stop tokens, so that every sequence reaches its longest length."""
     return dataclasses.replace(loaded, stop_ids=frozenset())
 
 

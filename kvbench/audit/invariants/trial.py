@@ -1,4 +1,4 @@
-"""One generation of the engine with everything that was recorded of it."""
+"""A `Trial` is one generation of the engine with everything recorded from it; a `Bench` runs trials."""
 
 from __future__ import annotations
 
@@ -24,22 +24,24 @@ class Holding:
     key: int
     seen: int
     entries: float
-    bytes: int  # without those that do not depend on the sequence's length
+    bytes: int  # without memory that does not depend on the sequence's length
 
 
 @dataclass
 class Trial:
+    """Requests, results, evictions, views and memory of one generation."""
+
     requests: list[Request]
     budget: float | None
     done: dict[tuple[str, int], Generation]  # by question and sample
     history: KeptHistory
     seen: Seen
     holdings: list[Holding]
-    lost_pages: str  # what is wrong with the pages; empty if nothing is
+    lost_pages: str  # message if a page is lost or not given back; otherwise empty
     cache: SlotCache
 
     def kept(self, request: Request, sample: int) -> dict[tuple[int, int], list[list[int]]]:
-        """Positions that each eviction kept per head, by (tokens seen, layer); the prompt's included."""
+        """Return the positions that each eviction kept per head, by (tokens seen, layer); the prompt's included."""
         keys = [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
         return {
             (seen, layer): [sorted(head.tolist()) for head in heads]
@@ -49,10 +51,10 @@ class Trial:
 
 
 class Bench:
-    """An engine for one trial after the other."""
+    """An engine that runs one trial after the other."""
 
     def __init__(self, loaded: LoadedModel, method: Method, **settings: Any) -> None:
-        """settings: those of `Engine`."""
+        """settings: arguments of `Engine`."""
         self.method = method
         self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
         self.engine = Engine(
@@ -81,7 +83,7 @@ class Bench:
         self._count_pages()
 
     def _count_pages(self, idle: bool = False) -> None:
-        """Check that every page is free or in one head's table. idle: no sequence is left, so all must be free."""
+        """Check that every page is free or in one head's table. idle: all sequences ended, so all must be free."""
         cache = self.engine.cache
         if not isinstance(cache, PagedCache) or self.lost_pages:
             return

@@ -1,4 +1,4 @@
-"""Records the logits from which the engine draws tokens and the views on which methods decide."""
+"""Records the logits from which the engine draws tokens, and the views that methods receive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.view import LayerView
 from kvbench.records import Sampling
 
-MOST = 2  # views kept per kind
+MOST = 2  # views recorded per kind of decision or observation
 
 
 @dataclass
@@ -30,7 +30,7 @@ class Seen:
 
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
-    """Record inside the block. The engine's functions are replaced there and restored afterwards."""
+    """Record while the block runs: functions of the engine and the method are replaced, and restored at the end."""
     seen, draw, decide = Seen(), draws.draw, select.decide
     kinds: dict[Any, int] = {}
 
@@ -45,7 +45,7 @@ def watching(method: Method) -> Iterator[Seen]:
 
     def decided(method: Method, views: Sequence[LayerView]) -> list[select.Decision]:
         first = views[0]
-        # One kind each: first and later evictions, single sequences and batches, and each of two methods.
+        # Kinds differ in: first or later eviction, one sequence or a batch, and which of two combined methods.
         if new("decide", type(method), int(first.eviction_index.max()) > 0, len(first.seen) > 1):
             seen.decisions.append((method, [_kept(view) for view in views]))
         return decide(method, views)
@@ -74,7 +74,7 @@ def watching(method: Method) -> Iterator[Seen]:
 
 
 def _kept(view: LayerView) -> LayerView:
-    """A copy of a view, whose tensors the engine reuses."""
+    """Return a copy of a view: the engine reuses its tensors."""
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(view):
         value = getattr(view, f.name)

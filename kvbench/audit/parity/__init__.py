@@ -1,1 +1,1 @@
-"""Parity: do our methods decide as the published reference code does? See docs/parity.md."""
+"""Parity: whether kvbench's methods decide as the published reference code does. See docs/parity.md."""

@@ -21,7 +21,7 @@ FORMAT = "kvbench-parity/1"
 
 @dataclass(frozen=True)
 class Case:
-    """One case. Units are the heads with entries of their own, layer by layer: L layers, H heads, T tokens."""
+    """One case. Units are the heads that hold separate entries, layer by layer: L layers, H heads, T tokens."""
 
     path: Path  # of the .json file
     meta: dict[str, Any]
@@ -70,16 +70,16 @@ class Case:
             raise UserError(f"cannot read the tensors of parity case {quote(self.path)}: {error}") from None
 
     def slots(self, step: int) -> list[list[torch.Tensor]]:
-        """The token in every slot before a step, per layer and head, in the reference's slot order."""
+        """Return the token in every slot before a step, per layer and head, in the reference's slot order."""
         units = [unit.long() for unit in self._split("cache", step)]
         return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
     def kept(self, step: int) -> list[set[int]]:
-        """Tokens that each unit keeps after a step."""
+        """Return the tokens that each unit keeps after a step."""
         return [set(unit.tolist()) for unit in self._split("kept", step)]
 
     def scores(self, step: int) -> list[dict[int, float]] | None:
-        """Reference score of each unit's tokens, or None where the step did not rank."""
+        """Return the reference's score of each unit's tokens, or None if the file has no scores for the step."""
         if f"score.{step}" not in self.tensors:
             return None
         slots = self._split("cache", step)
@@ -87,7 +87,7 @@ class Case:
         return [dict(zip(s.tolist(), x.double().tolist())) for s, x in zip(slots, scores)]
 
     def state(self, name: str, step: int) -> torch.Tensor | None:
-        """[L, H, n] a state of the reference before a step, of its first n slots."""
+        """Return a state of the reference before a step for its first n slots, [L, H, n]; None if it is not stored."""
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 
@@ -100,7 +100,7 @@ class Case:
 
 
 def load_cases(folder: Path) -> list[Case]:
-    """All cases below a folder, by path. Raises UserError when there are none or one cannot be read."""
+    """Return all cases below a folder, sorted by path. Raises UserError if there is none or one cannot be read."""
     if not folder.is_dir():
         raise UserError(f"parity folder {quote(folder)} does not exist.")
     cases = [case for path in sorted(folder.rglob("*.json")) if (case := _load(path)) is not None]

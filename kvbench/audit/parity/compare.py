@@ -1,7 +1,7 @@
-"""Runs parity cases with the real `Method` and `decide`, and compares the kept sets with the reference's.
+"""Runs parity cases with the engine's `Method` and `decide`, and compares the kept sets with the reference's.
 
-Our own sets and columns carry from step to step. After a step that differs from the reference, later steps start from
-the reference's state (teacher forcing): max pooling makes exact ties, and no rule says which of the tied entries stay.
+kvbench's sets and columns carry over from step to step. After a step that differs from the reference, later steps start
+from the reference's state (teacher forcing): max pooling makes exact ties, which the reference breaks arbitrarily.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Watch = Callable[[list[LayerView]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """One decision of all units of a case."""
+    """The comparison of one step: the decisions of all units of a case."""
 
     step: int
     forced: bool  # started from the reference's state
@@ -39,9 +39,9 @@ class StepResult:
 
 
 class ReferenceLayer:
-    """Entries of one layer, padded to the longest head: positions [1, H, N], which of them exist, and columns.
+    """Entries of one layer, padded to the longest head: positions [1, H, N], a mask of existing entries, and columns.
 
-    initial: [H, T] values of columns that are computed from new tokens.
+    initial: [H, T] first values of columns that are computed from new tokens.
     """
 
     def __init__(self, heads: int, group: int, method: Method, initial: Mapping[str, torch.Tensor]) -> None:
@@ -52,7 +52,7 @@ class ReferenceLayer:
         self.states: dict[str, torch.Tensor] = {}
 
     def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
-        """Take over the tokens of every head, and values of columns for the first of them."""
+        """Set the tokens of every head, and the values of columns for the first tokens of each head."""
         pad = torch.nn.utils.rnn.pad_sequence
         self.positions = pad(rows, batch_first=True, padding_value=-1)[None]
         self.valid = self.positions >= 0
@@ -71,13 +71,13 @@ class ReferenceLayer:
             self.columns[column.name] = torch.cat([self.columns[column.name], values], dim=-1)
 
     def _new(self, column: Column, positions: torch.Tensor) -> torch.Tensor:
-        """First values of a column at tokens [1, H, n]."""
+        """Return the first values of a column at token positions [1, H, n]."""
         if column.name not in self.initial:
             return torch.full(positions.shape, column.init)
         return self.initial[column.name].gather(-1, positions[0].clamp(min=0))[None]
 
     def update(self, values: dict[str, torch.Tensor]) -> None:
-        """New values of columns and states."""
+        """Store new values of columns and states."""
         for name, tensor in values.items():
             (self.columns if name in self.columns else self.states)[name] = tensor
 
@@ -91,7 +91,7 @@ class ReferenceLayer:
 
 
 class ReferenceCache:
-    """The smallest cache that can run a method over the layers of a case."""
+    """A minimal cache that runs a method over the layers of a case."""
 
     def __init__(self, case: Case, plan: CasePlan, method: Method, watch: Watch | None = None) -> None:
         self.plan, self.method, self.heads, self.watch = plan, method, case.heads, watch
@@ -115,11 +115,11 @@ class ReferenceCache:
         self.evictions = 0
 
     def _per_unit(self, x: torch.Tensor | None) -> torch.Tensor | None:
-        """Repeat keys or values where every query head has entries of its own."""
+        """Repeat keys or values for every unit: per query head if units are query heads."""
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
     def load(self, case: Case, step: int) -> None:
-        """Take over the reference's slots and states before a step."""
+        """Replace entries and states by those that the reference had before a step."""
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):
@@ -167,7 +167,7 @@ class ReferenceCache:
         self.evictions += 1
 
     def probe(self, case: Case) -> None:
-        """Show the method the probes of the plan."""
+        """Let the method observe the probes of the plan."""
         if self.plan.probes is None:
             return
         for index, layer in enumerate(self.layers):
@@ -186,7 +186,7 @@ class ReferenceCache:
         self.observed = self.seen
 
     def _views(self, first_query: int) -> list[LayerView]:
-        """Every layer with the queries from `first_query` on."""
+        """Return the view of every layer, with the queries from `first_query` on."""
         return [self._view(index, first_query) for index in range(len(self.layers))]
 
     def _view(self, index: int, first_query: int) -> LayerView:
@@ -196,7 +196,9 @@ class ReferenceCache:
         def cached(x: torch.Tensor) -> torch.Tensor:
             return x[index : index + 1].gather(2, at.expand(-1, -1, -1, x.shape[-1]))
 
-        keys = torch.zeros(*layer.positions.shape, 1) if self.k is None else cached(self.k)  # or only positions count
+        keys = (
+            torch.zeros(*layer.positions.shape, 1) if self.k is None else cached(self.k)
+        )  # without keys the method reads positions only
         queries = None if self.q is None else self.q[index : index + 1, :, first_query : self.seen]
         more: dict[str, Any] = {} if self.v is None else {"values": cached(self.v)}
         return make_view(
@@ -222,7 +224,7 @@ class ReferenceCache:
 def run_case(
     case: Case, plan: CasePlan, watch: Callable[[int, list[LayerView]], None] | None = None
 ) -> list[StepResult]:
-    """Run one case as planned; one result per stored step that the plan judges.
+    """Run one case as planned, and return one result per stored step that the plan judges.
 
     watch: called with the step and the views of all layers right before each decision.
     """

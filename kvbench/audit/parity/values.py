@@ -1,6 +1,6 @@
-"""Compares values that the reference code recorded beside its decisions: gates, features, labels, losses.
+"""Compares values that the reference code computed in addition to decisions: gates, features, labels, losses.
 
-Numbers are compared in float32, in which the files were made; the tolerance is 1e-4 relative and 1e-6 absolute.
+Values are float32, as in the files; the tolerance is 1e-4 relative plus 1e-6 absolute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FAR = 1e9  # the error of values with different shapes, or NaN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueResult:
-    """One value of a case, over all its stored steps."""
+    """The comparison of one value of a case, over all stored steps."""
 
     value: str
     numbers: int
@@ -44,7 +44,7 @@ Pairs = Iterator[tuple[str, torch.Tensor, torch.Tensor]]  # name, ours, theirs
 
 
 def values(case: Case) -> list[ValueResult]:
-    """All values of a case that kvbench computes too."""
+    """Compare all recorded values of a case that kvbench computes too."""
     make_pairs = VALUES.get((case.method, case.variant if case.has_decisions else case.path.stem.partition("_")[0]))
     errors: dict[str, list[tuple[int, float]]] = {}
     for name, ours, theirs in make_pairs(case) if make_pairs else ():
@@ -99,7 +99,7 @@ def _policy(case: Case) -> Pairs:
 
 
 def _scorer(case: Case) -> Pairs:
-    """Inputs and outputs of the scorer at every decision, in the file's order of entries."""
+    """Yield inputs and outputs of the scorer at every decision, in the file's order of entries."""
     [plan] = plans(case)
     method: Any = make(plan.method, plan.options)
     pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = []
@@ -134,7 +134,7 @@ def _scorer_and_labels(case: Case) -> Pairs:
 
 
 def _retention_scores(case: Case) -> Pairs:
-    """The scores that the file has."""
+    """Yield the scores of entries, for the steps whose scores the file holds."""
     [plan] = plans(case)
     method: Any = make(plan.method, plan.options)
     pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = []

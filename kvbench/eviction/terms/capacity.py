@@ -1,8 +1,8 @@
-"""Capacity loss of retention gates: softly alive entries beyond a budget.
+"""Capacity loss of retention gates: softly alive entries in excess of a budget.
 
-TRIM-KV (arXiv 2512.03324) counts the entries of each layer and head against a budget of M; global retention (arXiv
-2605.09649) those of all L layers and Hk heads together against M L Hk. Both papers divide by the time; the released
-code divides by the largest possible excess, and averages over positive terms only.
+TRIM-KV (arXiv 2512.03324) compares the entries of each layer and head with a budget of M; global retention (arXiv
+2605.09649) compares the entries of all L layers and Hk heads together with M L Hk. Both papers divide by the time; the
+released code divides by the largest possible excess, and averages over positive terms only.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ Hinge = Literal["released", "paper"]
 def capacity_loss(
     log_beta: torch.Tensor, budget: int, *, over: Literal["head", "model"], hinge: Hinge = "released"
 ) -> torch.Tensor:
-    """[b] excess over a budget, between 0 and 1. If h heads (1 or L Hk) share h M entries and A_t are alive at time t,
+    """Return the excess over a budget, [b], between 0 and 1.
 
-        released   mean over the positive of  max(0, A_t - h M) / max(1, h t - h M)
-        paper      mean over all times t of   max(0, A_t - h M) / (h t)
+    h heads (h = 1 or L Hk) share h M entries; A_t entries are softly alive at time t:
+
+        released   mean over positive terms of  max(0, A_t - h M) / max(1, h t - h M)
+        paper      mean over all times t of     max(0, A_t - h M) / (h t)
 
     Args:
         log_beta: [b, L, Hk, T].

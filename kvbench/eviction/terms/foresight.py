@@ -1,16 +1,16 @@
 """ForesightKV's scorer (arXiv 2602.03203): its features of an entry, and its small network per KV head.
 
-Features are the entry's key (post-RoPE), its value, and per query head of its group (g of them) the attention A that
-queries paid to it (softmax over all entries):
+Features are the entry's key (post-RoPE), its value, and for each of the g query heads of its group statistics of the
+attention A that queries paid to the entry (softmax over all entries):
 
     paper6       sums of A over the newest 8, 16 and 32 queries and over the chunk; cumulative; decayed cumulative
     released8    max, min and sum of A over the chunk; the same sum three times more; cumulative; decayed cumulative
 
-"paper6" is the paper's list, "released8" the released code's: its sums over the newest 16, 8 and 32 queries slice the
-axis of query heads, so all equal the sum over the chunk. Each feature is a block of g numbers.
+"paper6" is the paper's list, "released8" the released code's. The code's sums over the newest 16, 8 and 32 queries
+slice the axis of query heads by mistake, so all equal the sum over the chunk. Each feature is a block of g numbers.
 
-A chunk is the queries since the tick before, or the whole prompt. Both cumulative sums begin with an entry's first
-chunk; the decayed one is multiplied by 0.9 at every eviction.
+A chunk is the queries since the previous tick, or the whole prompt. Both cumulative sums begin with an entry's first
+chunk; the decayed sum is multiplied by 0.9 at every eviction.
 
     phi = w2 . gelu(x w1 + b1) + b2        one network per layer and KV head; large phi: evict
 
@@ -36,7 +36,7 @@ HIDDEN = 16  # units, in the paper and its code
 
 
 def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Shapes:
-    """The tensors of a scorer for a model of these sizes."""
+    """Return the shapes of a scorer's tensors for a model of these sizes."""
     layers, heads = model["num_hidden_layers"], model["num_key_value_heads"]
     inputs = 2 * model["head_dim"] + COUNT[features] * (model["num_attention_heads"] // heads)
     return {
@@ -48,12 +48,12 @@ def scorer_shapes(features: Features, model: Sizes, hidden: int = HIDDEN) -> Sha
 
 
 def attention_statistics(view: LayerView) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Sum, maximum and minimum over the queries of their attention to each entry, each [b, Hk, g, N].
+    """Return sum, maximum and minimum over the queries of their attention to each entry, each [b, Hk, g, N].
 
-    A query pays 0 to younger entries.
+    A query pays 0 to entries newer than itself.
     """
     count = view.queries.shape[2]
-    # As many queries at a time as `window_attention` takes, whatever the number of sequences.
+    # The same blocks of queries as in `window_attention`, independent of the number of sequences.
     rows = max(1, min(count, SCRATCH_FLOATS // max(1, view.queries.shape[1] * view.keys.shape[2])))
     statistics: list[torch.Tensor] = []
     for start in range(0, count, rows):
@@ -76,11 +76,11 @@ def scorer_input(
     cumulative: torch.Tensor,
     decayed: torch.Tensor,
 ) -> torch.Tensor:
-    """[b, Hk, N, D]: the scorer's input.
+    """Return the scorer's input, [b, Hk, N, D].
 
     Args:
-        view: for "paper6" with the newest 32 queries; with values.
-        chunk: "sum", and for "released8" also "max" and "min", [b, Hk, g, N] of the chunk.
+        view: has values; for "paper6" also the newest 32 queries.
+        chunk: "sum", and for "released8" also "max" and "min", of the attention in the chunk, each [b, Hk, g, N].
         cumulative, decayed: [b, Hk, g, N], the chunk included.
     """
     total = chunk["sum"]
@@ -96,7 +96,7 @@ def scorer_input(
 
 
 def drop_scores(weights: Mapping[str, torch.Tensor], layer: int, x: torch.Tensor) -> torch.Tensor:
-    """phi [b, Hk, N] of inputs [b, Hk, N, D]; large: evict."""
+    """Return phi [b, Hk, N] for inputs [b, Hk, N, D]; large: evict."""
     w1, b1, w2, b2 = (weights[name][layer].float() for name in ("w1", "b1", "w2", "b2"))
     h = torch.nn.functional.gelu(x @ w1 + b1[:, None])
     # No matrix-vector product: its last bits depend on the number of sequences.

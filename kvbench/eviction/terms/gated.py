@@ -1,4 +1,4 @@
-"""Base of methods with retention gates: every entry's log beta, fixed at its birth, and the score from it."""
+"""Base of methods with retention gates: log beta of every entry, fixed when its token is read, and its score."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True)
 class Gated(Method):
-    """Scores entries by log G (`retention.log_gain`). Subclasses choose the scope of the competition."""
+    """A method that scores entries by log G (`retention.log_gain`). Subclasses choose the scope of the competition."""
 
     kind = "weights"
     trained = True
-    name: ClassVar[str]  # as registered; the weights' kind
-    usual: ClassVar[GateForm]  # of the published gates
+    name: ClassVar[str]  # registered name of the method, and kind of its weights
+    usual: ClassVar[GateForm]  # form of the published gates
 
     gates: str = option("auto", "file with the trained gates; auto: the method's own beside the model's weights")
     gate: Literal["auto", "rg", "rg2", "rg3", "rg10"] = option("auto", "form of the gate; auto: as in the file")
@@ -53,7 +53,7 @@ class Gated(Method):
         return Protect(recent=self.recent)
 
     def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        """log beta of new tokens; later tokens do not change it."""
+        """Return log beta of new tokens; later tokens do not change it."""
         return {"log_beta": log_retention(new)}
 
     def score(self, view: LayerView) -> torch.Tensor:

@@ -1,18 +1,20 @@
-"""Retention gates: small networks that predict, at an entry's birth, how slowly its worth decays.
+"""Retention gates: small networks that predict, when a token is read, how slowly the worth of its entry decays.
 
-TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649): log beta = logsigmoid(out(h) + b) per KV head, with
-the last hidden layer h of
+TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649): log beta = logsigmoid(out(h) + b) per KV head. The
+last hidden layer h is
 
     rg     silu(W1 x + b1)                     x: input of the layer's attention
     rg2    silu(W1 [k; v] + b1)                keys (post-RoPE) and values of all KV heads
     rg3    silu(W1 [k; v]) * (W2 [k; v])
     rg10   silu(W2 silu(W1 x + b1) + b2)
 
-`tie`: who shares the last projection and its bias. "none": each layer has its own; "layers": one for all layers, with
-a column per head (the released code); "layers_and_heads": one vector u for all, log beta = logsigmoid(u h_head + b),
-where the last hidden layer has one part per head (the paper's text).
+`tie` says which layers and heads share the last projection and its bias:
 
-Tensors, with a row per layer of the model unless shared (I the width, S = 2 Hk d):
+    none               each layer has its own
+    layers             one projection for all layers, with an output per head (the released code)
+    layers_and_heads   one vector u for all, log beta = logsigmoid(u h_head + b); h has one part per head (the paper)
+
+Tensors, with a row per layer of the model unless shared (I: the width, D: hidden size, S = 2 Hk d):
 
     rg     in.weight [L, I, D]   in.bias [L, I]
     rg2    kv.weight [L, I, S]   kv.bias [L, I]
@@ -34,17 +36,19 @@ from kvbench.lazy import torch
 Gate = Literal["rg", "rg2", "rg3", "rg10"]
 Tie = Literal["none", "layers", "layers_and_heads"]
 WIDTH = 512  # of the published gates
-TIES: dict[int, Tie] = {3: "none", 2: "layers", 1: "layers_and_heads"}  # by the dimensions of out.weight
+TIES: dict[int, Tie] = {3: "none", 2: "layers", 1: "layers_and_heads"}  # number of dimensions of out.weight -> tie
 
 
 @dataclass(frozen=True, slots=True)
 class GateForm:
+    """The architecture of a gate: kind, sharing and width of the hidden layers."""
+
     gate: Gate
     tie: Tie
     width: int = WIDTH
 
     def shapes(self, model: Sizes) -> Shapes:
-        """The tensors of a gate for a model of these sizes."""
+        """Return the shapes of a gate's tensors for a model of these sizes."""
         layers, heads = model["num_hidden_layers"], model["num_key_value_heads"]
         source = model["hidden_size"] if self.gate in ("rg", "rg10") else 2 * heads * model["head_dim"]
         last = self.width * (heads if self.tie == "layers_and_heads" else 1)  # units of the last hidden layer
@@ -61,12 +65,12 @@ class GateForm:
         return shapes
 
     def misfit(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
-        """Why tensors of this form do not fit a model of these sizes; "" if they do."""
+        """Return why tensors of this form do not fit a model of these sizes; "" if they fit."""
         return misfit(tensors, self.shapes(model))
 
 
 def form_of(tensors: Mapping[str, torch.Tensor]) -> GateForm | None:
-    """The form that names and shapes of tensors imply; None if they are no gate."""
+    """Return the form that names and shapes of tensors imply; None if the tensors are not a gate."""
     if "out.weight" not in tensors or tensors["out.weight"].dim() not in TIES:
         return None
     marks = {"kv_gate.weight": "rg3", "kv.weight": "rg2", "mid.weight": "rg10", "in.weight": "rg"}
@@ -76,7 +80,7 @@ def form_of(tensors: Mapping[str, torch.Tensor]) -> GateForm | None:
 
 
 def log_retention(new: NewTokens) -> torch.Tensor:
-    """log beta of new tokens, [b, Hk, t] float32 and below 0, from the gate in `new.weights`."""
+    """Return log beta of new tokens, [b, Hk, t] float32 below 0, from the gate in `new.weights`."""
     w, heads = new.weights, new.keys.shape[1]
     linear, silu = torch.nn.functional.linear, torch.nn.functional.silu
 

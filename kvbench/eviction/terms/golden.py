@@ -1,16 +1,17 @@
 """Golden eviction: the choices of an oracle that knows all later attention (ForesightKV, arXiv 2602.03203).
 
-The oracle reads a finished sequence under the full cache: softmax over all earlier tokens, never renormalised after an
-eviction. Block t holds the L queries from `first` + t L on; `first` is the token after the cache was first full:
+The oracle uses the full cache's attention over a finished sequence: softmax over all earlier tokens, never renormalised
+after an eviction. Block t holds the L queries from `first` + t L on; `first` is the token after the cache was first
+full:
 
     a[h, t, j] = mean over the g query heads of KV head h, and over the L queries of block t, of A_ij
 
-(a shorter last block is divided by L too). At eviction t the cache holds the survivors and the newest L tokens; of the
-oldest C entries the L with the smallest
+(a shorter last block is divided by L too). At eviction t the cache holds the survivors and the newest L tokens. Of the
+oldest C entries, the oracle drops the L with the smallest
 
-    alpha_j = max over t' >= t of a[h, t', j]
+    alpha_j = max over t' >= t of a[h, t', j].
 
-are dropped. The scores -alpha are what ForesightKV's supervised stage ranks by.
+ForesightKV's supervised stage trains the scorer to rank entries by -alpha.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class GoldenTrace:
     """All s evictions of one layer of one sequence: Hk KV heads, C competing entries, L dropped ones."""
 
     candidates: torch.Tensor  # [s, Hk, C] int64 positions, ascending
-    scores: torch.Tensor  # [s, Hk, C] float32, -alpha: large ones are dropped
+    scores: torch.Tensor  # [s, Hk, C] float32, -alpha: the largest are dropped
     dropped: torch.Tensor  # [s, Hk, L] int64 positions, ascending
 
 
@@ -41,11 +42,11 @@ def block_attention(
     scaling: float,
     softcap: float | None = None,
 ) -> torch.Tensor:
-    """Attention of blocks of coming queries to every token: the module's a, [Hk, blocks, T] float32.
+    """Return the attention of blocks of later queries to every token: the module's a, [Hk, blocks, T] float32.
 
     Args:
         queries: [Hq, T, d] post-RoPE of the whole sequence; keys: [Hk, T, d].
-        interval: L; first: query with which block 0 begins.
+        interval: L; first: position of block 0's first query.
 
     Memory: the result and `SCRATCH_FLOATS`; the T x T weights never exist at once.
     """
@@ -71,14 +72,14 @@ def block_attention(
 
 
 def upcoming(attention: torch.Tensor) -> torch.Tensor:
-    """alpha at every eviction, [Hk, blocks, T]: the maximum of `block_attention` over this and all later blocks."""
+    """Return alpha at every eviction, [Hk, blocks, T]: the maximum of `block_attention` over this and later blocks."""
     return attention.flip(1).cummax(dim=1).values.flip(1)
 
 
 def golden_evictions(attention: torch.Tensor, budget: int, interval: int) -> GoldenTrace:
-    """The oracle's evictions from a cache of `budget` + `interval` entries, one per block.
+    """Return the oracle's evictions from a cache of `budget` + `interval` entries, one per block.
 
-    attention: from `block_attention`. Of equal alphas the older entry goes.
+    attention: from `block_attention`. Of entries with equal alpha the older one is dropped.
     """
     heads, blocks, total = attention.shape
     alpha = upcoming(attention)

@@ -5,17 +5,22 @@ from __future__ import annotations
 from kvbench.lazy import torch
 
 MARGIN = 0.01
-MOST = 10.0  # log ratios beyond this are cut, so that no ratio overflows
-PAIRS = 1 << 24  # at a time
+MOST = 10.0  # log ratios are clamped to this size, so that no ratio overflows
+PAIRS = 1 << 24  # pairs in memory at a time
 
 
 def ranking_losses(
     scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pairwise hinge loss per row against the oracle's ranking (supervised stage).
+    """Return the pairwise hinge loss of each row against the oracle's ranking (supervised stage).
 
-    The mean over all ordered pairs with wanted_i > wanted_j of max(0, margin - (score_i - score_j)). scores, wanted:
-    [rows, n]. Returns [rows], 0 for a row without such a pair, and bool [rows] of the rows with one.
+    A row's loss is the mean of max(0, margin - (score_i - score_j)) over all pairs with wanted_i > wanted_j.
+
+    Args:
+        scores, wanted: [rows, n].
+
+    Returns:
+        The losses [rows], 0 for a row without a pair, and bool [rows], whether a row has a pair.
     """
     losses, slopes, counts = [], [], []
     size = max(1, PAIRS // max(1, scores.shape[1] ** 2))
@@ -25,31 +30,31 @@ def ranking_losses(
             short = (margin - (some[:, :, None] - some[:, None])).clamp_min(0).masked_fill(~ordered, 0.0)
             pairs = ordered.sum(dim=(1, 2))
             losses.append(short.sum(dim=(1, 2)) / pairs.clamp_min(1))
-            # A pair within the margin pulls its first entry up and its second one down equally.
+            # A pair within the margin pulls entry i up and entry j down equally.
             falls = (short > 0).to(some.dtype)
             slopes.append((falls.sum(dim=1) - falls.sum(dim=2)) / pairs.clamp_min(1)[:, None])
             counts.append(pairs > 0)
-    # The gradient is known, so autograd need not keep the pairs.
+    # The gradient is computed above, so autograd need not store the pairs.
     pull = ((scores - scores.detach()) * torch.cat(slopes)).sum(dim=-1)
     return torch.cat(losses) + pull, torch.cat(counts)
 
 
 def ranking_loss(scores: torch.Tensor, wanted: torch.Tensor, margin: float = MARGIN) -> torch.Tensor:
-    """The mean of `ranking_losses` over the rows that have an order; 0 where none has."""
+    """Return the mean of `ranking_losses` over the rows with a pair; 0 if no row has one."""
     losses, counts = ranking_losses(scores, wanted, margin)
     return losses.sum() / counts.sum().clamp_min(1)
 
 
 def advantages(rewards: torch.Tensor) -> torch.Tensor:
-    """[G] rewards of a group minus their mean, in standard deviations of the group."""
+    """Return the rewards [G] of a group minus their mean, in standard deviations of the group."""
     return (rewards - rewards.mean()) / (rewards.std(correction=0) + 1e-8)
 
 
 def chosen_log_probs(scores: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """log softmax(scores) [..., n] at the entries that bool [..., n] marks: [marked].
+    """Return log softmax(scores) [..., n] at the entries that `chosen`, bool [..., n], marks: [marked].
 
-    GRPO's policy over evictions: drop scores of all competing entries, gathered at the dropped ones. As in the released
-    code, not the exact probability of a draw without replacement among the worst.
+    This is GRPO's policy over evictions: `scores` are the drop scores of all competing entries, `chosen` the dropped
+    entries. As in the released code, it is not the exact probability of a draw without replacement.
     """
     return scores.log_softmax(dim=-1)[chosen]
 
@@ -63,10 +68,13 @@ def policy_loss(
     clip: float = 0.2,
     kl_weight: float = 0.01,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GRPO's loss over evictions (reinforcement stage), and the mean divergence from the reference that is in it.
+    """Return GRPO's loss over evictions (reinforcement stage), and its divergence term without the weight.
 
-    mean of -min(r A, clip(r, 1 - clip, 1 + clip) A), r = exp(log_probs - before), plus kl_weight times the mean of
-    exp(d) - d - 1, d = reference - log_probs. All tensors of one shape.
+        loss = mean of -min(r A, clip(r, 1 - clip, 1 + clip) A) + kl_weight * divergence
+        r = exp(log_probs - before)
+        divergence = mean of exp(d) - d - 1,  d = reference - log_probs
+
+    All tensors have the same shape.
     """
     ratio = (log_probs - before).clamp(-MOST, MOST).exp()
     gain = torch.minimum(ratio * advantages, ratio.clamp(1 - clip, 1 + clip) * advantages)

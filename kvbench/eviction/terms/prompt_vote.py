@@ -1,7 +1,7 @@
-"""SnapKV's score, a base of several methods: the last queries of the prompt vote for its entries (arXiv 2404.14469).
+"""SnapKV's score, the base of several methods: the last queries of the prompt vote for its entries (arXiv 2404.14469).
 
 Votes are softmax attention over all keys, summed over the window, reduced over the group, then pooled along the text.
-The window itself always stays.
+The window's entries always stay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True)
 class PromptVote(Method):
-    """Evicts once, after the prompt. Subclasses may set the budgets of heads."""
+    """A method that evicts once, after the prompt, by SnapKV's score. Subclasses may define `quotas`."""
 
     window: int = option(32, "last queries of the prompt that vote and always stay", low=1)
     kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)

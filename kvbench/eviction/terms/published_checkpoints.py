@@ -1,9 +1,9 @@
-"""From the layout of published checkpoints to kvbench's gates and scorers.
+"""Convert published checkpoints to kvbench's gates and scorers.
 
-    ngocbh/trimkv       model.layers.N.self_attn.retention_gate.linear1.weight ...
+    ngocbh/trimkv           model.layers.N.self_attn.retention_gate.linear1.weight ...
     RUCAIBox/ForesightKV    model.layers.N.self_attn.judge_model.fc1.weight ...
 
-ForesightKV's layer norm over features is left out: its code never applies it.
+ForesightKV's layer norm over features is left out: the released code never applies it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,16 @@ UNUSED = ("feature_norm.weight", "feature_norm.bias")
 
 
 def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
-    """The names of a checkpoint that belong to GATE or SCORER, with their layer and the rest of the name."""
+    """Return the tensor names of `module` (GATE or SCORER), each with its layer and the rest of the name."""
     matches = ((name, NAMES.search(name)) for name in names)
     return {name: (int(m[1]), m[3]) for name, m in matches if m is not None and m[2] == module}
 
 
 def dimensions(module: str, name: str) -> int | None:
-    """Dimensions of a released tensor, None for an unknown name. A scorer has one set of layers per head."""
+    """Return the number of dimensions of a released tensor; None for an unknown name.
+
+    A scorer has one network per KV head, so its tensors have one dimension more than a gate's.
+    """
     if module == SCORER:
         return {name: 3 if name.endswith("weight") else 2 for name in SCORERS}.get(name)
     names = {released for layers in GATES.values() for released in layers} | {"bias"}
@@ -50,12 +53,12 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """The gates that a layer's tensors may belong to: rg and rg2 have the same names."""
+    """Return the gates that a layer's tensors may belong to: rg and rg2 use the same names."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 
 def gates(layers: Layers, gate: Gate) -> dict[str, torch.Tensor]:
-    """kvbench's tensors of a gate. A last projection that is equal in all layers is stored once."""
+    """Return a gate's tensors in kvbench's layout. A last projection that is equal in all layers is stored once."""
     tensors = {ours: torch.stack([layer[name] for layer in layers]) for name, ours in GATES[gate].items()}
     tensors["out.bias"] = torch.stack([layer["bias"] for layer in layers])
     shared = ("out.weight", "out.bias")
@@ -65,6 +68,6 @@ def gates(layers: Layers, gate: Gate) -> dict[str, torch.Tensor]:
 
 
 def scorer(layers: Layers) -> dict[str, torch.Tensor]:
-    """kvbench's tensors of a scorer."""
+    """Return a scorer's tensors in kvbench's layout."""
     tensors = {ours: torch.stack([layer[name] for layer in layers]) for name, ours in SCORERS.items()}
     return tensors | {name: tensors[name][..., 0] for name in ("w2", "b2")}  # one output

@@ -1,8 +1,7 @@
-"""Geometric decay by a retention beta: the worth of an entry at an eviction; attention and occupancy under soft
-eviction, for training gates.
+"""Geometric decay by a retention beta: scores of entries, and attention and occupancy under soft eviction.
 
-TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649). All formulas use log beta: with betas near 1 and
-ages of thousands, powers of beta would lose their digits.
+Evictions use the scores; training of gates uses soft eviction. TRIM-KV (arXiv 2512.03324) and global retention (arXiv
+2605.09649). All formulas use log beta: with beta near 1 and ages of thousands, powers of beta would lose precision.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from typing import Literal
 from kvbench.lazy import torch
 
 Form = Literal["weight", "scale"]
-LARGEST = -1e-9  # log beta at most: at beta = 1 the closed form below is 0 / 0
+LARGEST = -1e-9  # largest log beta: at beta = 1 the closed form below is 0 / 0
 
 
 def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> torch.Tensor:
-    """log G of entries: their retention summed over the next `horizon` queries.
+    """Return log G of entries: the logarithm of their retention summed over the next `horizon` queries.
 
         G = sum over k = 1 .. n of beta^(age + k - 1) = beta^age (1 - beta^n) / (1 - beta)
 
     Args:
-        log_beta: below 0, any shape; age: of the next query, broadcastable. With the newest token at position t and the
-            entry at p that is t + 1 - p.
+        log_beta: below 0, any shape.
+        age: positions from the entry to the next query, broadcastable: t + 1 - p for an entry at p and newest token t.
         horizon: n. With 1 this is age * log beta, TRIM-KV's score.
     """
     if horizon == 1:
@@ -33,12 +32,12 @@ def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> tor
 
 
 def _log1mexp(x: torch.Tensor) -> torch.Tensor:
-    """log(1 - e^x) for x < 0, by the form that does not cancel."""
+    """Return log(1 - e^x) for x < 0, by the formula without cancellation at x."""
     return torch.where(x < math.log(0.5), torch.log1p(-x.exp()), (-torch.expm1(x)).log())
 
 
 def decay(log_beta: torch.Tensor) -> torch.Tensor:
-    """[..., n, n] from log beta [..., n]: beta_j^(i - j) where i >= j, 0 above the diagonal."""
+    """Return decay factors [..., n, n] for log beta [..., n]: beta_j^(i - j) where i >= j, 0 above the diagonal."""
     n = log_beta.shape[-1]
     age = torch.arange(n, device=log_beta.device)
     age = age[:, None] - age
@@ -46,10 +45,10 @@ def decay(log_beta: torch.Tensor) -> torch.Tensor:
 
 
 def occupancy(log_beta: torch.Tensor, block: int = 256) -> torch.Tensor:
-    """[..., n]: softly alive entries at each time t, the sum over i <= t of beta_i^(t - i).
+    """Return the softly alive entries at each time t, [..., n]: the sum over i <= t of beta_i^(t - i).
 
-    The capacity loss is its hinge above a budget. Computing `block` times together bounds memory; a backward pass
-    computes every block again, unless there is only one.
+    The capacity loss is a hinge of this above a budget. Blocks of `block` times bound memory; with more than one block,
+    the backward pass computes each block again.
     """
     n = log_beta.shape[-1]
     times = torch.arange(n, device=log_beta.device)
@@ -77,14 +76,15 @@ def gated_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Causal attention in which entries fade instead of being evicted.
+    """Return causal attention in which entries fade instead of being evicted.
 
         weight   softmax weights proportional to beta_j^(i - j) exp(q_i k_j); beta -> 0 is an eviction
         scale    logits beta_j^(i - j) q_i k_j, as TRIM-KV's paper prints it and its eager code computes it
 
     Args:
         queries: [b, Hq, t, d] of the tokens from `first` on; keys, values: [b, Hk, n, d]; log_beta: [b, Hk, n].
-        softcap, sinks: as models have them: logits are bounded by a tanh; [Hq] logits of a key without a value.
+        softcap: the model's logit cap (tanh).
+        sinks: [Hq] the model's sink logits: one key per query head without a value.
 
     Returns:
         [b, Hq, t, dv], in the type of the values.

@@ -1,9 +1,9 @@
 """The slot order of the released R-KV code, for ``compat=reference`` only.
 
-That code leaves the survivors of an eviction in the order of their scores, followed by the window and then by new
-tokens, so from its second eviction on "neighbour" (pooling) and "last" (redundancy) mean rank instead of text. One
-column of ranks reproduces this; entries without a rank follow the ranked ones in text order. Scores become ranks too,
-because there the cut falls where ``torch.topk`` puts it among equals, which differs between devices and row lengths.
+The released code stores the survivors of an eviction in the order of their scores, followed by the window and then by
+new tokens. From its second eviction on, "neighbour" (pooling) and "last" (redundancy) therefore go by rank instead of
+text. A column of ranks reproduces this; entries without a rank follow the ranked ones in text order. Scores become
+ranks too: the code resolves ties at the cut as ``torch.topk`` does, which differs between devices and row lengths.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ RANK = Column(name="rank", init=float("nan"))
 
 
 def slot_order(view: LayerView) -> torch.Tensor:
-    """[b, Hk, N] int64 indices that list the entries by slot, invalid entries last."""
+    """Return the indices of the entries in the released code's slot order, invalid entries last, [b, Hk, N] int64."""
     rank = view.columns[RANK.name]
     key = torch.where(rank.isnan(), view.positions + (1 << 32), rank.nan_to_num().long())
     return torch.where(view.valid, key, torch.iinfo(torch.int64).max).argsort(dim=-1)
 
 
 def keep_in_score_order(view: LayerView, score: torch.Tensor, order: torch.Tensor, window: int) -> ScoreOut:
-    """Rank the entries outside the window as ``topk`` orders them; the others keep no rank and no score."""
+    """Return scores and ranks of the entries outside the window in ``topk``'s order; other entries get neither."""
     outside = int(view.older(window).sum(dim=-1).max())
     row = score.gather(-1, order)[..., :outside]  # the window and invalid entries lie behind
     top = row.topk(min(view.budget - window, outside), dim=-1).indices

@@ -8,15 +8,16 @@ from kvbench.lazy import torch
 def split_exactly(
     ideal: torch.Tensor, total: torch.Tensor | int, low: torch.Tensor | int, high: torch.Tensor | int
 ) -> torch.Tensor:
-    """Integers near `ideal`, each within [low, high], that sum to `total` in every row (largest remainder).
+    """Return integers near `ideal`, each within [low, high], that sum to `total` in every row (largest remainder).
 
     Args:
-        ideal: [b, n] float shares; a difference of their sum to `total` is spread evenly over those with room.
-        total: [b] or one number; clipped to what the bounds allow.
+        ideal: [b, n] float shares. If their sum differs from `total`, the difference is spread evenly over the shares
+            that are not at their bound.
+        total: [b] or one number; clipped to the sums of the bounds.
         low, high: [b, n] or numbers.
 
     Returns:
-        int64 [b, n]. Equal remainders go to the earlier one.
+        int64 [b, n]. Of equal remainders the earlier one is rounded up first.
     """
     ideal = ideal.double()
     low = torch.as_tensor(low, device=ideal.device).expand(ideal.shape).long()

@@ -1,7 +1,7 @@
-"""Attention of a few queries to cached entries: the primitive behind every attention-based score.
+"""Attention of a few queries to cached entries, which every attention-based score uses.
 
-Float32 throughout, causal by absolute position (the cache is not in text order and may be compressed), padding-aware,
-blockwise over queries so that scratch memory is bounded. Methods differ in domain, order and reductions.
+It is float32 throughout, causal by absolute position (the cache is not in text order and may have gaps), ignores
+invalid entries, and works in blocks of queries to bound scratch memory. Methods differ in domain, order and reductions.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ Domain = Literal["all", "outside_window"]
 Order = Literal["softmax_then_group", "group_then_softmax"]
 Reduce = Literal["mean", "sum", "max"]
 
-# Logits at a time: at most 128 MiB; on a CPU fewer, by taking fewer sequences: small buffers are reused at once, while
-# fresh pages of large ones would cost more than the arithmetic.
+# Logits in memory at a time: at most 128 MiB. On a CPU, blocks hold fewer sequences: small buffers are reused, while
+# the fresh pages of large buffers would cost more than the arithmetic.
 SCRATCH_FLOATS = 1 << 25
 CPU_BLOCK_FLOATS = 1 << 17
 
@@ -36,7 +36,7 @@ def window_attention(
     own_keys: torch.Tensor | None = None,
     own_positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Softmax attention of queries to cached keys, reduced over the query heads of a group and over the queries.
+    """Return softmax attention of queries to cached keys, reduced over the query heads of a group and the queries.
 
     Args:
         queries: [b, Hq, w, d] post-RoPE; query head h serves KV head h // (Hq // Hk).
@@ -44,10 +44,11 @@ def window_attention(
         query_positions: [b, w]; key_positions: [b, Hk, N]; absolute; a query sees keys at its position or before.
         valid: [b, Hk, N] bool; other entries get weight 0. None: all are valid.
         scaling, softcap: the model's softmax scale and logit cap.
-        domain: keys that the softmax runs over: "all", or "outside_window" (those older than the first query).
+        domain: keys that the softmax runs over: "all", or "outside_window" (keys older than the first query).
         order: "softmax_then_group" reduces probabilities over the group, "group_then_softmax" reduces logits.
         reduce_g, reduce_q: over the g query heads and the w queries; None keeps that axis.
-        own_keys, own_positions: [b, Hk, m, d] and [b, m], keys outside the cache that count in the softmax only.
+        own_keys, own_positions: [b, Hk, m, d] and [b, m], keys outside the cache. They take part in the softmax but not
+            in the result.
 
     Returns:
         float32 [b, Hk, N]; with an axis kept, [b, Hk, g, N], [b, Hk, w, N] or [b, Hk, g, w, N].
@@ -95,7 +96,10 @@ def window_attention(
 def _blind(
     visible: torch.Tensor | None, key_positions: torch.Tensor, query_positions: torch.Tensor
 ) -> torch.Tensor | None:
-    """[b, Hk, w] bool: queries that see no key, whose NaN softmax becomes 0; usually None: every query sees one."""
+    """Return the mask of queries that see no key, [b, Hk, w] bool, or None if every query sees one.
+
+    The caller replaces the NaN softmax of such queries by 0.
+    """
     if visible is not None:
         key_positions = key_positions.masked_fill(~visible, torch.iinfo(key_positions.dtype).max)
     blind = key_positions.amin(dim=-1)[:, :, None] > query_positions[:, None]
@@ -103,7 +107,10 @@ def _blind(
 
 
 def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: float | None) -> torch.Tensor:
-    """[b, Hq, r, d] and [b, Hk, N, d] to [b, Hk, g, r, N]: one product per KV head, its group's queries stacked."""
+    """Return the logits of queries [b, Hq, r, d] and keys [b, Hk, N, d] as [b, Hk, g, r, N].
+
+    The queries of a group are stacked, so each KV head needs one matrix product.
+    """
     b, hq, r, d = queries.shape
     hk, n = keys.shape[1:3]
     stacked = queries.reshape(b, hk, hq // hk * r, d).float() * scaling
@@ -112,7 +119,7 @@ def _logits(queries: torch.Tensor, keys: torch.Tensor, scaling: float, softcap: 
 
 
 def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
-    """Blocks [..., r, N] of queries to one tensor; a mean stays a sum, which the caller divides once."""
+    """Join blocks [..., r, N] of queries into one tensor; for a mean return the sum, which the caller divides."""
     if how is None:
         return torch.cat(blocks, dim=-2)
     reduced = [_reduce(block, "max" if how == "max" else "sum", dim=-2) for block in blocks]
@@ -123,9 +130,9 @@ def _join(blocks: list[torch.Tensor], how: Reduce | None) -> torch.Tensor:
 
 
 def _reduce_group(logits: torch.Tensor, hidden: torch.Tensor, order: Order, how: Reduce | None) -> torch.Tensor:
-    """Logits [b, Hk, g, r, N] to probabilities, reduced over the group to [b, Hk, r, N] unless `how` is None.
+    """Turn logits [b, Hk, g, r, N] into probabilities, reduced over the group to [b, Hk, r, N] unless `how` is None.
 
-    hidden: [b, Hk, r or 1, N]. Rows in which everything is hidden come back as NaN.
+    hidden: bool [b, Hk, r or 1, N], keys that a query does not see. Rows with all keys hidden are NaN.
     """
     if order == "group_then_softmax":
         if how is None:

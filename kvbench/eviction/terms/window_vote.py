@@ -1,14 +1,14 @@
-"""Base of rkv, snapkv-decode and gkv: the newest queries vote for entries at every eviction, and always stay.
+"""Base of rkv, snapkv-decode and gkv: the newest queries vote for entries at every eviction, and their entries stay.
 
-The vote may be merged with earlier ones, by the global score of G-KV (arXiv 2512.00504, Eq. 3-5). A local score is
-divided by its head's maximum and merged with F', the score that the entry had at the eviction before:
+The vote may be merged with earlier votes, by the global score of G-KV (arXiv 2512.00504, Eq. 3-5). A local score is
+divided by its head's maximum and merged with F', the entry's score at the previous eviction:
 
     max   F_j = max(alpha F'_j, local_j)
     mean  F_j = alpha F'_j + (1 - alpha) local_j
     sum   F_j = alpha F'_j + local_j
 
-and F_j = local_j for entries without F': the window of the eviction before and everything newer. F is stored as it is,
-before any pooling or redundancy, for the entries outside the window.
+and F_j = local_j for entries without F': the previous eviction's window and all newer entries. F is stored for the
+entries outside the window, before pooling and redundancy.
 """
 
 from __future__ import annotations
@@ -23,17 +23,20 @@ MEMORY = Column(name="memory", init=float("nan"))
 
 
 def normalised(x: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Scores [b, Hk, N] divided by their maximum over the marked entries of a head; an all-zero head stays so."""
+    """Return scores [b, Hk, N] divided by their maximum over the marked entries of a head; zeros stay zeros."""
     return x / x.masked_fill(~among, 0.0).amax(dim=-1, keepdim=True).clamp_min(torch.finfo(x.dtype).tiny)
 
 
 def rkv_votes(view: LayerView) -> torch.Tensor:
-    """The vote of R-KV's code (arXiv 2505.24133), [b, Hk, N] before pooling."""
+    """Return the vote of R-KV's code (arXiv 2505.24133), [b, Hk, N] before pooling."""
     return view.attend(domain="outside_window", order="group_then_softmax", reduce_g="max", reduce_q="mean")
 
 
 class WindowVote(Method):
-    """Subclasses declare the options. Not a dataclass, so that these annotations are no options themselves."""
+    """Base of methods in which a window of queries votes.
+
+    Subclasses declare the options. This class is no dataclass, so its annotations are not options.
+    """
 
     window: int | None
     compat: str
@@ -52,12 +55,12 @@ class WindowVote(Method):
 
     @property
     def memory(self) -> tuple[str, float] | None:
-        """Form and alpha of the global score; None where every vote stands alone."""
+        """Form and alpha of the global score; None if votes are not merged with earlier ones."""
         return (self.global_score, self.alpha) if self.global_score != "none" else None
 
     @property
     def by_rank(self) -> bool:
-        """Whether slots stay in score order, as in R-KV's code, which also evicts when exactly the budget is held."""
+        """Whether to reproduce R-KV's code: slots in score order, and an eviction already at exactly the budget."""
         return self.compat == "reference"
 
     def needs(self) -> Needs:
@@ -77,7 +80,7 @@ class WindowVote(Method):
     def remember(
         self, view: LayerView, local: torch.Tensor, among: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """F from the local score and the stored F', and the column to store; without memory the local score."""
+        """Return F, from the local score and the stored F', and the column to store; without memory the local score."""
         if self.memory is None:
             return local, {}
         (form, alpha), before = self.memory, view.columns[MEMORY.name]
@@ -89,7 +92,7 @@ class WindowVote(Method):
         return score, {MEMORY.name: torch.where(among, score, float("nan"))}
 
     def order(self, view: LayerView) -> torch.Tensor:
-        """The order in which entries are neighbours: see `LayerView.text_order`."""
+        """Return the order in which entries are neighbours, as indices like `LayerView.text_order`'s."""
         return slot_order(view) if self.by_rank else view.text_order()
 
     def ranked(

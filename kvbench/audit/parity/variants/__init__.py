@@ -1,7 +1,7 @@
 """Which kvbench method, options and budget stand for which variant of the reference code.
 
-One file per family of variants turns a case's hyperparameters into plans; `VARIANTS` is the table, `REASONS` says why
-the others are not run. docs/parity.md explains them.
+One file per family of variants turns a case's hyperparameters into plans. `VARIANTS` lists the functions, `REASONS`
+says why other variants are not run. docs/parity.md explains the variants.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REASONS = {("h2o", "h2o_mask_simulation"): "a mask simulation: nothing is droppe
 
 
 def plans(case: Case) -> list[CasePlan]:
-    """Plans of a case. Raises NotCoveredError."""
+    """Return the plans of a case. Raises NotCoveredError if the case is not run."""
     if not case.has_decisions:
         raise NotCoveredError("values without decisions")
     make = VARIANTS.get((case.method, case.variant))

@@ -13,13 +13,13 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, kw_only=True)
 class CasePlan:
-    """How to run one case. `states` maps method columns to the reference's states, for teacher forcing."""
+    """The settings that run one case. `states` maps method columns to the reference's states, for teacher forcing."""
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)
     budget: int | None
     due: Callable[[float, int], bool] | None = None  # by entries held and tokens seen; None: the method's trigger
-    until: int | None = None  # judge only steps that have seen at most this many tokens
+    until: int | None = None  # judge only steps with at most this many tokens seen
     rest: str = ""  # why the other steps are not judged
     every_token: bool = False  # the reference is called after every token; the file stores some of the calls
     states: dict[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ Variants = dict[tuple[str, str], Callable[[Case], list[CasePlan]]]
 
 
 def kvpress_budget(case: Case) -> int:
-    """kvpress names the share to remove, and rounds in floating point."""
+    """Return kvpress's budget: the hyperparameter is the share to remove, rounded down in floating point."""
     return max(1, int(case.seen[0] * (1 - case.hyper["compression_ratio"])))
 
 

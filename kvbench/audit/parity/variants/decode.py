@@ -1,4 +1,4 @@
-"""Methods that evict while decoding, and the simplest methods that evict a prompt."""
+"""Plans for methods that evict while decoding, and for the simplest methods that evict a prompt."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
     if spare not in ("last", "first"):
         raise NotCoveredError(f"retain_direction {spare!r} is not an option of rkv")
     options = {"window": h["window_size"], "kernel": h["kernel_size"], "lam": h["mix_lambda"], "spare": spare}
-    return _reference_and_sorted("rkv", h, options)[: 2 if spare == "last" else 1]  # "first" is slot 0 there, a defect
+    return _reference_and_sorted("rkv", h, options)[
+        : 2 if spare == "last" else 1
+    ]  # "first" always spares slot 0, a defect
 
 
 def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
-    """Two plans: the slot order of the R-KV code throughout, and our text order where its slots are in text order."""
+    """Return two plans: the R-KV code's slot order at all steps, and text order where the slots lie in text order."""
     budget = hyper["budget"]
     return [
         CasePlan(method=method, options={**options, "compat": "reference"}, budget=budget),
@@ -35,7 +37,7 @@ def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str,
 
 
 def _gkv_repo(case: Case) -> list[CasePlan]:
-    """The G-KV repository has one class; its switches select SnapKV, R-KV and "H2O" forms."""
+    """Plan a case of the G-KV repository, whose one class has switches for SnapKV, R-KV and "H2O" forms."""
     h = case.hyper
     memory, redundancy = h.get("enable_score_cache", False), h.get("suppressing_redundancy", False)
     shift = h.get("attention_shift_indicator", False)
@@ -75,7 +77,7 @@ def _h2o_prefill(case: Case) -> list[CasePlan]:
 
 
 def _streaming(sizes: Callable[[Case, dict[str, Any]], tuple[int, int]]) -> Callable[[Case], list[CasePlan]]:
-    """sizes: sinks and budget by the case and its hyperparameters."""
+    """Return a function that plans streaming-llm cases; sizes: sinks and budget of a case and its hyperparameters."""
 
     def make(case: Case) -> list[CasePlan]:
         sinks, budget = sizes(case, case.hyper)

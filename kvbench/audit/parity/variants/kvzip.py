@@ -1,4 +1,4 @@
-"""KVzip: the reference's scores of recorded reconstruction queries, and its decisions in two modes."""
+"""Plans for KVzip: decisions of two modes, from the queries that the reference recorded while repeating its context."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvbench.lazy import torch
 
 
 def _kvzip_score(case: Case) -> list[CasePlan]:
-    """Steps are alternatives on one input: all ratios in "pair" mode, then all in "uniform" mode."""
+    """Plan a case, whose steps are alternatives on one input: all ratios in "pair" mode, then all in "uniform" mode."""
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
     case_plans = []
@@ -35,7 +35,7 @@ def _kvzip_score(case: Case) -> list[CasePlan]:
 
 
 def _reconstructions(case: Case, layer: int) -> Iterator[dict[str, Any]]:
-    """The stored queries and keys of the pass that repeats each chunk, which follows the whole context."""
+    """Yield, per chunk, the stored queries and keys of the pass that repeats the chunk after the whole context."""
     total, prefix, chunk = case.seen[0], case.hyper["prefix_len"], case.hyper["chunk"]
     for index in range(case.hyper["n_chunks"]):
         queries, keys = (case.tensors[f"rep_{name}.{index}.{layer}"] for name in "qk")
@@ -51,10 +51,10 @@ def _reconstructions(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 
 
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
-    """The reference's sets, with its next best entries added or its worst removed until all units hold `entries`.
+    """Return the reference's sets, with next best entries added or worst removed until all units hold `entries`.
 
-    The reference keeps the entries above a threshold, the score of the last entry of the budget, so that its count may
-    differ; nor does the budget always divide by the number of heads.
+    The reference keeps the entries that score above the last entry of the budget, so its count may differ from the
+    budget; nor is the budget always divisible by the number of heads.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]

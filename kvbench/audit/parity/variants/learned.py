@@ -1,4 +1,4 @@
-"""Methods with trained weights: ForesightKV with the random scorer of a case, TRIM-KV with a case's retentions."""
+"""Plans for methods with trained weights: ForesightKV with a case's random scorer, TRIM-KV with a case's log betas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from kvbench.lazy import torch
 
 
 def _foresightkv_training(case: Case) -> list[CasePlan]:
-    """The first `budget` tokens are one chunk; then an eviction follows every `window_size` tokens."""
+    """Plan a training case: the first `budget` tokens are one chunk; then evict every `window_size` tokens."""
     h = case.hyper
     states = {"cumulative": "cumsum", "decayed": "cumsum_decay"}
     return [_foresightkv(case, h["budget"], states, prefix=h["budget"], recent=h["window_size"])]
 
 
 def _foresightkv_evaluation(case: Case) -> list[CasePlan]:
-    """Queries begin to count when the budget is reached, with all that came before."""
+    """Plan an evaluation case: when the cache first holds the budget, all earlier queries count as one chunk."""
     h = case.hyper
     lengths = [min(step["cache_len"]) for step in case.meta["steps"]]
     first = next((seen for seen, held in zip(case.seen, lengths) if held >= h["budget"]), case.seen[-1])
@@ -41,18 +41,18 @@ def _foresightkv(case: Case, prompt_len: int, states: dict[str, str], prefix: in
 
 
 def scorer(case: Case) -> dict[str, torch.Tensor]:
-    """The weights of a case under the names that kvbench gives them, of one layer."""
+    """Return the scorer's weights of a case, which has one layer, under kvbench's names."""
     w = {name: case.tensors[f"weights.{name}"][None] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")}
     return {"w1": w["fc1_weight"], "b1": w["fc1_bias"], "w2": w["fc2_weight"][..., 0], "b2": w["fc2_bias"][..., 0]}
 
 
 def _same_chunk(evictions: int) -> dict[str, float]:
-    """The state after the last eviction, which the file's sums include."""
+    """Return the state `chunk` that belongs to the file's sums, which include the newest chunk."""
     return {"chunk": evictions + 1.0}
 
 
 def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Negated drop scores of the older entries: higher is kept."""
+    """Return the negated drop scores of the competing entries: higher is kept."""
     slots = [slots for layer in case.slots(step) for slots in layer]
     scores = (-case.tensors[f"aux.drop_score.{step}"].double()).tolist()
     return [dict(zip(tokens.tolist(), row)) for tokens, row in zip(slots, scores)]
@@ -66,17 +66,17 @@ def _trimkv_global(case: Case) -> list[CasePlan]:
     h = case.hyper
     plan = _trimkv(case, "retention", {"level": "layer" if "layer_wise" in h["strategy"] else "model"})
     floor = h.get("floor_budget_ratio", 0.0)
-    if not floor or plan.options["level"] == "layer":  # where layers are apart, the code leaves the floor out
+    if not floor or plan.options["level"] == "layer":  # the code ignores the floor if each layer competes alone
         return [plan]
     plan.options["floor"] = floor
     return [replace(plan, steps=tuple(range(len(case.seen))), kept=_floored, scores=_worths)]
 
 
 def _floored(case: Case, step: int) -> list[set[int]]:
-    """The sets that the reference keeps under a floor, with two mistakes of its code corrected.
+    """Return the sets that the reference keeps under a floor, with two mistakes of its code corrected.
 
-    Its code counts the first entry of a head among the best of the head before; and it rounds both the floor and the
-    rest down, which can leave a part of the budget unused.
+    The code counts the first entry of a head among the best entries of the previous head; and it rounds both the floor
+    and the rest down, which can leave a part of the budget unused.
     """
     h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
     slots = [slots.tolist() for layer in case.slots(step) for slots in layer]
@@ -89,7 +89,7 @@ def _floored(case: Case, step: int) -> list[set[int]]:
             kept[unit - 1].remove(min(kept[unit - 1], key=worths[unit - 1].__getitem__))
             kept[unit].add(next(token for token in ranked[unit] if token not in kept[unit]))
     while sum(map(len, kept)) < total:
-        # A head's next entry competes with the score that stands `sure` ranks above it.
+        # A head's next entry competes with the score of the entry `sure` ranks above it.
         open_ = [u for u in range(len(kept)) if len(kept[u]) < len(ranked[u])]
         unit = max(open_, key=lambda u: worths[u][ranked[u][len(kept[u]) - sure]])
         kept[unit].add(next(token for token in ranked[unit] if token not in kept[unit]))
@@ -97,7 +97,7 @@ def _floored(case: Case, step: int) -> list[set[int]]:
 
 
 def _worths(case: Case, step: int) -> list[dict[int, float]]:
-    """The score of every entry; files with a floor lack it."""
+    """Compute the score of every entry, which files with a floor do not hold."""
     seen, scores = case.seen[step], []
     for layer, units in enumerate(case.slots(step)):
         for head, slots in enumerate(units):

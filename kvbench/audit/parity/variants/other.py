@@ -1,6 +1,4 @@
-"""Methods that share budgets over layers or heads, or need no attention: cake, morphkv, rpc, duo, keydiff, and expected
-attention.
-"""
+"""Plans for cake, morphkv, rpc, duo, keydiff and expected-attention."""
 
 from __future__ import annotations
 
@@ -63,7 +61,7 @@ def _rpc(case: Case) -> list[CasePlan]:
 
 
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Scores of the tokens between the prompt and the newest R; one row where all heads share it."""
+    """Return the scores of the tokens between the prompt and the newest R; heads may share one row of scores."""
     h = case.hyper
     rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)
     tokens = [slots[h["prompt_len"] : -h["R"]].tolist() for layer in case.slots(step) for slots in layer]

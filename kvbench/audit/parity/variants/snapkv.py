@@ -1,7 +1,7 @@
-"""SnapKV's vote over a prompt, and the methods that spread its budget unevenly: PyramidKV, Ada-KV.
+"""Plans for SnapKV, and for PyramidKV and Ada-KV, which use SnapKV's scores with uneven budgets.
 
-Where rounding in the released code adds up to more than the budget, kvbench drops the surplus: no run may exceed
-its budget. `_within` drops the same entries, those with the lowest scores, from the reference's sets.
+If rounding in the released code adds up to more than the budget, kvbench drops the surplus: no run may exceed its
+budget. `_within` drops the same surplus, the entries with the lowest scores, from the reference's sets.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ POOLING = {"avgpool": "avg", "maxpool": "max"}
 
 def _options(case: Case, reduce_g: str) -> dict[str, Any]:
     h = case.hyper
-    pool = POOLING.get(h.get("pooling", "avgpool"))  # kvpress names none and takes averages
+    pool = POOLING.get(h.get("pooling", "avgpool"))  # kvpress has no such hyperparameter and averages
     if pool is None:
         raise NotCoveredError(f"pooling {h['pooling']!r} is not an option of snapkv")
     if reduce_g not in ("mean", "max"):
@@ -32,19 +32,19 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
 
 
 def _snapkv_kvpress(case: Case) -> list[CasePlan]:
-    """Pooling before the mean over the group: with averages the order does not matter."""
+    """Plan a kvpress case. kvpress pools before the mean over the group; with averages the order does not matter."""
     return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
 
 
 def _snapkv_prefill(case: Case) -> list[CasePlan]:
-    """The official code, one set for every query head, and KVCache-Factory, one for every KV head."""
+    """Plan a case of the official code (a set per query head) or of KVCache-Factory (a set per KV head)."""
     h = case.hyper
     options = _options(case, h.get("gqa_score_agg", "mean"))
     return [CasePlan(method="snapkv", options=options, budget=h["max_capacity_prompt"])]
 
 
 def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
-    """kvpress distributes a fractional number of entries; the layers are cut to the sizes of a whole number."""
+    """Plan a kvpress case. kvpress distributes a fractional number of entries; layers are cut to whole sizes."""
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
     budget = _kvpress_budget(case)
     asked = case.seen[0] * (1 - case.hyper["compression_ratio"])
@@ -112,9 +112,10 @@ def _bounded(
 
 
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
-    """The reference's sets, cut to the budget evenly over all units where they exceed it.
+    """Return the reference's sets, cut evenly over all units if together they exceed the budget.
 
-    All heads of a layer are cut alike. sizes: entries per head of each layer, instead of even cuts.
+    With several layers, all heads of a layer are cut alike. sizes: entries per head of each layer, in place of even
+    cuts.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:
