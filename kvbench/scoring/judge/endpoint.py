@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible address: POST {base URL}/chat/completions.
+"""A judge at an OpenAI-compatible address: POST {base URL}/chat/completions.
 
 A request is repeated after a passing failure (status 408, 425, 429 or 5xx, a time-out, a lost connection), after
 growing pauses or Retry-After up to a limit; any other failure is final. A try takes at most `seconds`, even if the

@@ -21,7 +21,7 @@ PLAN = "plan"  # copied from elsewhere: the plan, the question, a register
 FACT = "fact"  # looked up by name
 RESULT = "result"  # computed
 STEP = "step"  # a digit of `walk`: looked up and computed at once
-ANSWER = "answer"  # the stop and the boxed answer
+ANSWER = "answer"  # the word " Answer" that stops the trace, and the boxed answer
 KINDS = (FORM, PLAN, FACT, RESULT, STEP, ANSWER)
 
 

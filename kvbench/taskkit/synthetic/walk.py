@@ -26,7 +26,10 @@ from kvbench.taskkit.synthetic.vocabulary import NAMES, REGISTER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """Settings of a walk with one digit per step. Training had 8 to 500 steps and 0 to 8 filler sentences."""
+    """Settings of a walk with one digit per step.
+
+    The shipped model was trained on 8 to 500 steps and 0 to 8 filler sentences.
+    """
 
     n_steps: int = 300
     n_filler: int = 0
@@ -41,7 +44,10 @@ class Digits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Settings of a walk with one addition per line. Training had 2 to 64 lines, up to 4 fillers and 4 distractors."""
+    """Settings of a walk with one addition per line.
+
+    The shipped model was trained on 2 to 64 lines, up to 4 filler sentences and 4 distractors.
+    """
 
     n_lines: int = 30
     n_filler: int = 0
