@@ -1,8 +1,8 @@
-"""`chain`: a plan in the prompt of which every line is needed exactly once, later: a test of foresight.
+"""`chain`: the model needs every line of a plan in the prompt exactly once, later: a test of foresight.
 
-Cells: chain-4 (default), chain-8. Past attention says nothing about the line that comes next, so this is unfair as
-the only task for methods that look back. The headline is the share of steps right before the first error; exact match
-stands beside it.
+Variants: chain-4 (default), chain-8. Past attention does not tell which line comes next, so as the only task it is
+unfair to methods that use past attention. The headline score is the share of steps before the first error; the other
+score is exact match.
 """
 
 from __future__ import annotations

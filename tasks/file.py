@@ -5,12 +5,12 @@ One object per line. Fields:
     answer                 text or a number, required
     id                     text or a number, default "line-N"; must be unique
     context                text put before the question; a query-agnostic run compresses after it
-    system, answer_prefix  texts for the chat template: system message, and how the answer begins
-    category, cluster_id   texts: a group for reports; questions that share a source (default: each its own)
+    system, answer_prefix  texts for the chat template: the system message, and the start of the answer
+    category, cluster_id   texts: a group for reports, and a source that questions share (default: no shared source)
 Other fields are ignored. The prompt asks for a box (style `default`) or is the question alone (style `plain`).
 
-math-verify compares answers that are numbers or LaTeX (`is_mathematics`). Others are compared as text, ignoring case,
-blanks and final points: the box, or without one the whole answer after the thinking block.
+math-verify compares answers that are numbers or LaTeX (`is_mathematics`). Other answers are compared as text without
+case, blanks and final points: the content of the box, or without a box the whole answer after the thinking block.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from kvbench.sources.data import FILE_LIMIT, json_type, read_jsonl, read_plain
 from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
 from kvbench.taskkit.prompts import STYLES
 
-SHOWN = 5  # problems of a file that a message lists
+SHOWN = 5  # how many of a file's problems the error message lists
 TEXT_FIELDS = ("context", "system", "answer_prefix", "category", "cluster_id")
 
 
@@ -46,7 +46,7 @@ class FileTask(Task):
         if not str(path):
             raise UserError("task 'file' needs a file: --task-file FILE.")
         self.path = Path(path)
-        items = _items(self.path)  # checked before any work; not kept, because tasks are pickled for scoring
+        items = _items(self.path)  # checks the file before the run; not stored, because tasks are pickled for scoring
         self._count = len(items)
         self._sha256 = hashlib.sha256(self.path.read_bytes()).hexdigest()
         self.name = "file/" + (re.sub(r"[^\w.-]", "-", self.path.stem.lower(), flags=re.ASCII).lstrip(".-")[:64] or "x")
@@ -79,7 +79,10 @@ class FileTask(Task):
 
 
 def is_mathematics(answer: Any) -> bool:
-    """A number, or text with a digit or a backslash and no plain word of two letters ("2x+3", "\\frac{1}{2}")."""
+    """Return whether an answer is a number, or text with a digit or backslash and without a word ("2x+3", "\\pi").
+
+    A word is two or more letters in a row, LaTeX commands not counted.
+    """
     if not isinstance(answer, str):
         return True
     words = re.search(r"[^\W\d_]{2,}", re.sub(r"\\[a-zA-Z]+(\{[^{}\\]*\})?", "", answer))
@@ -87,16 +90,16 @@ def is_mathematics(answer: Any) -> bool:
 
 
 def fold(text: str) -> str:
-    """Text for comparison: case, blanks, ``\\text{}``, quotes and final points removed."""
+    """Return a text for comparison: lower case, single blanks, no ``\\text{}``, quotes or final points."""
     text = re.sub(r"^\\(?:text|mathrm|textbf)\{(.*)\}$", r"\1", text.strip().strip("$"))
     return " ".join(text.casefold().split()).strip("\"'` .")
 
 
 def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Ids and items of a file. Raises UserError with up to `SHOWN` of its problems and their number."""
+    """Return the ids and items of a file. Raises UserError with the first `SHOWN` problems and their number."""
     label = quote(path)[1:-1]
     if not os.path.isfile(path):
-        read_plain(path, f"--task-file {label}", FILE_LIMIT)  # raises an error that says what the path is
+        read_plain(path, f"--task-file {label}", FILE_LIMIT)  # its error says what the path is instead of a file
     problems: list[str] = []
     items: list[tuple[str, Mapping[str, Any]]] = []
     seen: dict[str, int] = {}
@@ -121,7 +124,7 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
-    """The problems of one item."""
+    """Yield the problems of one item."""
     identity = item.get("id")
     named = f" (item id {quote(identity)})" if isinstance(identity, (str, int, float)) else ""
     question = "question" if "question" in item or "problem" not in item else "problem"

@@ -1,8 +1,9 @@
-"""GPQA diamond (Rein et al. 2023): 198 questions of graduate level with four options. CC-BY-4.0, gated, never bundled.
+"""GPQA diamond (Rein et al. 2023): 198 graduate-level questions with four options. CC-BY-4.0, gated, never bundled.
 
-Every question is asked under eight orders of its options, so that no position is favoured. A document is a question
-under one order, sampled once; standard errors count questions (clusters, `Record ID`). Documents come order by order:
-``--limit 198`` asks each question once, ``--limit 396`` twice. ``--samples k`` draws k samples per order.
+Every question is asked under eight orders of its options, so that a model's preference for a position averages out. A
+document is a question under one order, sampled once; standard errors are over questions (clusters by `Record ID`).
+All documents of one order precede those of the next: ``--limit 198`` asks each question once, ``--limit 396`` twice.
+``--samples k`` draws k samples per order.
 
 Order `i` of a question is ``Random(f"gpqa-{SEED}-{record id}-{i}").shuffle`` of (right, wrong 1, wrong 2, wrong 3).
 Every method and every run therefore sees the same prompts.
@@ -62,7 +63,7 @@ class GPQADiamond(Task):
             raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
 
     def gen(self, model_type: str) -> GenSpec:
-        """One sample of each document: the eight samples of a question are its eight documents."""
+        """One sample per document: a question's eight documents give eight samples."""
         top_k = 20 if model_type.startswith("qwen3") else 0
         return GenSpec(n=1, max_new_tokens=32768, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
 
@@ -87,7 +88,7 @@ class GPQADiamond(Task):
 
 
 def option_order(record: str, index: int) -> list[int]:
-    """Which of `OPTIONS` stands at each letter, in order `index` of a question."""
+    """Return the index into `OPTIONS` for each letter, in order `index` of a question."""
     order = list(range(len(OPTIONS)))
     random.Random(f"gpqa-{SEED}-{record}-{index}").shuffle(order)
     return order

@@ -5,11 +5,12 @@
     livecodebench/v5                167 problems, file 5
     livecodebench/v4_v5             268 problems, files 4 and 5
 
-`score` is LiveCodeBench's own verdict, bugs included, so that numbers compare; `passed_native` is the verdict of a real
-process. The program must follow the thinking block; an answer whose block never ends has none (aux `official` follows
-LiveCodeBench, which accepts drafts). Problems in LiveCodeBench's errata count, with a flag.
+`score` is the verdict of LiveCodeBench's own checker, bugs included, for comparison with published numbers;
+`passed_native` is the verdict with the program as an ordinary process. Only a program after the thinking block counts,
+so an answer that never ends its block has no program (aux `official` follows LiveCodeBench, which accepts drafts in the
+block). Problems in LiveCodeBench's errata count too; aux `errata` marks them.
 
-The hub holds raw files and a loading script, which is not run. Programs run in `kvbench.scoring.sandbox` only.
+kvbench reads the hub's raw files and does not run its loading script. Programs run in `kvbench.scoring.sandbox` only.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ from kvbench.taskkit.context_template import bundled, check_ids
 
 ROWS = (400, 111, 101, 101, 167, 175)  # of test.jsonl, test2.jsonl, ...
 LAST = len(ROWS)
-LONGEST = 20_000  # characters of a program that are kept
-PATIENCE = 3600.0  # every test of every run has its own limit; this only ends a grader that hangs
-# ERRATA.md: problems with several right answers, that need a dialogue, or whose tests are wrong.
+LONGEST = 20_000  # characters of a program that a row keeps
+PATIENCE = 3600.0  # seconds; each test has its own limit, this one only ends a grader that hangs
+# LiveCodeBench's ERRATA.md: problems with several right answers, with interactive input, or with wrong tests.
 ERRATA = frozenset(
     {
         *("abc311_c", "abc326_d", "abc327_b", "abc333_e", "abc343_e", "abc362_c", "find-words-containing-character"),
@@ -44,7 +45,7 @@ NO_PROGRAM = Verdict(verdict="runtime_error", code=-4, results=(-4,), detail="no
 
 
 def _files(variant: str) -> range:
-    """The numbers of the files that a variant reads, from 1."""
+    """Return the numbers of the files that a variant reads; the first file is 1."""
     first, _, last = variant.removeprefix("release_").replace("v", "").partition("_")
     return range(1 if variant.startswith("release") else int(first), int(last or first) + 1)
 
@@ -76,7 +77,7 @@ class LiveCodeBench(Task):
         )
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """In the order of `question_id`, as officially."""
+        """Return the documents by `question_id`, the official order."""
         constants = json.loads(bundled("livecodebench/prompt_constants.json"))
         try:
             rows = sorted(source.rows(self.name, self.manifest), key=lambda row: str(row["question_id"]))
@@ -89,7 +90,7 @@ class LiveCodeBench(Task):
         return docs
 
     def gen(self, model_type: str) -> GenSpec:
-        """As G-KV ran it: four samples at temperature 0.6; top-k 20 is Qwen3's own advice, off for others."""
+        """Four samples at temperature 0.6, as in G-KV; top-k 20 for Qwen3, as its authors advise, else off."""
         top_k = 20 if model_type.startswith("qwen3") else 0
         return GenSpec(n=4, max_new_tokens=32768, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
 
@@ -143,7 +144,7 @@ class LiveCodeBench(Task):
 
 
 def _grade(program: str, tests: list[Any], doc: Doc, sandbox: Sandbox) -> Grades:
-    """Both verdicts. Without tests nothing could fail, which must not count as a pass."""
+    """Return both verdicts. Raises TestDataError without tests, because any program would pass."""
     if not tests:
         raise TestDataError("the problem has no tests")
     if not program:
@@ -172,8 +173,11 @@ def _doc(row: Mapping[str, Any], style: str, constants: Mapping[str, str]) -> Do
 
 
 def _turn(row: Mapping[str, Any], style: str, constants: Mapping[str, str]) -> Turn:
-    """`default`: the body that LiveCodeBench and lighteval give to R1 and QwQ. `gkv`: with R1's system message of
-    LiveCodeBench before it, whose special tokens are the chat template's business. `lcb_generic`: the form for others.
+    """Return the prompt of a problem.
+
+    Styles: `default` is the body that LiveCodeBench and lighteval give to R1 and QwQ. `gkv` adds LiveCodeBench's system
+    message for R1, without its special tokens, which the chat template adds. `lcb_generic` is LiveCodeBench's prompt
+    for all other models.
     """
     starter = str(row["starter_code"] or "")
     kind = "FORMATTING_MESSAGE_WITH_STARTER_CODE" if starter else "FORMATTING_WITHOUT_STARTER_CODE"

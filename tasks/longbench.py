@@ -3,9 +3,9 @@
     longbench                  all sets, with the averages that papers print
     longbench/hotpotqa         one of them
 
-Prompts and answer lengths are the official ones, bundled (MIT); the six few-shot and code sets go without the chat
-template. A prompt that is too long for the model loses its middle, as in the official script. Scores are those of
-`kvbench.scoring.longbench`. Rows come from the official archive; contexts of other copies hold instructions already.
+Prompts and answer lengths are the official ones, bundled (MIT). The six few-shot and code sets use no chat template. A
+prompt that is too long for the model loses its middle, as in the official script. `kvbench.scoring.longbench` scores
+the answers. Rows come from the official archive, because contexts in other copies already include the instructions.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvbench.taskkit.context_template import bundled, check_ids, parts, text_id
 HUB, REVISION = "THUDM/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
 SYNTHETIC = "longbench/synthetic_21_sets.jsonl"
 NO_CHAT = frozenset({"trec", "triviaqa", "samsum", "lsht", "lcc", "repobench-p"})  # as in the official pred.py
-RESERVE = 500  # tokens beside prompt and answer: the chat template's
+RESERVE = 500  # tokens kept free for the chat template, beside prompt and answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ SETS = {
 
 
 def macro(language: str) -> dict[str, float]:
-    """Weights of the mean over the six categories; code counts in both languages."""
+    """Return each set's weight in the mean over the six categories; code counts in both languages."""
     members = {name: one.category for name, one in SETS.items() if one.language in (language, "code")}
     sizes = list(members.values())
     return {name: 1 / (6 * sizes.count(category)) for name, category in members.items()}
@@ -96,7 +96,7 @@ class LongBench(Task):
         )
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """Raises SetupError also where the set's metric needs a package that is missing: better now than later."""
+        """Return the documents. Raises SetupError now if the set's metric will need a package that is missing."""
         require(self.variant)
         try:
             docs = [self.doc(row) for row in self.rows(source)[:limit]]
@@ -106,7 +106,7 @@ class LongBench(Task):
         return docs
 
     def gen(self, model_type: str) -> GenSpec:
-        samsum = self.variant == "samsum"  # models go on with further dialogues there
+        samsum = self.variant == "samsum"  # models would continue with further dialogues after a line end
         return GenSpec(
             max_new_tokens=_bundled("dataset2maxlen.json")[self.variant],
             stop_tokens=("\n",) if samsum else (),
@@ -123,11 +123,11 @@ class LongBench(Task):
         return Score(value=value, aux={"no_answer": float(not text.strip())})
 
     def rows(self, source: DataSource) -> list[Mapping[str, Any]]:
-        """The set's rows in the source's order."""
+        """Return the set's rows in the source's order."""
         return list(source.rows(self.name, self.manifest))
 
     def category(self, row: Mapping[str, Any]) -> str:
-        """The row column `category`."""
+        """Return the value of the row column `category`."""
         return SETS[self.variant].category
 
     def doc(self, row: Mapping[str, Any]) -> Doc:

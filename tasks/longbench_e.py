@@ -1,7 +1,7 @@
-"""LongBench-E (Bai et al. 2023): 13 sets of LongBench with even shares of short, middle and long texts.
+"""LongBench-E (Bai et al. 2023): 13 sets of LongBench with equal shares of short, medium and long texts.
 
-Prompts, answer lengths and scores as in `longbench`. The category is the length by the rows' own column, in words:
-below 4000, below 8000, or more; `kvbench report --by category` prints the table of the paper.
+Prompts, answer lengths and scores as in `longbench`. The category is the text's length in words, from the data's column
+`length`: below 4000, below 8000, or more. `kvbench report --by category` prints the paper's table.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class LongBenchE(LongBench):
         )
 
     def rows(self, source: DataSource) -> list[Mapping[str, Any]]:
-        """The set's rows: a file of its own may name it with or without "_e", the made-up one holds all sets."""
+        """Return the set's rows: files name the set with or without "_e", and the synthetic sample holds all sets."""
         return [row for row in super().rows(source) if str(row["dataset"]).removesuffix("_e") == self.variant]
 
     def category(self, row: Mapping[str, Any]) -> str:

@@ -1,13 +1,13 @@
 """LongBench v2 (Bai et al. 2024, arXiv:2412.15204): 503 questions with four options on texts of 8K to 2M words.
 
-    longbench_v2          the official prompt, answered at once
+    longbench_v2          the official prompt, answered directly
     longbench_v2/cot      "Let's think step by step", then a second turn asks for the letter
 
-Prompts are the official ones, bundled (MIT). A model whose context does not hold the official limit of 120,000 tokens
-is asked the 180 questions of length "short" only. Prompts that are too long lose their middle, as officially.
+Prompts are the official ones, bundled (MIT). A model whose context is shorter than the official limit of 120,000 tokens
+gets only the 180 questions of length "short". Prompts that are too long lose their middle, as officially.
 
-The second turn of `cot` goes on in the same conversation, from the evicted cache. The official script asks it anew,
-without the text, which says nothing about the cache.
+The second turn of `cot` continues the conversation, so the model answers from the evicted cache. The official script
+starts a new prompt without the text, which would not measure the cache.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from kvbench.taskkit.context_template import bundled, check_ids, parts, text_id
 
 OFFICIAL_LIMIT = 120_000  # tokens of a prompt
 SHORT, SHORT_ROWS = "short", 180  # up to 32,000 words
-RESERVE = 500  # tokens beside prompt and answer: the chat template's
+RESERVE = 500  # tokens kept free for the chat template, beside prompt and answer
 FIELDS = {
     "$Q$": "question",
     "$C_A$": "choice_A",
     "$C_B$": "choice_B",
     "$C_C$": "choice_C",
     "$C_D$": "choice_D",
-}  # filled one after the other, behind the text: as there, a "$Q$" within the text is filled too
+}  # filled in this order after the text: as in the official script, a "$Q$" within the text is filled too
 
 
 @tasks.register("longbench_v2", aliases=("longbench-v2",))
@@ -53,7 +53,7 @@ class LongBenchV2(Task):
 
     def __init__(self, variant: str = "", length: int = 0) -> None:
         super().__init__(variant, length)
-        self.short_kept: int | None = None  # how many, where the others are left out
+        self.short_kept: int | None = None  # number of short questions; None if all lengths are asked
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         assert self.manifest is not None
@@ -70,15 +70,15 @@ class LongBenchV2(Task):
         return docs
 
     def gen(self, model_type: str) -> GenSpec:
-        """Greedy, where the official script draws at temperature 0.1."""
+        """Greedy decoding; the official script samples at temperature 0.1."""
         new = 1024 if self.variant == "cot" else 128
-        later = new if self.variant == "cot" else 0  # the second answer's
+        later = new if self.variant == "cot" else 0  # tokens of the second answer
         return GenSpec(
             max_new_tokens=new, truncate="middle", reserve=RESERVE + later, longest=OFFICIAL_LIMIT, thinking=False
         )
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """No letter is wrong (officially `compensated = False`)."""
+        """Score an answer; one without a letter counts as wrong (officially `compensated = False`)."""
         text = after_thinking(output.text, True) if output.thinking else output.text
         letter = longbench_v2(text)
         aux = {"no_answer": float(letter is None), "letter_last": float(letter_last(text) == doc.reference)}
@@ -106,7 +106,7 @@ class LongBenchV2(Task):
 
 
 def _first(file: str, row: Mapping[str, Any]) -> Turn:
-    """The prompt of a row."""
+    """Return the first turn of a row."""
     context, question = parts(bundled(f"longbench_v2/{file}"), "$DOC$")
     context = context.replace("$DOC$", str(row["context"]).strip())
     for mark, column in FIELDS.items():

@@ -1,12 +1,12 @@
-"""LongProc's html_to_tsv (Ye et al. 2025, arXiv:2501.05414): a table of what a web page lists, row by row.
+"""LongProc's html_to_tsv (Ye et al. 2025, arXiv:2501.05414): extract a table from a web page.
 
     longproc_html_to_tsv           tables of up to 0.5K tokens; also /0.5k
     longproc_html_to_tsv/2k        up to 2K tokens
     longproc_html_to_tsv/8k        up to 8K tokens
 
-The prompt is the official one, bundled (Apache-2.0); greedy without thinking, as HELMET runs it, which asks the first
-100 of each level (--limit 100). Score: F1 over rows (`kvbench.scoring.html_to_tsv`). Rows and pages come from the
-repository's archive; rows of a user's file hold their page in the column `html`.
+The prompt is the official one, bundled (Apache-2.0). Decoding is greedy without thinking, as in HELMET, which asks only
+the first 100 questions of each level (--limit 100). Score: F1 over table rows (`kvbench.scoring.html_to_tsv`). Data and
+pages come from LongProc's repository; a user's own data file holds each page in the column `html`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ COMMIT = "33e64d1f165a6e0020e5f3d904d4fd4c81f3bfec"
 ARCHIVE = Manifest(
     path=f"longproc/{COMMIT}.zip", rows=None, url=f"https://github.com/princeton-pli/LongProc/archive/{COMMIT}.zip"
 )
-INSIDE = f"LongProc-{COMMIT}"  # the folder in the archive
+INSIDE = f"LongProc-{COMMIT}"  # the top folder in the archive
 ROWS = {"0.5k": 100, "2k": 189, "8k": 120}
 NEW_TOKENS = {"0.5k": 1024, "2k": 3072, "8k": 10240}
 
@@ -73,7 +73,7 @@ class HtmlToTsv(Task):
         return Score(value=float(value), aux=scores | no_answer | {"row_dup_rate": row_dup_rate(text)})
 
     def _with_pages(self, rows: Any, source: DataSource) -> list[Doc]:
-        """Documents whose pages lie beside the rows in the archive."""
+        """Return the documents, with their pages from the archive."""
         file = source.file(self.name, ARCHIVE)
         try:
             with zipfile.ZipFile(file) as archive:
@@ -85,7 +85,7 @@ class HtmlToTsv(Task):
 
 
 def _page(archive: zipfile.ZipFile, path: str) -> str:
-    """A page's text with plain line ends, as Python opens a text file."""
+    """Return a page's text with line ends as "\\n", as Python's text mode reads it."""
     text = archive.read(posixpath.normpath(f"{INSIDE}/{path}")).decode("utf-8")
     return text.replace("\r\n", "\n").replace("\r", "\n")
 

@@ -1,7 +1,7 @@
-"""`lookup`: many facts and a question that names some of them: plain retrieval from the prompt.
+"""`lookup`: many facts and a question that names some of them: retrieval from the prompt.
 
-Cells: lookup-8 (default), lookup-1. The headline is the share of the asked keys whose value is right; exact match,
-all keys and nothing else, stands beside it.
+Variants: lookup-8 (default), lookup-1. The headline score is the share of the asked keys whose value is right; the
+other score is exact match (all keys in order and no other text).
 """
 
 from __future__ import annotations

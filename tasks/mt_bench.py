@@ -1,8 +1,8 @@
-"""MT-Bench (Zheng et al. 2023): 80 conversations of two turns, rated by another model from 1 to 10 for each turn.
+"""MT-Bench (Zheng et al. 2023): 80 conversations of two turns; a judge model rates each turn from 1 to 10.
 
-Questions, GPT-4's reference answers (mathematics, reasoning, coding) and the prompts for the judge are FastChat's,
-bundled unchanged (Apache-2.0). ``mt_bench`` answers without thinking; ``mt_bench/thinking`` thinks, with more room, and
-the judge sees what follows the thinking block.
+Questions, GPT-4's reference answers (mathematics, reasoning, coding) and the judge's prompts are FastChat's, bundled
+unchanged (Apache-2.0). ``mt_bench`` runs without thinking. ``mt_bench/thinking`` runs with thinking and longer answers;
+the judge sees only the text after the thinking block.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class MTBench(Task):
             raise SetupError(f"data of task {quote(self.name)} have no {quote(error.args[0])}.") from None
 
     def gen(self, model_type: str) -> GenSpec:
-        """Greedy but for the categories in `TEMPERATURES`; `max_new_tokens` holds for each turn."""
+        """`max_new_tokens` is per turn; each document sets its own temperature (`TEMPERATURES`)."""
         thinking = self.variant == "thinking"
         return GenSpec(max_new_tokens=8192 if thinking else 1024, thinking=thinking)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Ratings or, in the judge mode "pair", a comparison with the full cache's answers.
+        """Return the judge's ratings or, in judge mode "pair", a comparison with the answers of the full cache.
 
-        Raises `kvbench.scoring.judge.KeyRefused` when the judge does not let us in.
+        Raises `kvbench.scoring.judge.KeyRefused` if the judge refuses the key.
         """
         answers = _answers(output.turns, output.thinking)
         if len(answers) < len(doc.turns):

@@ -1,13 +1,13 @@
 """Needle in a haystack: one sentence at eleven depths of texts from 1K to 32K tokens.
 
     niah@8192                  a random number of seven digits among RULER's noise sentences: no download, and no text
-                               that a model may know by heart
+                               that a model may have memorised
     niah/essay@8192            among Paul Graham's essays
     niah/sandwich@8192         the classic sentence about San Francisco among noise sentences
     niah/essay-sandwich@8192   the classic test
 
-Five needles per depth, each in another stretch of the haystack (`cluster_id`); --limit 110 asks for ten.
-Score: share of the key words in the output. The depth is the category.
+Five needles per depth, each in a haystack that starts elsewhere in the text (`cluster_id`); --limit 110 gives ten per
+depth. Score: share of the needle's key words in the output. The category is the depth.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class NeedleInAHaystack(Task):
 
 
 def _rouge(text: str) -> dict[str, float]:
-    """Share of the sandwich sentence's words in an output; {} without the package rouge (extra `longbench`)."""
+    """Return the share of the sandwich sentence's words in an output; {} without package rouge (extra `longbench`)."""
     try:
         from rouge import Rouge
     except ModuleNotFoundError:

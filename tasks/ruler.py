@@ -1,13 +1,15 @@
 """RULER (Hsieh et al. 2024): 13 synthetic subtasks at lengths from 4K to 128K, made with the model's own tokenizer.
 
-``ruler@8192`` is all subtasks at one length, ``ruler/vt@8192`` one of them, ``ruler@*`` everything. A length holds the
-chat template and the answer too. The rows are those of NVIDIA's generators (see `kvbench.taskkit.ruler`), 500 per
-subtask; --limit takes the first ones. The answer prefix follows the assistant's header.
+``ruler@8192`` is all subtasks at one length, ``ruler/vt@8192`` one subtask, ``ruler@*`` all subtasks at all lengths. A
+length includes the chat template and the answer. The rows equal those of NVIDIA's generators (see
+`kvbench.taskkit.ruler`), 500 per subtask; --limit takes the first rows. The answer prefix follows the assistant's
+header.
 
-Score: share of the references in the output; for the two question-answering sets whether one is there.
+Score: share of the references in the output; for the two question-answering subtasks, 1 if any reference is in it.
 
-lm-eval's RULER is not used. Its rows are not NVIDIA's: it shuffles with the harness's seeds, does not repeat essays,
-leaves no room for the answer of `fwe` and spells the prefix of `vt` differently. It also runs tokenizers' remote code.
+kvbench does not use lm-eval's RULER, because its rows differ from NVIDIA's: it shuffles with the harness's seeds, does
+not repeat essays, leaves no room for the answer of `fwe` and spells the prefix of `vt` differently. It also runs
+tokenizers' remote code.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from kvbench.taskkit.ruler.reading import document, place_of_needle, room_for
 from kvbench.taskkit.ruler.recipes import FAMILIES, LENGTHS, SUBTASKS, Family
 
 ROWS = 500  # per subtask, without --limit
-LONGEST_OFFLINE_CWE = 32768  # tokens; prompts beyond may hold more words than wonderwords has
+LONGEST_OFFLINE_CWE = 32768  # tokens; longer prompts may need more words than wonderwords has
 
 
 @tasks.register("ruler")

@@ -1,6 +1,6 @@
 """The six subtasks of RULER that need no download: prompts, scores and lengths as in `ruler`.
 
-(At 64K and 128K `cwe` needs NVIDIA's longer word list: such prompts hold more words than wonderwords has.)
+Exception: at 64K and 128K, `cwe` needs more words than wonderwords has and downloads NVIDIA's longer word list.
 """
 
 from __future__ import annotations

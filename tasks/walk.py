@@ -1,9 +1,9 @@
 """`walk`: a short prompt with ten facts, each needed again and again during a long generation.
 
-Cells: orbit-300 (default), orbit-300f (with filler: separates the strong methods), orbit-100 (smoke), lines-30
-(hard). The headline is the share of steps right, read against its floor; exact match stands beside it. Rankings on
-the built-in model need not carry over to real ones: its trace has ten symbols, which favours methods that drop
-near-duplicates.
+Variants: orbit-300 (default), orbit-300f (with filler sentences: separates the strong methods), orbit-100 (short, for
+smoke tests), lines-30 (hard). The headline score is the share of right steps, to be compared with its floor; the other
+score is exact match. Rankings on the built-in model need not hold for real models: the trace has ten symbols, which
+favours methods that drop near-duplicates.
 """
 
 from __future__ import annotations

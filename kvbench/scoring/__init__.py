@@ -1,4 +1,4 @@
-"""From an answer to its score: graders, the processes that run them (`pool`), the sandbox and the judge. No torch.
+"""Score answers: graders, the processes that run them (`pool`), the sandbox and the judge. No torch.
 
 Imports task records, sources (a judge's prompts are data) and console.
 """

@@ -1,9 +1,9 @@
-"""The answer part of an output, and the last box in it.
+"""Find the part of an output after its thinking block, and the last box in a text.
 
     last_box("so \\boxed{\\frac{1}{2}}.")                     # "\\frac{1}{2}"
     after_thinking("<think>7?</think> It is 8.", None)        # " It is 8."
 
-Plain text search: no parsing of mathematics, no time limit needed.
+Plain text search without parsing of mathematics, so it needs no time limit.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ _OPEN, _CLOSE = "<think>", "</think>"
 
 
 def after_thinking(text: str, thinking: bool | None) -> str:
-    """The text after the last closed thinking block; empty if the block never ended.
+    """Return the text after the last closed thinking block; "" if the block never ends.
 
-    With `thinking` on, an output without a closing tag never left the block: models whose prompt opens it write no
-    opening tag. With None (unknown), only an opening tag in the text counts.
+    With `thinking` True, an output without a closing tag counts as unfinished even without an opening tag, because some
+    chat templates put the opening tag into the prompt. With None (unknown), it is unfinished only if the text holds an
+    opening tag.
     """
     _, closed, answer = text.rpartition(_CLOSE)
     if closed:
@@ -28,7 +29,7 @@ def after_thinking(text: str, thinking: bool | None) -> str:
 
 
 def last_box(text: str) -> str | None:
-    """The content of the last ``\\boxed{...}`` or ``\\fbox{...}`` whose braces balance, or None."""
+    """Return the content of the last ``\\boxed{...}`` or ``\\fbox{...}`` whose braces balance, or None."""
     for match in reversed(list(_BOX.finditer(text))):
         content = _balanced(text, match.end())
         if content is not None:
@@ -41,7 +42,7 @@ def _balanced(text: str, start: int) -> str | None:
     while position < len(text):
         character = text[position]
         if character == "\\":
-            position += 1  # an escaped brace is a printed one and opens no group
+            position += 1  # an escaped brace is printed and opens no group
         elif character == "{":
             depth += 1
         elif character == "}":

@@ -1,10 +1,10 @@
-"""The letter that an output chooses, by three rules.
+"""Find the letter that an output chooses, by one of three rules.
 
     letter_last(text, thinking)      # GPQA, primary: the last choice after the thinking block
     simple_evals(text)               # GPQA as simple-evals reads it: the first "Answer: X" anywhere
     longbench_v2(text)               # LongBench v2: "The correct answer is (X)"
 
-None: the output chooses nothing.
+Each returns None if the output chooses no letter.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _BOX = re.compile(r"\\boxed\{\s*(?:\\(?:text|textbf|textrm|mathrm|mathbf)\s*\{\s
 
 
 def letter_last(text: str, thinking: bool | None = None) -> str | None:
-    """The last "Answer: X" or ``\\boxed{X}`` of the answer part, as a capital letter.
+    """Return the letter of the last "Answer: X" or ``\\boxed{X}`` after the thinking block, as a capital.
 
     A box may hold ``\\text{X}``, ``(X)``, or the letter followed by the option's text.
     """
@@ -28,15 +28,15 @@ def letter_last(text: str, thinking: bool | None = None) -> str | None:
 
 
 def simple_evals(text: str) -> str | None:
-    """The first "Answer: X" of the whole output, its letter as written; simple-evals counts a small letter as wrong."""
+    """Return the letter of the output's first "Answer: X" as written; simple-evals counts a small letter as wrong."""
     match = _LINE.search(text)
     return match[1] if match else None
 
 
 def longbench_v2(text: str) -> str | None:
-    """The letter of the first "The correct answer is (X)", else of the first without brackets; asterisks do not matter.
+    """Return the letter of the first "The correct answer is (X)", else of the first without brackets.
 
-    Equal to `pred.py: extract_answer` of THUDM/LongBench, so "The correct answer is Berlin" says B.
+    Ignores asterisks. Equal to `pred.py: extract_answer` of THUDM/LongBench, so "The correct answer is Berlin" gives B.
     """
     plain = text.replace("*", "")
     match = re.search(r"The correct answer is \(([A-D])\)", plain) or re.search(r"The correct answer is ([A-D])", plain)

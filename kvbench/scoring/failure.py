@@ -1,6 +1,6 @@
 """The note of a row whose grader failed: the exception, and a hash of its traceback.
 
-Rows that failed at the same place share the hash, so that one fault in thousands of rows shows as one.
+Rows whose grader failed at the same place share the hash, so a reader sees that one fault causes many failures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ LONGEST = 200  # characters of an exception's text
 
 
 def failure(error: BaseException) -> str:
-    """ "RuntimeError: no such key (traceback 1a2b3c4d)"."""
+    """Return the note, for example "RuntimeError: no such key (traceback 1a2b3c4d)"."""
     frames = traceback.extract_tb(error.__traceback__)
     path = "\n".join(f"{Path(frame.filename).name}:{frame.lineno} {frame.name}" for frame in frames)
     digest = hashlib.sha256(f"{type(error).__name__}\n{path}".encode()).hexdigest()[:8]

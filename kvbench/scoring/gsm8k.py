@@ -1,8 +1,8 @@
-"""The two answer filters of lm-eval's task gsm8k (version 3), as side columns: published GSM8K numbers come from them.
+"""The two answer filters of lm-eval's task gsm8k (version 3), which most published GSM8K numbers use.
 
     lm_eval_filters("so ... #### 18", "18")     # {"lm_eval_strict": 1.0, "lm_eval_flexible": 1.0}
 
-They compare text, so both reject "18.0"; the task's headline is math-verify.
+They compare text, so both reject "18.0". kvbench's headline score uses math-verify instead.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 
 _STRICT = re.compile(r"#### (-?[0-9.,]+)")  # first match
 _FLEXIBLE = re.compile(r"(-?[$0-9.,]{2,})|(-?[0-9]+)")  # last match
-_IGNORED = (r",", r"\$", r"(?s).*#### ", r"\.$")  # in this order, from both sides
+_IGNORED = (r",", r"\$", r"(?s).*#### ", r"\.$")  # removed in this order from answer and reference
 
 
 def lm_eval_filters(text: str, answer: str) -> dict[str, float]:

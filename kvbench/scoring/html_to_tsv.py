@@ -3,9 +3,9 @@
     score_tsv("```tsv\\nname\\tprice\\nAlpha\\t1\\n```", reference)     # f1, precision, recall, extraction_rate
 
 Equal to `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, on plain rows instead of data
-frames. The first row is always the head; cells are compared by position without case, ASCII punctuation, articles and
-blanks; neither order nor repetition of rows counts. A table that cannot be read, or that has another number of columns
-than the reference, scores 0 with extraction rate 0.
+frames. The first row is always the head. Cells are compared by position without case, ASCII punctuation, articles and
+blanks; the order and repetition of rows do not matter. A table that cannot be parsed, or whose number of columns
+differs from the reference's, scores 0 with extraction rate 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FENCED = re.compile(r"```tsv([\s\S]*)```")  # greedy: up to the last fence
 _OPEN = "```tsv"
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
-_EMPTY = "N/A"  # fills every cell of a row with too few or too many
+_EMPTY = "N/A"  # fills every cell of a row with too few or too many cells
 
 Row = tuple[str, ...]
 
@@ -26,8 +26,8 @@ Row = tuple[str, ...]
 def score_tsv(prediction: str, reference: str) -> dict[str, float]:
     """Score an output against the reference table.
 
-    Returns f1, precision (rows of the output that are in the reference), recall and extraction_rate (1 where both are
-    tables of equally many columns).
+    Returns f1, precision (share of the output's rows that are in the reference), recall and extraction_rate (1 if both
+    are tables with the same number of columns, else 0).
     """
     rows, expected = _rows(_table(prediction)), _rows(reference)
     if not rows or not expected or len(rows[0]) != len(expected[0]):
@@ -39,27 +39,27 @@ def score_tsv(prediction: str, reference: str) -> dict[str, float]:
 
 
 def row_dup_rate(prediction: str) -> float:
-    """Share of the output's rows that repeat an earlier one, which precision ignores. 0 without a table."""
+    """Return the share of the output's rows that repeat an earlier row; 0 without a table. Precision ignores these."""
     rows = _rows(_table(prediction))
     return 1 - len(set(rows)) / len(rows) if rows else 0.0
 
 
 def _table(prediction: str) -> str:
-    """The output's table: between its fences, after an open fence, or all of the output."""
+    """Return the output's table: the text between its fences, after an unclosed fence, or without fences all of it."""
     if fenced := _FENCED.search(prediction):
         return fenced[1]
     return prediction.split(_OPEN)[1] if _OPEN in prediction else prediction
 
 
 def _rows(table: str) -> list[Row]:
-    """The normalised rows after the head; [] if the table cannot be read."""
+    """Return the normalised rows after the head; [] if the table cannot be parsed."""
     try:
         head, *rows = csv.reader(table.strip().split("\n"), delimiter="\t")
     except (csv.Error, ValueError):  # ValueError: no row at all
         return []
-    if len(set(head)) < len(head):  # the official data frame fails on two columns of one name
+    if len(set(head)) < len(head):  # the official data frame fails on two columns with the same name
         return []
-    if rows and len(rows[-1]) != len(head):  # cut off, or prose after the table
+    if rows and len(rows[-1]) != len(head):  # the output was cut off, or prose follows the table
         rows.pop()
     return [tuple(map(_plain, row if len(row) == len(head) else [_EMPTY] * len(head))) for row in rows]
 

@@ -1,16 +1,17 @@
-"""Grade a program on a LiveCodeBench problem, in two ways side by side.
+"""Grade a program on a LiveCodeBench problem, by two verdicts.
 
     code = extract_code(answer)
     grades = grade(code, ["1 2\\n"], ["3\\n"], None, sandbox=choose())
     grades.lcb.passed, grades.lcb.code          # as LiveCodeBench's own checker: comparable with published numbers
-    grades.native.passed                        # as a real process with a real standard input
+    grades.native.passed                        # as an ordinary process with an ordinary standard input
 
-Programs run in a box (`kvbench.scoring.sandbox`) that never sees an expected output; their output is compared here.
-`lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
+Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
+output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
 `kvbench.scoring.livecodebench_harness`. Error codes: 0 passed, -2 wrong, -3 time, -4 exception or nothing to run, -5
-the program ended the process. A program that runs out of time gets a second try, while no other program has one.
+the program ended the process. A program that runs out of time gets a second try; only one second try runs at a time.
 
-Own code, because every known checker runs programs beside the answers and without isolation.
+kvbench has its own checker, because every other known checker runs programs in a process that also holds the expected
+outputs, without isolation.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from kvbench.scoring.livecodebench_compare import read_json, same_lines, same_va
 from kvbench.scoring.sandbox import Box, BoxError, Limits, Outcome, Sandbox, inside
 
 SECONDS = 6.0  # per test, LiveCodeBench's default
-PACKAGES = ("numpy",)  # LiveCodeBench's own environment has it
+PACKAGES = ("numpy",)  # programs may import it, as in LiveCodeBench's environment
 _STAR = re.findall(
     r"\w+",
     "string re datetime collections heapq bisect copy math random statistics itertools functools operator io sys json "
@@ -44,19 +45,19 @@ PRELUDE = "\n".join(
     + ["sys.setrecursionlimit(50000)\n"]
 )
 _FENCE = "```"
-_TURN_SECONDS = 120.0  # to wait for a second try alone; after that it runs beside others
+_TURN_SECONDS = 120.0  # longest wait for other second tries to end; after that, run beside them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """How a program fared.
+    """The result of a program on the tests of a problem.
 
     Attributes:
         verdict: pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit.
         code: LiveCodeBench's error code, 0 for a pass.
         results: per test up to the first failure: True, False (a wrong value) or an error code.
-        seconds: of the slowest test; peak: bytes of memory, 0 if unknown.
-        detail: the program's or the driver's own error message.
+        seconds: of the slowest test, or of the failed test. peak: bytes of memory, 0 if unknown.
+        detail: the error message of the program or of the sandbox's driver.
     """
 
     verdict: str
@@ -82,9 +83,9 @@ class Grades:
 
 
 def extract_code(text: str) -> str:
-    """The lines between the last two lines with three backticks; empty when there are fewer than two.
+    """Return the lines between the last two lines with three backticks; "" if there are fewer than two such lines.
 
-    LiveCodeBench's ``extract_code``: it also accepts drafts, and blocks without a program.
+    Equal to LiveCodeBench's ``extract_code``, which also accepts drafts, and blocks that hold no program.
     """
     lines = text.split("\n")
     fences = [number for number, line in enumerate(lines) if _FENCE in line]
@@ -101,15 +102,15 @@ def grade(
     seconds: float = SECONDS,
     limits: Limits | None = None,
 ) -> Grades:
-    """Run a program on the tests of a problem, in each way up to the first test that fails.
+    """Run a program on the tests of a problem; each verdict stops at the first test that fails.
 
     Args:
-        inputs, outputs: text for standard input and output; or, with the name of a `function`, its arguments (JSON, one
-            per line) and its value.
+        inputs, outputs: text for standard input and output; or, if `function` names a function, its arguments (JSON,
+            one per line) and its value.
 
     Raises:
         ValueError: there are no tests, which LiveCodeBench would count as a pass.
-        BoxError: the sandbox fails, twice.
+        BoxError: the sandbox failed twice.
     """
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} expected outputs")
@@ -149,7 +150,10 @@ class _Problem:
         return True
 
     def room(self, test: int) -> int:
-        """Bytes that a program may print. A power of two, because it is all that a program learns about the answer."""
+        """Return how many bytes a program may print on a test.
+
+        A power of two, so that the limit, which a program can find out, reveals little about the expected output.
+        """
         return 1 << math.ceil(math.log2(max(1 << 20, 4 * len(self.outputs[test].encode(errors="replace")))))
 
     def right(self, test: int, printed: bytes) -> bool:
@@ -184,7 +188,7 @@ def harness() -> str:
 
 
 def _as_lcb(box: Box, problem: _Problem) -> Verdict:
-    """All tests in one process, one after the other."""
+    """Run all tests in one process, one after the other."""
     outcome = box.open(seconds=problem.seconds, total=problem.total)
     if (failed := failure(outcome)) is not None:  # before the first test, -5 or an exception
         code = -5 if failed[1] == -5 else -4
@@ -207,10 +211,10 @@ def _as_lcb(box: Box, problem: _Problem) -> Verdict:
 
 
 def failure(outcome: Outcome) -> tuple[str, int] | None:
-    """Verdict and code of a failed request; None for an answer of the harness."""
+    """Return the verdict and code of a failed request; None if the harness answered."""
     if outcome.status == "answered":
         failures = {b"E": ("runtime_error", -4), b"M": ("memory_limit", -4), b"T": ("time_limit", -3)}
-        # Any other first letter comes from a program that answers in the harness's place.
+        # With any other first letter, the program itself wrote the answer in place of the harness.
         return failures.get(outcome.answer[:1], None if outcome.answer[:1] in (b"R", b"O") else ("runtime_error", -4))
     ends = {"time_limit": ("time_limit", -3), "output_limit": ("output_limit", -2)}
     return ends.get(outcome.status, ("runtime_error", -5))
@@ -232,7 +236,7 @@ def _failed(verdict: str, code: int, results: list[bool | int], outcome: Outcome
 
 
 def _natively(box: Box, problem: _Problem, run: Callable[[Box, _Problem, int], tuple[Outcome, bytes]]) -> Verdict:
-    """One process per test."""
+    """Run each test in a new process."""
     results: list[bool | int] = []
     slowest, peak = 0.0, 0
     for test in range(len(problem.inputs)):
@@ -270,7 +274,7 @@ def _call_once(box: Box, problem: _Problem, test: int) -> tuple[Outcome, bytes]:
 
 
 def _twice(run: Callable[[], Verdict]) -> Verdict:
-    """Run a program again if it ran out of time, while no other second try runs: the machine may have been busy."""
+    """Run a program, and once more if it ran out of time: the machine may have been busy. One second try at a time."""
     verdict = run()
     if verdict.code != -3:
         return verdict
@@ -280,9 +284,9 @@ def _twice(run: Callable[[], Verdict]) -> Verdict:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Hold the turn of a second try, one per user at a time; after `_TURN_SECONDS` go on without it.
+    """Hold this user's lock for second tries; after `_TURN_SECONDS` continue without it.
 
-    No filelock: the audit grades as a user who sees the standard library alone.
+    Does not use the package filelock: the audit grades as a user who can import only the standard library.
     """
     path = os.path.join(tempfile.gettempdir(), f"kvbench-second-try-{os.getuid()}")
     deadline = time.monotonic() + _TURN_SECONDS

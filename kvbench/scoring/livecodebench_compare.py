@@ -1,4 +1,4 @@
-"""What a program printed against what LiveCodeBench expects: lines of text, or one value as JSON."""
+"""Compare a program's output with LiveCodeBench's expected output: lines of text, or one JSON value."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _DIGITS = 50000
 
 
 def same_lines(printed: str, expected: str) -> bool:
-    """Whether both have equally many lines, each equal after stripping, or word by word as decimal numbers."""
+    """Return whether both have the same number of lines, each pair equal when stripped, or as decimal numbers."""
     ours, theirs = (text.strip().split("\n") for text in (printed, expected))
     return len(ours) == len(theirs) and all(map(_same_line, ours, theirs))
 
@@ -27,7 +27,7 @@ def _same_line(ours: str, theirs: str) -> bool:
 
 
 def same_value(printed: bytes, expected: str, value: Any) -> bool:
-    """Whether a program's JSON value equals the expected one; safe for anything that a program may print."""
+    """Return whether a program's JSON value equals the expected value; safe for any bytes a program prints."""
     if len(printed) > (64 << 10) + 4 * len(expected):
         return False
     try:
@@ -37,7 +37,7 @@ def same_value(printed: bytes, expected: str, value: Any) -> bool:
 
 
 def read_json(text: str | bytes) -> Any:
-    """JSON with whole numbers as long as LiveCodeBench takes them. Raises ValueError, RecursionError."""
+    """Parse JSON with integers of up to `_DIGITS` digits, as LiveCodeBench does. Raises ValueError, RecursionError."""
     before = sys.get_int_max_str_digits()
     sys.set_int_max_str_digits(_DIGITS)
     try:

@@ -3,8 +3,8 @@
     tests = read_tests(row["public_test_cases"]) + read_tests(row["private_test_cases"])
     tests[0].input, tests[0].output
 
-Public tests are JSON. Private ones are JSON, or base64 of zlib of a pickle of JSON. A pickle is a program, so the
-unpickler here finds no class and no function: only plain text can come out.
+Public tests are JSON. Private tests are JSON, or base64 of zlib of a pickle of JSON. A pickle can call any function, so
+this module's unpickler resolves no class and no function and can only yield plain text.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TestDataError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """Text for standard input and output, or arguments (JSON, one a line) and the value of a function."""
+    """One test: text for standard input and output, or a function's arguments (JSON, one per line) and value."""
 
     input: str
     output: str
@@ -39,7 +39,7 @@ class Test:
 
 
 def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
-    """The tests in a column of the data. Raises TestDataError."""
+    """Return the tests in a column of the data. Raises TestDataError."""
     try:
         parsed = json.loads(data)
     except ValueError:
@@ -57,7 +57,10 @@ def read_tests(data: str, largest: int = LARGEST) -> list[Test]:
 
 
 def unpack(data: str, largest: int = LARGEST) -> str:
-    """The text in base64 of zlib of a pickle. Raises TestDataError for anything else, or more than `largest` bytes."""
+    """Return the text in base64 of zlib of a pickle.
+
+    Raises TestDataError for other data, or if the text unpacks to more than `largest` bytes.
+    """
     try:
         stream = zlib.decompressobj()
         raw = stream.decompress(base64.b64decode(data, validate=True), largest)

@@ -2,10 +2,10 @@
 
     score_row("hotpotqa", "It is Paris.", ["Paris"])       # 0.5, the best over the answers
 
-Every number is in [0, 1]; the official tables show the mean times 100, rounded to two decimals. ROUGE-L comes from the
+Every score is in [0, 1]; the official tables show the mean times 100, rounded to two decimals. ROUGE-L comes from the
 package rouge 1.0.1 and Chinese words from jieba 0.42.1 (extra ``longbench``): other versions, and the package
-rouge-score, give other numbers. The ratio of code lines is `difflib`'s, which is what fuzzywuzzy computes where
-python-Levenshtein is not installed, as in the official set-up.
+rouge-score, give other scores. The similarity of code lines is `difflib`'s ratio, which fuzzywuzzy too computes without
+python-Levenshtein, as in the official set-up.
 """
 
 from __future__ import annotations
@@ -25,22 +25,22 @@ from typing import Any
 
 from kvbench.errors import SetupError
 
-FIRST_LINE = frozenset({"trec", "triviaqa", "samsum", "lsht"})  # few-shot sets: only the first line counts
-CODE_SKIPPED = ("`", "#", "//")  # marks of fences and comments
+FIRST_LINE = frozenset({"trec", "triviaqa", "samsum", "lsht"})  # few-shot sets: only an output's first line counts
+CODE_SKIPPED = ("`", "#", "//")  # a line with one of these is a fence or a comment
 PACKAGES = {"rouge": "1.0.1", "jieba": "0.42.1"}
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _PUNCTUATION_ZH = str.maketrans(
     "",
     "",
     string.punctuation
-    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"  # no "《", as there
+    + "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"  # no "《": official
     + "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏.",
 )
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def score_row(dataset: str, prediction: str, answers: Sequence[str], all_classes: Sequence[str] | None = None) -> float:
-    """Score an output against its reference answers; `all_classes`: of a classification set.
+    """Score an output by its best match with a reference answer. `all_classes`: a classification set's class names.
 
     Raises SetupError if the set's metric needs a package that is missing or of another version.
     """
@@ -53,7 +53,7 @@ def score_row(dataset: str, prediction: str, answers: Sequence[str], all_classes
 
 
 def require(dataset: str) -> None:
-    """Raises SetupError unless the packages that a set's metric needs are installed in the right version."""
+    """Raise SetupError unless the packages that a set's metric needs are installed in the right version."""
     for name in NEEDS.get(METRICS.get(dataset, classification), ()):
         _package(name)
 
@@ -67,16 +67,16 @@ def qa_f1(prediction: str, answer: str) -> float:
 
 
 def qa_f1_zh(prediction: str, answer: str) -> float:
-    """F1 over jieba's words as multisets, without case, blanks and punctuation (but "《", as there)."""
+    """F1 over jieba's words as multisets, without case, blanks and punctuation (except "《", as officially)."""
     return _f1(_words_zh(prediction), _words_zh(answer))
 
 
 def rouge_l(prediction: str, answer: str) -> float:
-    """ROUGE-L F of the package rouge, which splits sentences at full stops; 0 where it fails.
+    """ROUGE-L F by the package rouge, which splits sentences at full stops; 0 where rouge raises an error.
 
-    It fails on empty texts, and on sentences so long that its recursion (a call for each word of both) reaches the
-    interpreter's limit: about a thousand words, which Chinese texts without an ASCII full stop may have. The official
-    scripts count that as 0. A thread of its own makes this independent of the caller's stack.
+    rouge fails on empty texts, and on long sentences: it recurses once per word of both texts and reaches Python's
+    recursion limit at about a thousand words, which Chinese texts without an ASCII full stop may have. The official
+    scripts also count a failure as 0. A new thread makes the limit independent of the caller's stack depth.
     """
     rouge, scores = _package("rouge"), [0.0]
 
@@ -96,10 +96,10 @@ def rouge_l_zh(prediction: str, answer: str) -> float:
 
 
 def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> float:
-    """1 / number of class names in the output, if the right one is among them.
+    """Return 1 / number of class names in the output if the right name is among them, else 0.
 
-    Names that are part of the right one do not count. The official loop removes them from the list that it iterates,
-    and so skips the name after each; scores depend on it.
+    Names that are part of the right name do not count. As in the official code, the loop removes such names from the
+    list it iterates over and thereby skips the name after each; scores depend on this.
     """
     named = [name for name in all_classes if name in prediction]
     for name in named:
@@ -109,23 +109,23 @@ def classification(prediction: str, answer: str, all_classes: Sequence[str]) -> 
 
 
 def count(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that are the answer, as text."""
+    """Share of the numbers in the output that equal the answer, compared as text."""
     numbers = re.findall(r"\d+", prediction)
     return numbers.count(answer) / len(numbers) if numbers else 0.0
 
 
 def retrieval(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that are the answer's, "Paragraph 12"."""
+    """Share of the numbers in the output that equal the number in the answer "Paragraph 12"."""
     return count(prediction, re.findall(r"Paragraph (\d+)", answer)[0])
 
 
 def retrieval_zh(prediction: str, answer: str) -> float:
-    """Share of the numbers in the output that are the answer's, "段落12"."""
+    """Share of the numbers in the output that equal the number in the answer "段落12"."""
     return count(prediction, re.findall(r"段落(\d+)", answer)[0])
 
 
 def code_similarity(prediction: str, answer: str) -> float:
-    """Similarity in whole per cent of the answer and the output's first line that is neither fence nor comment."""
+    """Similarity (0 to 1, rounded to 0.01) of the answer and the output's first line without fence or comment marks."""
     lines = prediction.lstrip("\n").split("\n")
     line = next((line for line in lines if not any(mark in line for mark in CODE_SKIPPED)), "")
     return round(100 * difflib.SequenceMatcher(None, line, answer).ratio()) / 100
@@ -177,8 +177,10 @@ def _cut(text: str) -> list[str]:
 
 @cache
 def _segmenter() -> Any:
-    """jieba with its own dictionary, read anew: jieba trusts any cache in the folder for temporary files, and one from
-    another version or another user would change scores.
+    """Return jieba's tokenizer with its packaged dictionary, bypassing jieba's cache.
+
+    jieba trusts any cache file in the folder for temporary files; a cache from another version or user would change
+    scores.
     """
     segmenter = _package("jieba").Tokenizer()
     segmenter.FREQ, segmenter.total = segmenter.gen_pfdict(segmenter.get_dict_file())

@@ -1,14 +1,14 @@
-"""Compare an output's answer with the reference mathematically, by three rules side by side.
+"""Compare an output's answer with the reference mathematically, by three rules.
 
     score_math(output_text, "\\frac{1}{2}", thinking=True)    # Score(value, strict, extracted, aux)
 
-`value`: math-verify on the whole output, called as G-KV does (gold first, extraction left to it). `strict`:
-math-verify on the last balanced box after the thinking block; no box is wrong. `int_match` (aux, AIME and AMC): the
-same box as a plain integer.
+`value`: math-verify on the whole output, called as in G-KV (reference first; math-verify finds the answer). `strict`:
+math-verify on the last balanced box after the thinking block; an output without a box is wrong. `int_match` (aux, AIME
+and AMC): the same box compared as a plain integer.
 
-math-verify stops its own work after `SECONDS` by SIGALRM, which works only in the main thread of a process, and some
-sympy calls outlive even that: run this in a `kvbench.scoring.pool.ScorePool`, never in a thread. A time-out counts as
-wrong, as math-verify has it, and shows as aux ``timeout``.
+math-verify interrupts itself after `SECONDS` by SIGALRM. That works only in the main thread of a process, and some
+sympy calls ignore it, so call this from a `kvbench.scoring.pool.ScorePool`, never in a thread. As in math-verify, a
+time-out counts as wrong; aux ``timeout`` shows it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.task import Score
 
 SECONDS = 5  # per parse and per comparison
-LONGEST = 500  # characters of an extracted answer that are kept
+LONGEST = 500  # characters of an extracted answer that a row keeps
 
 
 def score_math(text: str, answer: str, *, thinking: bool | None, integer: bool = False) -> Score:
@@ -52,7 +52,7 @@ def boxed(answer: str) -> str:
 
 
 def int_match(answer: str, box: str | None) -> bool:
-    """Whether the box holds a plain integer equal to a numeric reference ("025", "27.0")."""
+    """Return whether the box holds a plain integer equal to a numeric reference (for example "025" or "27.0")."""
     if box is None or not re.fullmatch(r"\s*[-+]?\d{1,18}\s*", box):
         return False
     try:
@@ -62,7 +62,7 @@ def int_match(answer: str, box: str | None) -> bool:
 
 
 def normalise_answer(answer: str) -> str:
-    """One spelling for answers that differ in form only, for majority votes: "025", "25.0" and " 25" are equal."""
+    """Return an answer's normal form for majority votes: "025", "25.0" and " 25" all become "25"."""
     text = (
         re.sub(r"\\[,;:!]|\\left|\\right|\\(?:text|mathrm)\b|[\s$]", "", answer)
         .replace("\\dfrac", "\\frac")
@@ -89,7 +89,7 @@ def _verify(gold: list[Any], parsed: list[Any]) -> bool:
 
 
 class _Timeouts(logging.Handler):
-    """Counts math-verify's warnings: it swallows the exception, so its log is the only trace of a time-out."""
+    """A log handler that counts math-verify's time-outs: math-verify catches the exception and only logs a warning."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -108,7 +108,7 @@ def _count_timeouts() -> Iterator[_Timeouts]:
     logger = logging.getLogger("math_verify")
     propagated = logger.propagate
     logger.addHandler(handler)
-    logger.propagate = False  # its warnings quote the whole output
+    logger.propagate = False  # math-verify's warnings quote the whole output
     try:
         yield handler
     finally:

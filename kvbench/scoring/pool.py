@@ -1,17 +1,17 @@
-"""Scores in other processes, each under a hard time limit.
+"""Compute scores in other processes, each under a hard time limit.
 
     with ScorePool(workers=2) as pool:
         future = pool.submit(task, doc, output)      # concurrent.futures.Future[Score]
         future.result()
 
-A score that takes too long becomes `Score(value=None, note="timeout: ...")`, one that kills its process ``"crashed:
-..."``; neither harms another score, and `pool.timeouts` and `pool.crashes` count them. Tasks with `cheap_score` are
-scored at once in this process.
+A score over the time limit becomes `Score(value=None, note="timeout: ...")`, a score whose process dies gets the note
+``"crashed: ..."``; no other score is affected, and `pool.timeouts` and `pool.crashes` count them. Tasks with
+`cheap_score` are scored at once in the calling process.
 
-Own code, because process pools of libraries lose something. `concurrent.futures` cannot kill one hung worker and go on.
-pebble 5.2 can, but when its idle workers are killed (by the kernel, for memory) the pool takes no more work; a hung
-worker outlives a killed parent; its `multiprocessing` children import the main module again, perhaps with torch; and
-they inherit every key of the environment. `tests/scoring/test_pool.py` checks all four.
+Why not a library's pool: `concurrent.futures` cannot kill one hung worker and continue. pebble 5.2 can, but (1) if the
+kernel kills its idle workers to free memory, the pool takes no more work; (2) a hung worker outlives a killed parent;
+(3) its `multiprocessing` children import the main module again, perhaps with torch; (4) they inherit every key in the
+environment. `tests/scoring/test_pool.py` checks all four.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from kvbench.scoring.failure import failure
 from kvbench.scoring.worker import HEADER, send
 from kvbench.task import Doc, Output, Score, Task
 
-JUDGES = 4  # questions to a judge at a time
-_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # variables that a scoring process does not get
-START_SECONDS = 60.0  # a cold start on a slow disk
+JUDGES = 4  # requests to a judge at a time
+_SECRET = re.compile("KEY|TOKEN|SECRET|PASSWORD", re.IGNORECASE)  # variables that scoring processes do not inherit
+START_SECONDS = 60.0  # for a process to start; enough for a cold start on a slow disk
 FIRST_SECONDS = 30.0  # added to the limit of a process's first score, which imports sympy
 
 _Job = tuple[Future[Score], Task, Doc, Output]
 
 
 class ScorePool:
-    """`workers` scoring processes, started when first needed, and as many threads for tasks that ask a judge.
+    """Up to `workers` scoring processes, started on demand, and `JUDGES` threads for tasks that ask a judge.
 
     Args:
-        limit_seconds: wall clock for one score; None: the task's own limit (`Task.patience`).
+        limit_seconds: wall-clock limit of one score; None: the task's own limit (`Task.patience`).
     """
 
     def __init__(self, workers: int = 1, limit_seconds: float | None = None) -> None:
@@ -64,8 +64,9 @@ class ScorePool:
         signals.at_end(self._kill)
 
     def submit(self, task: Task, doc: Doc, output: Output) -> Future[Score]:
-        """The score of one output, later. Its result raises only SetupError: no scoring process starts, or the judge
-        refuses the key.
+        """Return a future with the score of one output.
+
+        Its result raises only SetupError: a scoring process does not start, or the judge refuses the key.
         """
         future: Future[Score] = Future()
         if self._closed:
@@ -76,7 +77,7 @@ class ScorePool:
             except Exception as error:
                 future.set_result(Score(value=None, note=f"error: {failure(error)}"))
             return future
-        if "judge" in task.needs:  # waits for another machine, and needs its key
+        if "judge" in task.needs:  # mostly waits for the judge, and needs the judge's key from the environment
             return self._judges.submit(_judge, task, doc, output)
         with self._lock:
             self._waiting += 1
@@ -88,7 +89,7 @@ class ScorePool:
         return future
 
     def close(self, *, cancel: bool = False) -> None:
-        """Wait for the running scores; with `cancel`, drop those that have not begun."""
+        """Wait for all scores; with `cancel`, drop the waiting ones and kill the scoring processes."""
         if self._closed:
             return
         self._closed = True
@@ -122,7 +123,7 @@ class ScorePool:
         self.close(cancel=kind is not None)
 
     def _serve(self) -> None:
-        """One thread: hands jobs to one process, and replaces the process when it hangs or dies."""
+        """Run one thread: send jobs to one process, and replace the process if it hangs or dies."""
         process: _Process | None = None
         while (job := self._jobs.get()) is not None:
             future, task, doc, output = job
@@ -132,7 +133,7 @@ class ScorePool:
                     score = process.score(task, doc, output, self.limit_seconds or task.patience(doc))
                     if process.gone:
                         process = None
-                        if self._killed:  # the program did not crash: leave its row to be scored later
+                        if self._killed:  # kvbench ended the process, the score did not crash: leave the row unscored
                             return
                         self._count(score)
                     future.set_result(score)
@@ -162,7 +163,7 @@ def _judge(task: Task, doc: Doc, output: Output) -> Score:
 
 
 class _Process:
-    """One scoring process, in `alive` until it is closed. `gone` after a time-out or a crash."""
+    """One scoring process, a member of `alive` until it is closed. `gone` is True after a time-out or a crash."""
 
     def __init__(self, alive: set[_Process]) -> None:
         self._among = alive
@@ -219,12 +220,12 @@ class _Process:
         self._among.discard(self)
         self._ready.close()
         for stream in (self._process.stdin, self._process.stdout):
-            with contextlib.suppress(OSError):  # unsent bytes of a dead process
+            with contextlib.suppress(OSError):  # closing flushes bytes that a dead process cannot take
                 if stream is not None:
                     stream.close()
 
     def _answer(self, seconds: float) -> Any:
-        """The next message. Raises TimeoutError, or EOFError when the process ended."""
+        """Return the process's next message. Raises TimeoutError, or EOFError if the process ended."""
         (size,) = HEADER.unpack(self._read(HEADER.size, deadline := time.monotonic() + seconds))
         return pickle.loads(self._read(size, deadline))
 

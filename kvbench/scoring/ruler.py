@@ -1,7 +1,7 @@
-"""RULER's scores: the references that occur in an output, as substrings, ignoring case.
+"""RULER's scores: the share of references that occur in an output as substrings, ignoring case.
 
-Equal to `scripts/eval/synthetic/constants.py` and `postprocess_pred` of NVIDIA/RULER (commit c3f5e3b). Substrings are
-generous ("no" occurs in "noteworthy"); `whole_words` counts only references that stand alone.
+Equal to `scripts/eval/synthetic/constants.py` and `postprocess_pred` of NVIDIA/RULER (commit c3f5e3b). Substring match
+is lenient ("no" occurs in "noteworthy"); `whole_words` requires whole words.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ _CONTROL = re.compile(r"[\x00-\x1f]")
 
 
 def postprocess(text: str) -> str:
-    """An output stripped, with control characters as line ends."""
+    """Return an output stripped, with every control character replaced by a line end."""
     return _CONTROL.sub("\n", text.strip()).strip()
 
 
 def hits_in(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Whether each reference occurs in a postprocessed output."""
+    """Return for each reference whether it occurs in a postprocessed output."""
     return [reference.lower() in prediction.lower() for reference in references]
 
 
 def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
-    """Whether each reference occurs with no letter, digit or underscore beside it."""
+    """Return for each reference whether it occurs with no letter, digit or underscore beside it."""
     return [
         re.search(rf"(?<!\w){re.escape(reference.lower())}(?!\w)", prediction.lower()) is not None
         for reference in references
@@ -35,7 +35,7 @@ def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
 def score_output(
     text: str, references: Sequence[str], *, any_reference: bool = False, aux: Mapping[str, float] | None = None
 ) -> Score:
-    """The share of references that occur; with `any_reference`, 1 if one does. `strict` counts `whole_words`."""
+    """Score an output by the share of references in it; with `any_reference`, 1 if any is. `strict`: `whole_words`."""
     prediction = postprocess(text)
     hits, strict = hits_in(prediction, references), whole_words(prediction, references)
     return Score(
@@ -47,17 +47,17 @@ def score_output(
 
 
 def share(hits: Sequence[bool]) -> float:
-    """One row of `string_match_all`, from 0 to 1."""
+    """Return the share of hits, from 0 to 1: one row of `string_match_all`."""
     return sum(hits) / len(hits)
 
 
 def string_match_all(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Mean share of references that occur, in per cent with two decimals."""
+    """Return the mean share of references that occur, in per cent with two decimals."""
     return _percent([share(hits_in(text, expected)) for text, expected in zip(predictions, references, strict=True)])
 
 
 def string_match_part(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
-    """Share of outputs in which a reference occurs, in per cent with two decimals."""
+    """Return the share of outputs in which any reference occurs, in per cent with two decimals."""
     return _percent(
         [float(any(hits_in(text, expected))) for text, expected in zip(predictions, references, strict=True)]
     )

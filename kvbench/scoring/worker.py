@@ -1,8 +1,8 @@
-"""The process that scores, started by `kvbench.scoring.pool` as ``python -m kvbench.scoring.worker``.
+"""The scoring process, which `kvbench.scoring.pool` starts as ``python -m kvbench.scoring.worker``.
 
-It reads length-prefixed pickles from standard input and answers on the original standard output; both ends are this
-package, in one version, on one machine. It imports no torch. It ends when its input closes; a watchdog in C, which
-needs no Python, ends it when a score hangs after its parent died.
+It reads length-prefixed pickles from standard input and answers on the original standard output. Pickles are safe here,
+because both ends are the same version of kvbench on one machine. The process imports no torch and ends when its input
+closes. If a score hangs after the parent died, faulthandler's watchdog thread, written in C, ends the process.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import IO, Any
 
 from kvbench.scoring.failure import failure
 
-MEMORY_LIMIT = 4 * 1024**3  # a runaway sympy expression must not take the machine
+MEMORY_LIMIT = 4 * 1024**3  # bytes; a runaway sympy expression must not exhaust the machine's memory
 HEADER = struct.Struct(">Q")
 
 
 def main() -> None:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        # Left to the parent, which waits for the running scores. A handler, because child programs inherit SIG_IGN.
+        # The parent handles these signals and waits for the scores. SIG_IGN would be inherited by child programs.
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda number, frame: None)
     answers = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # keep what libraries print out of the answers
+    os.dup2(2, 1)  # send libraries' prints to standard error, so that they do not mix with the answers
     _limit_memory()
     send(answers, "ready")
     while (job := receive(sys.stdin.buffer)) is not None:
@@ -39,7 +39,7 @@ def main() -> None:
             _import(module, file)
             task, doc, output = pickle.loads(payload)
             answer = ("score", task.score(doc, output))
-        except BaseException as error:  # math-verify's time-out is a BaseException and may escape it
+        except BaseException as error:  # math-verify's time-out is a BaseException that it may fail to catch
             answer = ("error", failure(error))
         faulthandler.cancel_dump_traceback_later()
         send(answers, answer)
@@ -57,7 +57,7 @@ def receive(stream: IO[bytes]) -> Any:
 
 
 def _import(module: str, file: str | None) -> None:
-    """Make a task's module known under its name, from its file when it is in no installed package (a plug-in)."""
+    """Import a task's module by name, or from its file if no installed package has it (a plug-in)."""
     if module in sys.modules:
         return
     try:
@@ -77,7 +77,7 @@ def _limit_memory() -> None:
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
         limit = MEMORY_LIMIT if hard == resource.RLIM_INFINITY else min(MEMORY_LIMIT, hard)
         resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    except (ImportError, ValueError, OSError):  # not supported here: the time limit still holds
+    except (ImportError, ValueError, OSError):  # the system has no such limit; the time limit still holds
         pass
 
 

@@ -1,4 +1,4 @@
-"""Where inputs come from: model folders, the hub, task data. Reads and checks; loads no weights and no torch.
+"""Find, read and check inputs: model folders, the hub, task data. Loads no weights and no torch.
 
 Imports console and the store's reader of foreign JSON.
 """

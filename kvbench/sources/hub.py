@@ -1,11 +1,11 @@
-"""Short questions to the Hugging Face hub: does a repository exist, at which commit, with which files?
+"""Ask the Hugging Face hub whether a repository exists, at which commit, and with which files.
 
     answer = ask("model", "Qwen/Qwen3-4B", None)      # Answer(commit="1cfa...", files=("config.json", ...))
     why(error)                                         # "gated", "missing", ... for exceptions of the hub's libraries
-    with only({"org/model"}): ...                      # the hub is asked for nothing else
+    with only({"org/model"}): ...                      # kvbench may download nothing else
 
-The hub's libraries retry a refused connection for half a minute per file. One question of at most `TRIES` attempts
-comes first, so that the user learns of a wrong name or a missing network within seconds.
+The hub's libraries retry a refused connection for half a minute per file. kvbench asks first, with at most `TRIES`
+attempts, so that the user learns of a wrong name or a missing network within seconds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Why = Literal["unreachable", "unnamed", "missing", "revision", "gated", "token",
 
 TRIES = 3
 SECONDS = 10.0  # per attempt
-PAUSE = 1.0  # before the second; doubled for the third
+PAUSE = 1.0  # seconds before the second attempt; doubled for the third
 _UNREACHABLE = {
     "ConnectionError",
     "OfflineModeIsEnabled",
@@ -35,21 +35,21 @@ _UNREACHABLE = {
     "gaierror",
 }
 LONGEST = 96  # characters of a repository's name
-_PART = r"[A-Za-z0-9_](?:[\w.-]*\w)?"  # begins and ends with neither '-' nor '.'
+_PART = r"[A-Za-z0-9_](?:[\w.-]*\w)?"  # '-' and '.' only inside
 _NAME = re.compile(rf"{_PART}(?:/{_PART})?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A repository on the hub at a revision."""
+    """The hub's answer on a repository at a revision: its commit and file names."""
 
     commit: str
     files: tuple[str, ...]
 
 
 class HubError(Exception):
-    """The hub gave no answer, or a bad one."""
+    """The hub gave no usable answer; `why` is the reason."""
 
     def __init__(self, why: Why, error: Exception) -> None:
         super().__init__(f"{type(error).__name__}: {error}")
@@ -61,10 +61,10 @@ _named: Collection[str] | None = None  # models and tasks that kvbench may downl
 
 @contextlib.contextmanager
 def only(names: Collection[str] | None) -> Iterator[None]:
-    """Within the block ask the hub only for these models and for the data of these tasks; None: no limit.
+    """Within the block, kvbench may download only these models and the data of these tasks; None: no limit.
 
-    A run's folder from elsewhere may name a model, and must not make kvbench download it. Without any name the hub's
-    libraries are in offline mode too, in this process and its children.
+    A run's folder from another person may name a model; kvbench must not download it unasked. With an empty collection,
+    the hub's libraries also are in offline mode, in this process and its children.
     """
     global _named
     before, _named = _named, names
@@ -76,7 +76,7 @@ def only(names: Collection[str] | None) -> Iterator[None]:
 
 
 def may_ask(name: str) -> bool:
-    """Whether kvbench may download this model, or the data of this task."""
+    """Return whether kvbench may download this model, or the data of this task."""
     return _named is None or name in _named
 
 
@@ -97,7 +97,7 @@ def _offline() -> Iterator[None]:
 
 
 def ask(kind: Kind, name: str, revision: str | None) -> Answer:
-    """Commit and files of a repository. Raises HubError."""
+    """Return the commit and files of a repository. Raises HubError."""
     if kind == "model" and not may_ask(name):
         raise HubError("unnamed", PermissionError(f"only a run's folder names {name}"))
     import huggingface_hub
@@ -118,7 +118,7 @@ def ask(kind: Kind, name: str, revision: str | None) -> Answer:
 
 
 def may_read(kind: Kind, name: str, file: str, commit: str) -> None:
-    """Request the headers of one file: a gated repository lists its files for everyone. Raises HubError."""
+    """Raise HubError if the hub refuses to serve a file of a gated repository, whose file list is public."""
     import huggingface_hub
 
     url = huggingface_hub.hf_hub_url(name, file, repo_type=kind, revision=commit)
@@ -139,26 +139,27 @@ def hush() -> None:
 
 
 def is_name(name: str) -> bool:
-    """Whether huggingface_hub accepts this name of a repository."""
+    """Return whether huggingface_hub accepts this name of a repository."""
     return len(name) <= LONGEST and _NAME.fullmatch(name) is not None and "--" not in name and ".." not in name
 
 
 def is_offline() -> bool:
-    """Whether the user has forbidden the network (HF_HUB_OFFLINE)."""
+    """Return whether the user has forbidden the network (HF_HUB_OFFLINE)."""
     import huggingface_hub
 
     return bool(huggingface_hub.is_offline_mode())
 
 
 def is_commit(revision: str | None) -> bool:
-    """Whether a revision is a commit rather than a branch or a tag."""
+    """Return whether a revision is a commit rather than a branch or a tag."""
     return revision is not None and _COMMIT.fullmatch(revision) is not None
 
 
 def why(error: Exception) -> Why:
-    """The reason behind an exception of huggingface_hub, datasets or transformers.
+    """Return the reason for an exception of huggingface_hub, datasets or transformers.
 
-    Only class names, status codes and messages tell the reasons apart, and the libraries wrap each other's exceptions.
+    Reads class names, status codes and messages of the whole exception chain: no other field tells the reasons apart,
+    and the libraries wrap each other's exceptions.
     """
     chain: list[BaseException] = []
     link: BaseException | None = error
@@ -172,7 +173,7 @@ def why(error: Exception) -> Why:
         return "script"
     if "trust_remote_code" in text:
         return "code"
-    if "GatedRepoError" in kinds or "is a gated" in text:  # "private or gated" stands in the text of a plain 404 too
+    if "GatedRepoError" in kinds or "is a gated" in text:  # the message of a plain 404 also says "private or gated"
         return "gated"
     if "RevisionNotFoundError" in kinds:
         return "revision"

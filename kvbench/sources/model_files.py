@@ -1,7 +1,7 @@
-"""The files of a model's folder that decide its tokens, each with a hash.
+"""Hash the files in a model's folder that affect which tokens the model generates.
 
     found = hashes(folder)      # {"config.json": "1f0c...", "model.safetensors": "9a41...", ...}
-    combined(found)             # 16 hex digits for all of them
+    combined(found)             # one hash of 16 hex digits
 
 No torch, no transformers.
 """
@@ -23,23 +23,23 @@ PATTERNS = (
     *("*.model", "*.spm", "*.tiktoken", "*.tokenizer", "*.codes", "dict.txt"),
     *("byte_maps.json", "emoji.json", "normalizer.json", "word_*.json"),
 )
-TEMPLATES = "additional_chat_templates"  # a folder: the only one that transformers looks into
+TEMPLATES = "additional_chat_templates"  # the only subfolder that transformers reads
 _NOT_READ_FOR_PROMPTS = ("*.safetensors", "*.index.json", "adapter_*", "generation_config*")
-WHOLE = 64 << 20  # bytes; a larger file of weights is sampled
+WHOLE = 64 << 20  # bytes; larger weight files are hashed by samples
 BLOCK = 4096
-BLOCKS = 1024  # of a sampled file, shared by its tensors
-LEAST = 3  # blocks of each tensor: its start, middle and end
+BLOCKS = 1024  # per sampled file, divided among its tensors
+LEAST = 3  # blocks per tensor: its start, middle and end
 _LONGEST_HEADER = 100_000_000
-_LARGEST = 1 << 60  # bytes of a file, beyond which its header is no header
+_LARGEST = 1 << 60  # bytes; an offset beyond this means a broken header
 
 Span = tuple[int, int]  # bytes of a tensor in its file: start, end
 
 
 def names(folder: Path) -> list[str]:
-    """The files that transformers may read from a model's folder, sorted.
+    """Return the names of the files that transformers may read from a model's folder, sorted.
 
-    Patterns choose them, because notes, logs, pickles and results of other tools in the folder change no token and must
-    not stop a run. Weights of a method, with a card of the same name beside them, are not the model's.
+    Only files that match `PATTERNS`: notes, logs, pickles and results of other tools in the folder do not affect tokens
+    and must not stop a run. A method's weights (with a card beside them) do not belong to the model.
     """
     top = [path.name for path in folder.iterdir() if path.is_file() and not is_of_a_method(path)]
     chosen = [name for name in top if any(fnmatchcase(name, pattern) for pattern in PATTERNS)]
@@ -48,33 +48,33 @@ def names(folder: Path) -> list[str]:
 
 
 def is_of_a_method(path: Path) -> bool:
-    """Whether a safetensors file holds a method's weights: a card of the same name lies beside it."""
+    """Return whether a safetensors file holds a method's weights: then a card (NAME.json) lies beside it."""
     return path.suffix == ".safetensors" and path.with_suffix(".json").is_file()
 
 
 def makes_prompts(name: str) -> bool:
-    """Whether a file may change the text or tokens of a prompt, as weights, for example, do not."""
+    """Return whether a file may change the text or tokens of a prompt (weights, for example, do not)."""
     return not any(fnmatchcase(name, pattern) for pattern in _NOT_READ_FOR_PROMPTS)
 
 
 def hashes(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
-    """A hash of each wanted file of `names`. Raises SetupError when a file cannot be read.
+    """Return a hash of each wanted file of `names`. Raises SetupError if a file cannot be read.
 
-    Up to `WHOLE` bytes the hash is the file's SHA-256. Of a larger safetensors file it covers size, header and blocks
-    of every tensor, evenly spaced from its first to its last byte. This detects a tensor that was
-    trained on, merged or replaced, but not a change of single bytes between the blocks of a large file.
+    For a file of up to `WHOLE` bytes this is its SHA-256. For a larger safetensors file the hash covers size, header
+    and blocks of every tensor, evenly spaced from its first to its last byte. This detects a tensor that was trained
+    further, merged or replaced, but not changes of single bytes between the blocks.
     """
     return {name: _hash(folder / name) for name in names(folder) if wanted(name)}
 
 
 def combined(files: Mapping[str, str]) -> str:
-    """One hash of 16 hex digits over names and hashes of files."""
+    """Return one hash of 16 hex digits over the names and hashes of files."""
     lines = "".join(f"{digest}  {name}\n" for name, digest in sorted(files.items()))
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()[:16]
 
 
 def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
-    """The offset of the data in a safetensors file, and the byte range of each tensor; None for a broken header."""
+    """Return the data's offset in a safetensors file and each tensor's byte range; None for a broken header."""
     file.seek(0)
     length = int.from_bytes(file.read(8), "little")
     if not 0 < length <= _LONGEST_HEADER:
@@ -89,7 +89,7 @@ def tensors(file: BinaryIO) -> tuple[int, list[Span]] | None:
 
 
 def _is_span(start: object, end: object) -> bool:
-    """Whether these are valid offsets. `model_weights.check` reports a file that ends before them."""
+    """Return whether these are valid offsets. `model_weights.check` reports a file that ends before them."""
     return type(start) is int and type(end) is int and 0 <= start <= end <= _LARGEST
 
 
@@ -115,7 +115,7 @@ def _content_hash(path: Path) -> str:
 
 
 def _blocks(spans: list[Span]) -> Iterator[int]:
-    """Offsets of the blocks of every tensor: an odd number each, so that one lies in the middle of the tensor."""
+    """Yield the offsets of the blocks of every tensor; their number is odd, so that one is in the tensor's middle."""
     most = max(LEAST, BLOCKS // max(1, len(spans))) | 1
     for start, end in sorted(spans):
         length = end - start

@@ -1,4 +1,4 @@
-"""Checks a model folder's weights: safetensors, every file that the index names, each of full length."""
+"""Check a model folder's weights: safetensors only, every file that the index names, every file of full length."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _CONVERT = "kvbench loads safetensors only; convert it, for example with 'save_p
 
 
 def _weights(folder: Path) -> list[Path]:
-    """The model's own weights."""
+    """Return the files with the model's own weights, not a method's."""
     return [path for path in sorted(folder.glob("*.safetensors")) if not model_files.is_of_a_method(path)]
 
 
 def check(name: str, folder: Path) -> None:
-    """Raises SetupError for missing, pickled or truncated weights."""
+    """Raise SetupError for missing, pickled or truncated weights."""
     files = _weights(folder)
     if not files:
         raise none_there(name, sorted(folder.iterdir()))
@@ -45,7 +45,7 @@ def none_there(name: str, files: Sequence[Path]) -> SetupError:
 
 
 def lacking(folder: Path) -> list[str]:
-    """Weight files that the folder lacks."""
+    """Return the names of the weight files that the folder lacks."""
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         return [] if _weights(folder) else ["model.safetensors"]
@@ -55,7 +55,7 @@ def lacking(folder: Path) -> list[str]:
 
 
 def _safetensors_size(path: Path) -> int | None:
-    """Length of the file by its own header, in bytes; None for a broken header."""
+    """Return a file's length in bytes according to its header; None for a broken header."""
     with path.open("rb") as file:
         layout = model_files.tensors(file)
     return None if layout is None else max((end for _, end in layout[1]), default=layout[0])

@@ -1,11 +1,11 @@
-"""Finds a model and reads what its folder says, without torch and without weights.
+"""Find a model and read its configuration, without torch and without weights.
 
     describe("tiny"), describe("./folder"), describe("org/name")  ->  ModelInfo
-    fetched("org/name")                                           ->  the same, after the hub was asked
+    fetched("org/name")                                           ->  ModelInfo, after a request to the hub
     state(info)                                                   ->  State: commit, or hashes of the files
 
-A value that looks like a path is never sent to the hub. For a hub name `describe` reads only the local cache; facts
-that the cache lacks are None until `fetched` asks the hub. Damaged and pickled weights are refused before loading.
+A name that looks like a path is never sent to the hub. For a hub name, `describe` reads only the local cache; facts
+that the cache lacks are None until `fetched` asks the hub. Damaged and pickled weights raise an error before loading.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kvbench.sources.refusals import own_code, refusal, unreadable
 
 TINY = "tiny"
 TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json")
-_SIZES = ("max_position_embeddings", "vocab_size")  # of config.json, that are read here
+_SIZES = ("max_position_embeddings", "vocab_size")  # fields of config.json that kvbench reads
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class ModelInfo:
 
     @property
     def where(self) -> str:
-        """The argument for transformers: the folder, or the hub's name when the cache holds only a part of it."""
+        """Return the argument for transformers: the folder, or the hub name if the cache holds only part of it."""
         if self.folder is None:
             return self.name
         cached = self.name != TINY and not is_path(self.name)
@@ -48,7 +48,7 @@ class ModelInfo:
 
     @property
     def commit(self) -> str | None:
-        """The hub's commit in `folder`; None for a local folder, and when it is unknown."""
+        """Return the hub's commit in `folder`; None for a local folder or if it is unknown."""
         if self.folder is None or self.name == TINY or is_path(self.name):
             return None
         return self.folder.name if self.folder.parent.name == "snapshots" else None
@@ -59,20 +59,20 @@ class ModelInfo:
 
     @property
     def context(self) -> int | None:
-        """Longest sequence of the model, in tokens."""
+        """Return the length of the model's longest sequence, in tokens; None if it is unknown."""
         text = self.config.get("text_config")
         return self.config.get("max_position_embeddings") or (text or {}).get("max_position_embeddings") or None
 
     @property
     def group(self) -> int | None:
-        """Query heads that share a KV head; None when it is unknown."""
+        """Return the number of query heads per KV head; None if it is unknown."""
         text = self.config.get("text_config") or self.config
         query, kv = text.get("num_attention_heads"), text.get("num_key_value_heads")
         return query // kv if type(query) is int and type(kv) is int and kv > 0 else None
 
     @property
     def has_chat_template(self) -> bool | None:
-        """Whether the tokenizer has a chat template; None when it is unknown."""
+        """Return whether the tokenizer has a chat template; None if it is unknown."""
         if self.folder is None or not (self.folder / "tokenizer_config.json").is_file():
             return None
         if (self.folder / "chat_template.jinja").is_file() or (self.folder / "chat_template.json").is_file():
@@ -81,7 +81,7 @@ class ModelInfo:
 
 
 def is_path(name: str) -> bool:
-    """Whether a model name means a folder: it begins like a path or exists."""
+    """Return whether a model name means a folder: it begins like a path, or the path exists."""
     return name.startswith((".", "/", "~")) or "\\" in name or os.path.exists(name)
 
 
@@ -112,7 +112,7 @@ def _local(name: str, folder: Path) -> ModelInfo:
 
 
 def check_tokenizer(name: str, folder: Path) -> None:
-    """Raises SetupError without tokenizer files: transformers then makes an empty tokenizer for some models."""
+    """Raise SetupError if the folder has no tokenizer files: for some models transformers makes an empty tokenizer."""
     if not any((folder / file).is_file() for file in TOKENIZERS):
         raise SetupError(
             f"model {quote(name)}: it has no tokenizer files ({TOKENIZERS[0]}). Copy them beside its weights."
@@ -120,9 +120,9 @@ def check_tokenizer(name: str, folder: Path) -> None:
 
 
 def located(name: str, revision: str | None = None) -> ModelInfo:
-    """`describe`, after downloading the configuration of a model that the local cache does not hold completely.
+    """Describe a model; download its configuration first if the local cache does not hold the whole model.
 
-    Raises SetupError when the hub refuses it, and for a model without safetensors weights.
+    Raises SetupError if the hub refuses the model or the model has no safetensors weights.
     """
     info = describe(name, revision)
     if info.folder is None or info.where != str(info.folder):
@@ -131,7 +131,7 @@ def located(name: str, revision: str | None = None) -> ModelInfo:
 
 
 def fetched(name: str, revision: str | None = None) -> ModelInfo:
-    """`located`. Raises SetupError also for a model that works only with code from its repository."""
+    """Describe a model as `located` does. Raises SetupError also for a model that needs code from its repository."""
     info = located(name, revision)
     if info.config.get("auto_map"):
         from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
@@ -143,7 +143,7 @@ def fetched(name: str, revision: str | None = None) -> ModelInfo:
 
 @contextlib.contextmanager
 def reading(name: str, where: str) -> Iterator[None]:
-    """Turn any exception of transformers within the block, which reads a model, into a SetupError of one line."""
+    """Turn an exception of transformers, while the block reads a model, into a SetupError of one line."""
     try:
         yield
     except KVBenchError:
@@ -155,7 +155,7 @@ def reading(name: str, where: str) -> Iterator[None]:
 
 
 def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
-    """The model with its configuration from the hub, after a check of the list of its files."""
+    """Return the model with its configuration from the hub, after a check of the hub's list of files."""
     name = info.name
     import huggingface_hub
 
@@ -164,7 +164,7 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
         files = hub.ask("model", name, revision).files
         if "config.json" in files:
             huggingface_hub.hf_hub_download(name, "config.json", revision=revision)
-    except Exception as error:  # of many kinds, see `kvbench.sources.hub.why`
+    except Exception as error:  # the hub's libraries raise many types, see `kvbench.sources.hub.why`
         reason = error.why if isinstance(error, hub.HubError) else hub.why(error)
         if reason == "unreachable" and info.folder is not None:
             return info  # transformers reports missing files itself
@@ -174,7 +174,7 @@ def _asked(info: ModelInfo, revision: str | None) -> ModelInfo:
 
 
 def _check_files(name: str, files: tuple[str, ...]) -> None:
-    """Check the list of a hub model's files, as `_local` checks a folder."""
+    """Check a hub model's list of files as `_local` checks a folder. Raises SetupError."""
     if "config.json" not in files:
         raise SetupError(f"{quote(name)} has no config.json on the hub; it is not a model of transformers.")
     top = [Path(file) for file in files if "/" not in file]
@@ -184,17 +184,17 @@ def _check_files(name: str, files: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Identity of a model's contents: a hub commit, or a hash for each file of a local folder."""
+    """The identity of a model's content: a hub commit, or a combined hash and a hash per file of a local folder."""
 
     revision: str | None
     files: Mapping[str, str] = field(default_factory=dict)
 
 
 def state(info: ModelInfo) -> State:
-    """The hub's commit, or hashes of all files that change a model's tokens.
+    """Return the hub's commit, or the hashes of all files that affect a model's tokens.
 
-    `kvbench.sources.model_files` chooses these files and samples large ones. A hub model in the local cache is trusted
-    to be its commit.
+    `kvbench.sources.model_files` selects these files and samples large ones. For a hub model, the local cache is
+    trusted to match its commit.
     """
     if info.folder is None or info.commit is not None:
         return State(info.commit)
@@ -203,12 +203,12 @@ def state(info: ModelInfo) -> State:
 
 
 def revision(info: ModelInfo) -> str | None:
-    """The commit, or one hash over the files, of `state`; None while it is unknown."""
+    """Return the commit of a model or one hash over its files; None if it is unknown."""
     return state(info).revision
 
 
 def _cached(name: str, revision: str | None) -> Path | None:
-    """The folder of a hub model in the local cache."""
+    """Return the folder of a hub model in the local cache, or None."""
     from huggingface_hub import try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json", revision=revision)
@@ -216,7 +216,7 @@ def _cached(name: str, revision: str | None) -> Path | None:
 
 
 def _config(path: Path) -> dict[str, Any]:
-    """A config.json. Raises SetupError when a field that kvbench reads has a wrong type."""
+    """Read a config.json. Raises SetupError if a field that kvbench reads has a wrong type."""
     config = read_json(path)
     text = config.get("text_config")
     if text is not None and not isinstance(text, dict):

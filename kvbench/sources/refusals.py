@@ -11,7 +11,7 @@ from kvbench.sources import hub
 
 
 def unreadable(name: str, where: str, error: Exception) -> SetupError:
-    """Error for a model whose tokenizer or configuration transformers cannot load."""
+    """Return the error for a model whose tokenizer or configuration transformers cannot load."""
     reason = hub.why(error)
     if reason == "code":
         return own_code(name)
@@ -30,7 +30,7 @@ def own_code(name: str) -> SetupError:
 
 
 def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
-    """The sentence for a refusal that models and data sets share; empty for other reasons."""
+    """Return the message for a reason that models and data sets share; "" for other reasons."""
     named = quote(revision) if revision else "that revision"
     sentences: dict[str, str] = {
         "missing": f"the hub has no {what} (or it is private and HF_TOKEN is not set).",
@@ -41,7 +41,7 @@ def refused(what: str, reason: hub.Why, revision: str | None = None) -> str:
 
 
 def refusal(name: str, reason: hub.Why, revision: str | None = None) -> SetupError | None:
-    """Error for the hub's answer, or None when it gives no reason."""
+    """Return the error for the hub's refusal of a model; None for reasons without a message."""
     model = quote(name)
     if sentence := refused(f"model {model}", reason, revision):
         return SetupError(sentence)

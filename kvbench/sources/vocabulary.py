@@ -1,4 +1,4 @@
-"""Whether a tokenizer and a model belong together: a token without an embedding would end a run in the middle.
+"""Check that a model has an embedding for every token: a token without an embedding would crash a run.
 
 check(600, 512)                  # SetupError
 tokens(Path("model"))            # 512, counted in tokenizer.json, without transformers
@@ -15,7 +15,7 @@ from kvbench.store.strict_json import lenient
 
 
 def check(tokens: int | None, embeddings: int | None) -> None:
-    """Raises SetupError for more tokens than embeddings; an unknown number (None) passes."""
+    """Raise SetupError if there are more tokens than embeddings; None (unknown) passes."""
     if tokens is not None and embeddings is not None and tokens > embeddings:
         raise SetupError(
             f"the tokenizer has {tokens} tokens and the model {embeddings} embeddings; they do not belong together."
@@ -23,7 +23,7 @@ def check(tokens: int | None, embeddings: int | None) -> None:
 
 
 def end_ids(owners: Iterable[Any]) -> frozenset[int]:
-    """End tokens named by a tokenizer or by configurations of transformers. Raises SetupError."""
+    """Return the ids of all end tokens of tokenizers and configurations. Raises SetupError if an id is no integer."""
     end_tokens: set[int] = set()
     for owner in owners:
         named = getattr(owner, "eos_token_id", None)
@@ -35,13 +35,13 @@ def end_ids(owners: Iterable[Any]) -> frozenset[int]:
 
 
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
-    """Compare a folder's tokenizer.json with its config.json where both state sizes. Raises SetupError."""
+    """Check a folder's tokenizer.json against its config.json if both state a size. Raises SetupError."""
     size = (config.get("text_config") or config).get("vocab_size")
     check(tokens(folder), size if type(size) is int else None)
 
 
 def tokens(folder: Path) -> int | None:
-    """Number of tokens in a folder's tokenizer.json; None when it cannot be read."""
+    """Return the number of tokens in a folder's tokenizer.json; None if it cannot be read."""
     try:
         content = lenient((folder / "tokenizer.json").read_bytes())
         known, added = content["model"]["vocab"], content.get("added_tokens") or []

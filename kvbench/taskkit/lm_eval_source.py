@@ -1,11 +1,11 @@
-"""Read lm-eval's definition of a task: its YAML, its generation settings, and its rows.
+"""Read lm-eval's definition of a task (YAML and generation settings), and its rows from a data folder.
 
     gsm8k = definition("gsm8k")        # Definition(path=.../gsm8k.yaml, config=TaskConfig(...)); UserError if unknown
     generation(gsm8k.config.generation_kwargs)            # as a GenSpec
     local = LocalRows.find(gsm8k, data, "lm_eval:gsm8k")  # None: lm-eval loads its own data set
 
-Only tasks of the lm-eval package count: a YAML file may name Python functions, and third-party ones run only if the
-user points lm-eval to them (``kvbench lm-eval --include_path``).
+Only tasks in the lm-eval package are found. A YAML file may name Python functions; third-party functions run only if
+the user points lm-eval to them (``kvbench lm-eval --include_path``).
 
 A data folder (``--data``, ``KVBENCH_DATA``) may hold the rows as ``lm_eval/<task>.jsonl``, with the columns of
 lm-eval's data set, and rows for few-shot examples as ``lm_eval/<task>.fewshot.jsonl``.
@@ -31,16 +31,16 @@ from kvbench.sources.data import Data
 from kvbench.sources.data.location import in_folder
 from kvbench.task import DataSource, GenSpec, Manifest
 
-MAX_GEN_TOKS = 256  # lm-eval's default for a task that names none
-ASKED, EXAMPLES = "asked", "fewshot"  # splits of rows from a folder
-# Files of kvbench's own layout that hold a hub data set: hub name -> (file, its columns that the data set has).
+MAX_GEN_TOKS = 256  # lm-eval's default for a task without a max_gen_toks
+ASKED, EXAMPLES = "asked", "fewshot"  # names of the splits made from a folder's rows
+# Files in kvbench's own layout that hold a hub data set: hub name -> (file, its columns that the data set has).
 NATIVE = {"openai/gsm8k": ("gsm8k/gsm8k_test.jsonl", ("question", "answer"))}
 _BY_LM_EVAL = "'kvbench lm-eval --tasks {}' runs it."
 
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One task of lm-eval. `config`: lm-eval's TaskConfig with functions as names; none of them has run."""
+    """One task of lm-eval. `config`: lm-eval's TaskConfig; it holds functions by name only, and none has run."""
 
     name: str
     path: Path
@@ -48,12 +48,12 @@ class Definition:
 
     @property
     def examples(self) -> int:
-        """Few-shot examples drawn from rows; examples written into the YAML do not count."""
+        """Return how many few-shot examples lm-eval draws from rows; 0 if the YAML itself holds them."""
         written = isinstance(self.config.fewshot_config.samples, (list, str))
         return 0 if written else int(self.config.num_fewshot or 0)
 
     def resolved(self) -> dict[str, Any]:
-        """The YAML with its functions imported, for lm-eval's task class."""
+        """Return the YAML's content with its functions imported, for lm-eval's task class."""
         from lm_eval.tasks._yaml_loader import load_yaml
 
         return {k: v for k, v in load_yaml(self.path).items() if k not in ("tag", "group", "task_list")}
@@ -64,7 +64,7 @@ def definition(name: str) -> Definition:
     """Find a task of lm-eval by name.
 
     Raises:
-        UserError: the task is unknown, a group, or kvbench cannot run it as a task of its own.
+        UserError: the task is unknown, a group, or of a kind that kvbench does not run.
         SetupError: lm-eval is not installed.
     """
     try:
@@ -98,7 +98,7 @@ def quiet() -> Iterator[None]:
 
 
 def _by_text(root: Path, name: str) -> Path | None:
-    """The only file with ``task: name``. lm-eval's index of its 14,000 files takes 8 seconds, this search 0.3."""
+    """Return the only file with ``task: name``, else None. lm-eval's index of 14,000 files takes 8 s, this 0.3 s."""
     line = re.compile(rf"""^["']?task["']?:[ \t]*["']?{re.escape(name)}["']?[ \t]*(#.*)?\r?$""".encode(), re.MULTILINE)
     files = [path for path in root.rglob("*.yaml") if line.search(path.read_bytes())]
     return files[0] if len(files) == 1 else None
@@ -122,7 +122,7 @@ def _by_index(name: str) -> Path:
 
 
 def _refuse(name: str, raw: Mapping[str, Any]) -> None:
-    """Raises UserError for tasks that do not generate and score one answer per question."""
+    """Raise UserError for tasks that do not generate and score one answer per question."""
     task, kind = f"task {quote(name)} of lm-eval", raw.get("output_type", "generate_until")
     if kind == "loglikelihood_rolling":
         raise UserError(f"{task} measures perplexity of whole texts, which evicts nothing between prompt and answer.")
@@ -138,7 +138,7 @@ def _refuse(name: str, raw: Mapping[str, Any]) -> None:
 
 
 def generation(asked: Mapping[str, Any]) -> GenSpec:
-    """lm-eval's `generation_kwargs` as a GenSpec; stop strings keep their order. Raises UserError for others."""
+    """Return lm-eval's `generation_kwargs` as a GenSpec. Raises UserError for settings that kvbench lacks."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
     kwargs: dict[str, Any] = dict(normalize_gen_kwargs(dict(asked), MAX_GEN_TOKS))
@@ -159,7 +159,7 @@ _OFF = {"num_beams": (1,), "repetition_penalty": (1, 1.0), "num_return_sequences
 
 
 def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Stop strings split into texts and special tokens, which never show in decoded text and stop as tokens."""
+    """Split stop strings into texts and special tokens: the latter never show in decoded text and stop by token id."""
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     return tuple(s for s in until if s not in special), tuple(s for s in until if s in special)
 
@@ -168,8 +168,10 @@ def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...]
 class LocalRows:
     """Rows from a folder instead of lm-eval's data set.
 
-    `examples` None: few-shot examples come from the other asked rows. `official` False: the task draws its examples
-    from separate rows, which the folder lacks.
+    Attributes:
+        asked: the rows to ask.
+        examples: rows for few-shot examples; None: the examples are drawn from the other asked rows.
+        official: False if lm-eval draws the examples from a separate split, which the folder lacks.
     """
 
     asked: list[dict[str, Any]]
@@ -178,7 +180,7 @@ class LocalRows:
 
     @classmethod
     def find(cls, of: Definition, source: DataSource, task: str) -> LocalRows | None:
-        """None without a data folder. Raises SetupError if the folder has no rows of the task."""
+        """Return the rows in the data folder; None without a folder. Raises SetupError if it lacks the task's rows."""
         folder = (source.path or source.env_path) if isinstance(source, Data) else None
         if folder is None:
             return None
@@ -202,7 +204,10 @@ class LocalRows:
         return cls(asked, None, own == (config.test_split or config.validation_split))
 
     def overrides(self, config: Mapping[str, Any], *, examples: int) -> dict[str, Any]:
-        """Changes to a task's configuration. config: with its functions; examples: few-shot examples wanted."""
+        """Return the changes to a task's configuration that make lm-eval use these rows.
+
+        config: the configuration with functions imported; examples: number of few-shot examples.
+        """
         import datasets
 
         splits = {ASKED: datasets.Dataset.from_list(self.asked)}
@@ -224,7 +229,7 @@ def _holds(folder: Path, manifest: Manifest) -> bool:
 
 
 def commit(config: Any, source: DataSource) -> str | None:
-    """The commit of the hub data set that lm-eval will load; None offline or for other data. Raises HubError."""
+    """Return the commit of the hub data set that lm-eval will load; None offline or for other data. Raises HubError."""
     import huggingface_hub
 
     path, asked = config.dataset_path, (config.dataset_kwargs or {}).get("revision")

@@ -1,9 +1,9 @@
-"""Tasks of lm-eval by name (``--task lm_eval:gsm8k``): its questions, prompts, filters and scores; kvbench's engine.
+"""Tasks of lm-eval by name (``--task lm_eval:gsm8k``): lm-eval's questions, prompts and scores on kvbench's engine.
 
-Prompts are those that lm-eval builds for the task run alone: raw text with the task's few-shot examples, drawn with
-lm-eval's seeds (``--prompt-style plain``: through the chat template, examples within the user's message). Every answer
-is scored by the task's filters and `process_results`, in a scoring process that rebuilds the task without its data.
-The score is the task's first metric under its first filter; all others stand in `aux` as ``metric,filter``.
+The prompts equal lm-eval's for a run of this task alone: raw text with the task's few-shot examples, drawn with
+lm-eval's seeds (``--prompt-style plain``: through the chat template, examples within the user's message). The task's
+filters and `process_results` score every answer, in a scoring process that rebuilds the task without its data. The
+score is the task's first metric under its first filter; `aux` holds all others as ``metric,filter``.
 
 Not covered: tasks that compare likelihoods (``kvbench lm-eval`` runs them), metrics of a whole corpus, votes over
 several answers (kvbench's reports have maj@n), tasks with programs, images or sound.
@@ -32,13 +32,13 @@ from kvbench.taskkit.lm_eval_source import Definition, LocalRows, commit, defini
 
 RAW, CHAT = "lm_eval", "plain"  # prompt styles
 SEED, OTHER_SEED = 0, 1234  # lm-eval's defaults for Python's random numbers, and for NumPy's and few-shot examples
-VOTES = ("take_first_k", "majority_vote")  # filters over several answers to one question
-NO_MATCH = "[invalid]"  # the result of lm-eval's filters for an answer without a match
+VOTES = ("take_first_k", "majority_vote")  # filters that need several answers to one question
+NO_MATCH = "[invalid]"  # what lm-eval's filters return for an answer without a match
 LONGEST = 500  # characters of an extracted answer that are kept
 
 
 class LMEvalTask(Task):
-    """One YAML task of the lm-eval package. Everything that takes lm-eval's import happens after construction."""
+    """One YAML task of the lm-eval package. Construction does not import lm-eval; later calls do."""
 
     suite = "lm_eval"
     summary = "a task of lm-eval, by its name there"
@@ -48,21 +48,21 @@ class LMEvalTask(Task):
         super().__init__()
         self.name = f"lm_eval:{name}"
         self.known_as = name
-        self._marks: tuple[str, ...] = ()  # ways in which the documents are not the official ones
-        self._first: Mapping[str, Any] = {}  # lm-eval reads the form of all documents off the first
+        self._marks: tuple[str, ...] = ()  # how the documents differ from the official ones
+        self._first: Mapping[str, Any] = {}  # the first document: lm-eval infers the form of all from it
         self._about: dict[str, Any] = {}
         self._notes: list[str] = []
 
     @property
     def version(self) -> str:  # type: ignore[override]
-        """The task's version in lm-eval, lm-eval's own, and what differs from the official documents."""
+        """Return the task's version in lm-eval, lm-eval's version, and marks of unofficial documents, joined by "+"."""
         import importlib.metadata
 
         own = (definition(self.known_as).config.metadata or {}).get("version", "?")
         return "+".join((str(own), f"lm-eval-{importlib.metadata.version('lm_eval')}", *self._marks))
 
     def gen(self, model_type: str) -> GenSpec:
-        """As the task's YAML says. Greedy answers are all equal, so one is drawn whatever its `repeats`."""
+        """Return the YAML's settings. Greedy answers are all equal, so a greedy task gets one sample per question."""
         config = definition(self.known_as).config
         spec = generation(config.generation_kwargs)
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
@@ -89,7 +89,7 @@ class LMEvalTask(Task):
             chat: Any = _messages if style == CHAT else None
             try:
                 task.build_all_requests(limit=limit, apply_chat_template=chat is not None, chat_template=chat)
-            except Exception as error:  # too few rows for the examples, a column that the prompt wants
+            except Exception as error:  # too few rows for the examples, or a missing column
                 raise _misfit(self.name, error) from None
         self._describe(yaml, rows, task, revision)
         spec = generation(yaml.config.generation_kwargs)
@@ -123,7 +123,7 @@ class LMEvalTask(Task):
         return Score(value=value, extracted=extracted, aux=numbers | {"no_answer": float(first == NO_MATCH)}, note=note)
 
     def size(self) -> None:
-        """Known once lm-eval has loaded its data."""
+        """Return None: the number is unknown before lm-eval loads its data."""
 
     def sources(self) -> dict[str, Any]:
         return self._about
@@ -132,7 +132,7 @@ class LMEvalTask(Task):
         return self._notes
 
     def _describe(self, yaml: Definition, rows: LocalRows | None, task: Any, revision: str | None) -> None:
-        """Note the source of the documents, for the record and the user."""
+        """Set `sources` (for the run's record) and `notes` (for the user) from the loaded documents."""
         config, shots = yaml.config, yaml.config.num_fewshot or 0
         self._about = {"num_fewshot": shots}
         if rows is None:
@@ -157,7 +157,7 @@ class LMEvalTask(Task):
 
 
 def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | None) -> Any:
-    """lm-eval's task with its data; revision: of a hub data set. Raises SetupError."""
+    """Build lm-eval's task with its data. `revision`: commit of the hub data set. Raises SetupError."""
     from lm_eval.api.task import ConfigurableTask
 
     try:
@@ -169,7 +169,7 @@ def _load(name: str, yaml: Definition, rows: LocalRows | None, revision: str | N
         return ConfigurableTask(config=config)
     except ImportError as error:
         raise SetupError(f"task {quote(name)} needs a package that is not installed ({error}).") from None
-    except Exception as error:  # of the hub, of data that do not fit, of the task's own functions
+    except Exception as error:  # from the hub, from data of another form, or from the task's own functions
         raise (_misfit(name, error) if rows else _no_data(error, name, yaml)) from None
 
 
@@ -190,7 +190,7 @@ def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
 
 @functools.cache
 def _scorer(name: str, first: bytes) -> Any:
-    """lm-eval's task with the first document (pickled) as its only data: enough to score others."""
+    """Build lm-eval's task with the first document (pickled) as its only data, which suffices to score any other."""
     yaml = definition(name)
     rows = LocalRows([pickle.loads(first)], None, True)
     with _as_lm_eval():
@@ -202,7 +202,7 @@ def _scorer(name: str, first: bytes) -> Any:
 
 
 def _instance(name: str, doc: Any, text: str) -> Any:
-    """One answer as lm-eval holds it."""
+    """Return one answer as lm-eval's Instance."""
     from lm_eval.api.instance import Instance
 
     return Instance(
@@ -211,7 +211,7 @@ def _instance(name: str, doc: Any, text: str) -> Any:
 
 
 def _metric(task: Any, name: str) -> str:
-    """The first metric that is a number for each answer and averaged over them. Raises UserError."""
+    """Return the first metric that gives each answer a number and averages these. Raises UserError without one."""
     from lm_eval.api.registry import get_aggregation
 
     better = task.higher_is_better()
@@ -226,7 +226,7 @@ def _metric(task: Any, name: str) -> str:
 
 
 def _filters(config: Any, name: str) -> list[Any]:
-    """The task's filters as lm-eval builds them, without votes. Raises UserError when none is left."""
+    """Return the task's filters, built by lm-eval, except `VOTES`. Raises UserError if none is left."""
     from lm_eval.filters import build_filter_ensemble
 
     listed = config.filter_list or [{"name": "none", "filter": [{"function": "take_first"}]}]
@@ -247,7 +247,7 @@ def _is_vote(listed: Mapping[str, Any]) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """A finite number of Python or NumPy, or None: metrics of a whole corpus return pairs."""
+    """Return a finite number (Python's or NumPy's) as float; None for anything else, like a corpus metric's pair."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
@@ -256,12 +256,12 @@ def _number(value: Any) -> float | None:
 
 
 def _messages(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """A stand-in for a chat template while lm-eval builds prompts; kvbench renders the messages later."""
+    """Stand in for the chat template while lm-eval builds prompts; kvbench renders the messages later."""
     return json.dumps(messages)
 
 
 def _turn(context: str, *, chat: bool) -> Turn:
-    """A prompt of lm-eval: raw text, or the messages of `_messages`."""
+    """Return the turn of a prompt from lm-eval: raw text, or with `chat` the JSON from `_messages`."""
     if not chat:
         return Turn(question=context)
     texts = {message["role"]: str(message["content"]) for message in json.loads(context)}

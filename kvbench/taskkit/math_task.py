@@ -1,7 +1,8 @@
-"""Base of the mathematics tasks: prompt styles, sampling, and scoring of a final answer in a box.
+"""Base class of the mathematics tasks: prompt styles, sampling, and scoring of a final answer in a box.
 
 A task names its data and sets the class attributes that differ; see ``tasks/competitions.py``. `kvbench.scoring.math`
-compares the answer: `score` is math-verify on the whole output, `score_strict` the last box after the thinking block.
+compares the answer: `score` uses math-verify on the whole output, `score_strict` on the last box after the thinking
+block.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class MathTask(Task):
     Class attributes:
         samples, max_new_tokens: defaults of --samples and --max-new-tokens.
         integer: every reference is an integer, so the cross-check `int_match` makes sense.
-        column: where the data keep the problem.
+        column: the data's column with the problem.
     """
 
     suite = "math"
@@ -40,7 +41,7 @@ class MathTask(Task):
             raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
 
     def gen(self, model_type: str) -> GenSpec:
-        """Temperature 0.6 and top-p 0.95 as in the papers; top-k 20 is Qwen3's own advice, off for others."""
+        """Temperature 0.6 and top-p 0.95 as in the papers; top-k 20 for Qwen3, as its authors advise, else off."""
         top_k = 20 if model_type.startswith("qwen3") else 0
         return GenSpec(
             n=self.samples, max_new_tokens=self.max_new_tokens, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True
@@ -50,11 +51,11 @@ class MathTask(Task):
         return score_math(output.text, doc.reference, thinking=output.thinking, integer=self.integer)
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """The answer as LaTeX or a number. Hub copies hold some as numbers."""
+        """Return a row's answer as text, LaTeX or a number (some hub copies hold numbers)."""
         return str(row["answer"])
 
     def meta(self, row: Mapping[str, Any]) -> dict[str, Any]:
-        """`category` and whatever else a report may group by."""
+        """Return a row's `category` and other fields that a report may group by."""
         return {}
 
     def _doc(self, row: Mapping[str, Any], style: str) -> Doc:

@@ -1,8 +1,8 @@
 """Names of tasks: ``base[/variant][@length]``, patterns and groups.
 
     get_task("ruler/vt@8k")          # one task
-    expand("longbench")              # every set of a group: ["longbench/narrativeqa", ...]
-    expand("ruler/niah_*@4k")        # by pattern
+    expand("longbench")              # the members of a group: ["longbench/narrativeqa", ...]
+    expand("ruler/niah_*@4k")        # the matches of a pattern
 
 Case and surrounding blanks do not matter. A length is a number of tokens; ``k`` stands for 1024.
 """
@@ -18,7 +18,7 @@ from kvbench.errors import UserError, quote
 from kvbench.registry import did_you_mean, tasks
 from kvbench.task import Task
 
-LM_EVAL = "lm_eval:"  # prefix of lm-eval's tasks
+LM_EVAL = "lm_eval:"  # prefix of the names of lm-eval's tasks
 _NAME = re.compile(r"[^\W.][\w.-]{0,63}")
 _LENGTH = re.compile(r"([1-9][0-9]{0,8})(k?)")
 _ALLOWED = "letters, digits, '-', '_', '.', up to 64"
@@ -32,7 +32,7 @@ class _Parts:
 
 
 def get_task(name: str) -> Task:
-    """The one task behind a name. Raises UserError."""
+    """Return the task of a name. Raises UserError for an unknown or invalid name."""
     if name.strip().lower().startswith(LM_EVAL):
         from kvbench.taskkit.lm_eval_task import LMEvalTask
 
@@ -54,7 +54,7 @@ def get_task(name: str) -> Task:
 
 
 def expand(name: str) -> list[str]:
-    """The tasks that an entry of --task names: one task, the members of a group, or the matches of a pattern."""
+    """Return the names of the tasks that --task NAME means: one task, a group's members, or a pattern's matches."""
     if name.strip().lower().startswith(LM_EVAL):
         return [LM_EVAL + name.strip()[len(LM_EVAL) :]]
     parts = _split(name)
@@ -76,7 +76,7 @@ def expand(name: str) -> list[str]:
 
 
 def collapsed(names: Sequence[str]) -> list[str]:
-    """Fewer names for the same tasks: a group's name if all its members are listed."""
+    """Return the names with each group whose members are all listed replaced by the group's name."""
     shorter = []
     for name in names:
         base, at, length = base_name(name), *name.partition("@")[1:]
@@ -88,7 +88,7 @@ def collapsed(names: Sequence[str]) -> list[str]:
 
 
 def task_names() -> list[str]:
-    """Every task and its variants, as `kvbench list tasks` shows them."""
+    """Return the names of all tasks and variants, as `kvbench list tasks` shows them."""
     names: list[str] = []
     for base, cls in tasks.items():
         group = getattr(cls, "group", False)
@@ -97,12 +97,12 @@ def task_names() -> list[str]:
 
 
 def base_name(name: str) -> str:
-    """``ruler`` of ``ruler/vt@8192``: the registered name."""
+    """Return the registered part of a name: ``ruler`` for ``ruler/vt@8192``."""
     return name if name.startswith(LM_EVAL) else re.split("[/@]", name, maxsplit=1)[0]
 
 
 def _split(name: str) -> _Parts:
-    """The parts of a name, its base as registered. Raises UserError for an invalid name."""
+    """Return the parts of a name, with its base as registered. Raises UserError for an invalid name."""
     path, at, length = (part.strip() for part in name.strip().lower().partition("@"))
     base, slash, variant = (part.strip() for part in path.partition("/"))
     if "*" in base and _NAME.fullmatch(base.replace("*", "x")):

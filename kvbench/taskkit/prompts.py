@@ -1,13 +1,13 @@
-"""From a document to the model's prompt text and tokens: prompt styles, chat template, thinking switch.
+"""Turn a document into the text and tokens of a prompt: prompt styles, chat template, thinking switch.
 
     turn = STYLES["default"].turn(problem)                  # a task builds its documents' turns
-    check_template(tokenizer, task="aime24", chat=True)     # before any work: UserError without a usable template
+    check_template(tokenizer, task="aime24", chat=True)     # before a run: UserError without a usable template
     text = render(doc, tokenizer, chat=True, thinking=True)
     ids = encode(tokenizer, text, chat=True)
 
-The template's text already holds the special tokens, so it is tokenised without adding any (adding them gives Llama and
-DeepSeek tokenizers a second start token). Raw text gets the tokenizer's own special tokens. Templates run only in
-transformers' sandboxed Jinja.
+A rendered template already holds the special tokens, so `encode` adds none (Llama and DeepSeek tokenizers would add a
+second start token). Raw text gets the tokenizer's own special tokens. Templates run only in transformers' sandboxed
+Jinja.
 
 Not covered: few-shot examples, images.
 """
@@ -45,7 +45,7 @@ _RKV = (
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The text around a problem. `chat` False: raw text, whatever the task's default."""
+    """The text around a problem. `chat` False: raw text, even if the task uses the chat template by default."""
 
     name: str
     before: str
@@ -72,13 +72,13 @@ STYLES = {style.name: style for style in _STYLES}
 
 
 def uses_chat(chat: bool, style: str, *, no_chat_template: bool = False) -> bool:
-    """Whether prompts go through the chat template, from the task's default, the style and --no-chat-template."""
+    """Return whether prompts use the chat template, given the task's default, the style and --no-chat-template."""
     raw = style in STYLES and not STYLES[style].chat  # styles outside STYLES belong to one task
     return chat and not raw and not no_chat_template
 
 
 def load_template(path: str | Path) -> str:
-    """The text of a --chat-template file. Raises UserError if it cannot be read or is not Jinja."""
+    """Return the text of a --chat-template file. Raises UserError if it cannot be read or is not Jinja."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
@@ -97,17 +97,17 @@ def _check_syntax(text: str, origin: str) -> None:
     try:
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
     except jinja2.TemplateSyntaxError as error:
-        if "unknown tag" not in str(error.message):  # transformers has tags of its own
+        if "unknown tag" not in str(error.message):  # transformers defines further tags
             raise UserError(f"chat template {quote(origin)[1:-1]}, line {error.lineno}: {error.message}.") from None
 
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:
-    """The template that a run uses, or None; the run records its hash."""
+    """Return the chat template that a run uses, or None without one; the run records its hash."""
     if chat_template is not None:
         return chat_template
     try:
         text = tokenizer.get_chat_template()
-    except (ValueError, AttributeError):  # no template, or several of which none is the default
+    except (ValueError, AttributeError):  # no template, or several without a default
         return None
     return str(text) if text else None
 
@@ -115,7 +115,7 @@ def template_text(tokenizer: Any, chat_template: str | None = None) -> str | Non
 def check_template(
     tokenizer: Any, *, task: str, chat: bool, chat_template: str | None = None, origin: str | None = None
 ) -> None:
-    """Raises UserError if a chat prompt cannot be rendered. `origin` names the template's file."""
+    """Raise UserError if a chat prompt cannot be rendered. `origin` names the template's file."""
     if not chat:
         return
     if template_text(tokenizer, chat_template) is None:
@@ -137,9 +137,9 @@ def render(
     origin: str | None = None,
     answers: tuple[str, ...] = (),
 ) -> str:
-    """The text of the prompt of the turn after `answers`: turn by turn, with the answers so far between them.
+    """Return the prompt text of the turn that follows `answers`: all turns up to it, with the answers between them.
 
-    The answer prefix follows the assistant header, so that the model continues it.
+    The turn's answer prefix comes after the assistant header, so that the model continues it.
     """
     turns = doc.turns[: len(answers) + 1]
     if not chat:
@@ -155,13 +155,13 @@ def render(
 
 
 def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
-    """Token ids of a rendered prompt."""
+    """Return the token ids of a rendered prompt."""
     ids = tokenizer(text, add_special_tokens=not chat, return_attention_mask=False)["input_ids"]
     return [int(i) for i in ids]
 
 
 def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tuple[list[int], int]:
-    """Token ids as from `encode`, and the number of leading ones that end no later than the turn's context.
+    """Return the token ids as `encode` does, and how many leading tokens end no later than the turn's context.
 
     Raises UserError if the template changed the turn's text, or if the tokenizer gives no offsets.
     """
@@ -178,8 +178,8 @@ def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tupl
 
 
 def _context_end(text: str, turn: Turn) -> int:
-    """Where the context ends in a rendered prompt. Templates often strip blanks from both ends of a turn."""
-    user, lead = turn.user.strip(), len(turn.user) - len(turn.user.lstrip())
+    """Return the character offset in a rendered prompt at which the turn's context ends."""
+    user, lead = turn.user.strip(), len(turn.user) - len(turn.user.lstrip())  # templates often strip a turn
     place = text.rfind(user)
     if place < 0:
         raise UserError(
@@ -192,9 +192,9 @@ def _context_end(text: str, turn: Turn) -> int:
 def effective_thinking(
     tokenizer: Any, thinking: bool | None, *, chat: bool, chat_template: str | None = None
 ) -> bool | None:
-    """Whether outputs will hold a thinking block, for scoring; None if the template has none.
+    """Return whether the scorer must expect a thinking block in outputs; None if the template has no such block.
 
-    A prompt that ends inside an open block makes the model think, whatever the switch (R1 distills have none).
+    A prompt that ends inside an open block makes the model think whatever the switch says (R1 distills have no switch).
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:
@@ -203,7 +203,7 @@ def effective_thinking(
     opened, closed = prompt.rfind("<think>"), prompt.rfind("</think>")
     if opened > closed:
         return True
-    return thinking if closed < 0 else False  # a closed block in the prompt: the empty one of "thinking off"
+    return thinking if closed < 0 else False  # templates with thinking off write an empty, closed block
 
 
 def _apply(

@@ -1,4 +1,4 @@
-"""The model as tasks and prompts see it: a tokenizer, a template and a length, without weights.
+"""The parts of a model that tasks and prompts need: tokenizer, chat template and context length, no weights.
 
 reader = ModelReader(tokenizer=tokenizer, model_type="qwen3", context=32768, chat=True)
 reader.count("some text")
@@ -17,13 +17,13 @@ from kvbench.scoring.boxed import after_thinking
 from kvbench.task import Doc, Turn
 from kvbench.taskkit import prompts
 
-ANSWER = "An answer."  # a placeholder to find the template's own text
+ANSWER = "An answer."  # a placeholder, to find the text that the template adds around an answer
 THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReader:
-    """See `kvbench.task.Reader`. `chat`: prompts go through the template; `origin` names the template's file."""
+    """A `kvbench.task.Reader`. `chat`: prompts use the chat template; `origin` names the template's file."""
 
     tokenizer: Any
     model_type: str
@@ -37,17 +37,17 @@ class ModelReader:
         return len(encoded["input_ids"])
 
     def last_id(self, text: str) -> int:
-        """The last token of a text without special tokens."""
+        """Return the id of the last token of a text, encoded without special tokens."""
         return int(self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"][-1])
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Tokens that the template adds to a user's text, merges at its ends included."""
+        """Return how many tokens the chat template adds to a user's text, token merges at its ends included."""
         word = "word"
         doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
 
     def text(self, doc: Doc, *, thinking: bool | None, answers: tuple[str, ...] = ()) -> str:
-        """The prompt of the turn after these answers."""
+        """Return the prompt text of the turn after these answers."""
         return prompts.render(
             doc,
             self.tokenizer,
@@ -62,10 +62,10 @@ class ModelReader:
         return prompts.encode(self.tokenizer, text, chat=self.chat)
 
     def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
-        """A turn cut in its middle to at most `limit` tokens, and the number of tokens cut.
+        """Return the turn without its middle, at most `limit` tokens long, and the number of tokens removed.
 
-        As in LongBench's pred.py: before any chat template, counting the tokenizer's special tokens. The question stays
-        whole if the last half holds it.
+        As LongBench's pred.py does: before any chat template, and counting the tokenizer's special tokens. The question
+        stays whole if the kept end holds it.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
         if len(ids) <= limit:
@@ -81,8 +81,8 @@ class ModelReader:
 class Talk:
     """The later turns of a document, for `kvbench.records.Request`.
 
-    With `keep` the model continues from its cache if the template only appends; otherwise, and if the template changes
-    earlier turns (many drop the thinking block), each turn is a new prompt.
+    With `keep`, and if the template only appends, the engine continues from the cache of the turn before. Otherwise
+    (many templates drop the thinking block of earlier turns) each turn is a new prompt.
     """
 
     doc: Doc
@@ -93,7 +93,7 @@ class Talk:
 
     @property
     def mode(self) -> str:
-        """The row column `multi_turn_cache`."""
+        """Return the value of the row column `multi_turn_cache`."""
         if not self.keep:
             return "reset"
         return "keep" if all(self._appended(n) for n in range(1, len(self.doc.turns))) else "reset (template)"
@@ -109,7 +109,7 @@ class Talk:
         return FollowUp(ids=tuple(self.reader.ids(text)), fresh=True)
 
     def tokens(self) -> int:
-        """Tokens of the later turns without answers."""
+        """Return how many tokens the later turns have without their answers."""
         empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in self._turns()]
         return self.reader.count(empty[-1]) - self.reader.count(empty[0])
 
@@ -117,7 +117,7 @@ class Talk:
         return range(len(self.doc.turns))
 
     def _appended(self, turn: int) -> str | None:
-        """The text that the template appends between two answers; None if it changes earlier text."""
+        """Return the text that the template adds after answer `turn`; None if it changes earlier text."""
         appended = None
         for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):
             answers = (answer,) * turn

@@ -1,7 +1,7 @@
-"""Base of the three tasks for the built-in model: generated problems, raw text, greedy, scored without a worker.
+"""Base class of the three tasks for the built-in model: generated problems, no chat template, greedy decoding.
 
-A variant (``orbit-300``) is a setting of the generator. Problem i has the seed 10^9 + i, which training never draws.
-`kvbench.taskkit.synthetic.cells` has the variants' budgets and purposes.
+A variant (``orbit-300``) names a setting of the generator. Problem i has the seed 10^9 + i, which training never draws.
+`kvbench.taskkit.synthetic.cells` lists the variants with their budgets and purposes.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from kvbench.taskkit.synthetic import cells
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 
 PROBLEMS = 128  # without --limit; more are generated on demand
-SLACK = 16  # tokens beyond the right answer (in the built-in model's tokens), so that a missed stop shows
+SLACK = 16  # tokens of the built-in model beyond the right trace, so that a missed stop shows
 
 
 def cell_names(task: str) -> tuple[str, ...]:
-    """The cells of a task, its default first."""
+    """Return the names of a task's cells; the first is the task's default."""
     return tuple(cell.name for cell in cells.CELLS.values() if cell.task == task)
 
 
 class SyntheticTask(Task):
-    """Problems of one cell. `score` is the exact match, `score_partial` the share of steps or keys that are right."""
+    """A task of one cell's problems. `score`: exact match; `score_partial`: the share of right steps or keys."""
 
     suite = "synthetic"
     headline = "score_partial"
@@ -41,7 +41,7 @@ class SyntheticTask(Task):
         return Score(value=exact, partial=partial, extracted=answer, aux={"no_answer": float(answer is None)})
 
     def size(self) -> None:
-        """Unbounded: --limit decides, `PROBLEMS` without it."""
+        """Return None: the number is unbounded; --limit sets it, `PROBLEMS` is the default."""
 
     def floor(self, budget: int, interval: int) -> float:
         return cells.floor(self.cell.knobs, budget, interval)

@@ -1,10 +1,10 @@
-"""Let another model judge answers: MT-Bench's prompts, to an OpenAI-compatible endpoint or a model in a folder.
+"""Let a judge model rate answers: MT-Bench's prompts, an OpenAI-compatible endpoint or a model in a folder.
 
-    check(services)                              # before any work: UserError for invalid settings
+    check(services)                              # before a run: UserError for invalid settings
     rate(services, doc, answers)                 # Score: a rating from 1 to 10 per turn
     compare(services, doc, answers, baseline)    # Score: win, tie or loss per turn, asked in both orders
 
-`KeyRefused` ends a run; every other failure of a judge is a score without a value and with a note.
+`KeyRefused` ends a run; any other failure of a judge gives a score without a value and with a note.
 """
 
 from kvbench.scoring.judge.api import Judge, JudgeError, KeyRefused, Reply

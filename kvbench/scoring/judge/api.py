@@ -11,7 +11,7 @@ MAX_TOKENS = 2048  # of a reply, as FastChat's llm_judge asks for
 
 
 class JudgeError(Exception):
-    """The judge gave no usable reply to one question. The text is the row's note; it never holds a key."""
+    """The judge gave no usable reply to one request. The text becomes the row's note; it never holds a key."""
 
 
 class KeyRefused(SetupError):
@@ -20,7 +20,7 @@ class KeyRefused(SetupError):
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A judge's text; `model`: its name, for the row."""
+    """A judge's reply: its text, and the model's name for the row."""
 
     text: str
     model: str

@@ -1,9 +1,9 @@
-"""A judge behind an OpenAI-compatible address: POST {base URL}/chat/completions.
+"""A judge at an OpenAI-compatible address: POST {base URL}/chat/completions.
 
-Tries again after status 429, a server error or a time-out, with growing pauses and Retry-After up to a limit; any
-other failure is final. A try takes at most `seconds`, whatever the server does. Redirects are not followed. The key
-enters the request when it is sent; no field, exception, note or log holds it, and it is removed from what the server
-says.
+A request is repeated after a passing failure (status 408, 425, 429 or 5xx, a time-out, a lost connection), after
+growing pauses or Retry-After up to a limit; any other failure is final. A try takes at most `seconds`, even if the
+server sends slowly. Redirects are not followed. The key is added when the request is sent; no field, exception, note or
+log holds it, and it is removed from the server's texts.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 BODY_LIMIT = 4 * 1024 * 1024  # bytes; a reply of 2048 tokens has about 10 kB
 REFUSED = (401, 403)
-PASSING = (408, 425, 429)  # beside 5xx
-SHOWN = 200  # characters of what a server says
+PASSING = (408, 425, 429)  # failures that may pass, like every 5xx
+SHOWN = 200  # characters of a server's text that a message quotes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """See `kvbench.scoring.judge.api.Judge`.
+    """A `kvbench.scoring.judge.api.Judge` at an OpenAI-compatible address.
 
     Args:
         url: base URL, with or without the final ``/chat/completions``.
-        key_env: environment variable with the key; an empty one sends no key.
+        key_env: environment variable with the key; if it is empty, no key is sent.
         seconds: limit of one try, from the connection to the last byte.
-        tries, pause, longest_pause: tries per question, and the seconds between them, doubling up to the longest.
+        tries, pause, longest_pause: tries per request; the seconds between tries double from `pause` to the longest.
         through_proxy: use the proxy of the environment (HTTPS_PROXY), if there is one.
     """
 
@@ -82,7 +82,7 @@ class Endpoint:
             raise JudgeError(f"the judge gave no answer in {self.tries} tries; the last: {error}") from None
 
     def _try(self, request: Mapping[str, Any]) -> Reply:
-        """One try. Raises JudgeError, KeyRefused, and _TryAgain for a failure that may pass."""
+        """Send the request once. Raises JudgeError, KeyRefused, and _TryAgain for a failure that may pass."""
         import httpx
 
         try:
@@ -96,11 +96,11 @@ class Endpoint:
         return self._read(answer)
 
     async def _post(self, request: Mapping[str, Any]) -> _Answer:
-        """The server's answer. asyncio, because its time limit covers connection, headers and body together."""
+        """Return the server's answer. Uses asyncio, whose time limit covers connection, headers and body together."""
         import httpx
 
         address = f"{self.url.rstrip('/').removesuffix('/chat/completions')}/chat/completions"
-        headers = {"Accept-Encoding": "identity"}  # no compressed body that grows here
+        headers = {"Accept-Encoding": "identity"}  # a compressed body could unpack to more than BODY_LIMIT
         async with (
             asyncio.timeout(self.seconds),
             httpx.AsyncClient(timeout=None, trust_env=self.through_proxy, headers=headers) as client,
@@ -122,7 +122,7 @@ class Endpoint:
         return os.environ.get(self.key_env, "").strip()
 
     def _read(self, answer: _Answer) -> Reply:
-        """The reply in a final answer. Raises JudgeError and KeyRefused."""
+        """Return the reply in a final answer. Raises JudgeError and KeyRefused."""
         if answer.status in REFUSED:
             refused, empty = f"refused the key from {self.key_env}", f"wants a key, and {self.key_env} is empty"
             said = refused if self._key() else empty
@@ -140,17 +140,17 @@ class Endpoint:
         return Reply(text, f"{self.model} ({named})" if named and named != self.model else self.model)
 
     def _hide(self, text: str) -> str:
-        """Text of the server, which may repeat our key."""
+        """Return the server's text with the key hidden, in case the server repeats it."""
         key = self._key()
         return text.replace(key, HIDDEN) if key else text
 
     def _clean(self, said: object) -> str:
-        """What a server says of itself, as one short line."""
+        """Return a text of the server as one short line without secrets; "" if it is no text."""
         return " ".join(redact_text(self._hide(said)).split())[:SHOWN] if isinstance(said, str) else ""
 
 
 class _TryAgain(Exception):
-    """A failure that may pass; `retry_after`: seconds that the server asks for."""
+    """A failure that may pass. `retry_after`: seconds that the server asks the client to wait."""
 
     def __init__(self, reason: str, retry_after: float = 0.0) -> None:
         super().__init__(reason)
@@ -172,7 +172,7 @@ def _parse(body: str) -> Any:
 
 
 def _at(value: Any, *path: str | int) -> Any:
-    """The value at a path through dictionaries and lists, or None."""
+    """Return the value at a path through dictionaries and lists, or None."""
     for step in path:
         try:
             value = value[step]
@@ -182,7 +182,7 @@ def _at(value: Any, *path: str | int) -> Any:
 
 
 def _retry_after(headers: Mapping[str, str]) -> float:
-    """Seconds that the server asks for, as a number or a date; 0 where it does not, or not in a readable form."""
+    """Return the seconds until the header Retry-After (a number or a date); 0 if it is missing or malformed."""
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text):
         return float(text)

@@ -1,8 +1,8 @@
-"""From answers to scores: a rating per turn, or a comparison with other answers in both orders.
+"""Score a conversation by a judge: a rating per turn, or a comparison with other answers, shown in both orders.
 
-Ratings and outcomes are means over the turns that have one. The judge is asked again after a reply without a verdict;
-after a second one the turn is missing, and aux `invalid` counts such replies. A rating outside 1 to 10 is no verdict;
-FastChat accepts it, although it tells the judge that the scale ends there.
+A score is the mean over the turns that have a verdict. After a reply without a verdict the judge is asked once more;
+after a second one the turn has no verdict. Aux `invalid` counts these replies. A rating outside 1 to 10 is no verdict;
+FastChat accepts it, although its prompt limits the scale to 1 to 10.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvbench.scoring.judge.prompts import Answers
 from kvbench.scoring.judge.settings import connect
 from kvbench.task import Doc, Score, Services
 
-TRIES = 2  # for a reply with a verdict
+TRIES = 2  # requests until a reply holds a verdict
 LOWEST, HIGHEST = 1.0, 10.0
 NO_JUDGE = Score(value=None, status="unscored", note="no judge was asked; 'kvbench score RUN --judge URL' asks one")
 OUTCOMES = {1.0: "win", 0.5: "tie", 0.0: "loss"}
 
 
 def rate(services: Services, doc: Doc, answers: Answers) -> Score:
-    """The judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, `rating_2`, `invalid`.
+    """Return the judge's ratings of a conversation: value = mean rating / 10, aux `rating_1`, `rating_2`, `invalid`.
 
     Raises KeyRefused; SetupError if a local judge cannot be loaded.
     """
@@ -43,8 +43,8 @@ def rate(services: Services, doc: Doc, answers: Answers) -> Score:
 def compare(services: Services, doc: Doc, answers: Answers, baseline: Answers) -> Score:
     """Compare answers with a baseline's: a win is 1, a tie 0.5, a loss 0; aux `outcome_1`, ...
 
-    The judge sees every pair in both orders, and only the same verdict in both is a win or a loss (FastChat's
-    pairwise-baseline). Equal texts are a tie without asking. Raises as `rate` does.
+    The judge sees every pair in both orders; a win or a loss needs the same verdict in both, else it is a tie
+    (FastChat's pairwise-baseline). Equal texts are a tie without a request. Raises as `rate` does.
     """
     judge = connect(services)
     if judge is None:
@@ -66,7 +66,7 @@ class _Asked:
 
 
 def _ask(judge: Judge, prompt: tuple[str, str], read: Callable[[str], float | None]) -> _Asked:
-    """Ask until a reply holds a verdict; `read` gets the reply without the judge's thinking block."""
+    """Ask until a reply holds a verdict, at most `TRIES` times; `read` gets a reply without its thinking block."""
     invalid, value, model = 0, None, ""
     while value is None and invalid < TRIES:
         reply = judge.ask(*prompt)
@@ -92,7 +92,7 @@ def _both_orders(judge: Judge, doc: Doc, answers: Answers, baseline: Answers, tu
 
 
 def _preferred(ours: Literal["A", "B"]) -> Callable[[str], float | None]:
-    """Reads a verdict as an outcome for the answers shown as `ours`."""
+    """Return a function that reads a reply's verdict as the outcome for the answers shown as `ours`."""
     outcomes = {"A": float(ours == "A"), "B": float(ours == "B"), "tie": 0.5}
     return lambda text: outcomes.get(parse.verdict(text))
 

@@ -1,7 +1,7 @@
-"""A local judge: a chat model in a folder, loaded by transformers at its first request.
+"""A local judge: a chat model in a folder, which transformers loads at the first request.
 
-It needs memory beside the model under test. Where that is short, generate with ``--judge none`` and judge later with
-``kvbench score RUN --judge local:FOLDER``. It reads safetensors weights only, and runs no code from the folder.
+The judge needs memory beside the model under test. If memory is short, generate with ``--judge none`` and judge later
+with ``kvbench score RUN --judge local:FOLDER``. Only safetensors weights are read, and no code from the folder runs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     system, user = single(doc, answers, turn=0)             # single-v1, single-math-v1 and their -multi-turn forms
     system, user = pair(doc, answers_a, answers_b, turn=1)  # pair-v2, pair-math-v1 and their -multi-turn forms
 
-`turn` 0 shows the first question and answer; `turn` 1 the whole conversation. A document with reference answers gets
-the -math- forms, which show them. Answers are inserted once and never read as a template.
+`turn` 0 shows the first question and answer; `turn` 1 the whole conversation. Documents with reference answers use the
+-math- forms, which show the reference. Braces in an answer are never read as a placeholder.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ Answers = Sequence[str]  # one per turn
 
 
 def single(doc: Doc, answers: Answers, turn: int) -> tuple[str, str]:
-    """System and user text that ask for a rating."""
+    """Return the system and user text that ask for a rating."""
     first, second = _both(answers)
     return _fill("single-v1", "single-math-v1", doc, turn, answer=first, answer_1=first, answer_2=second)
 
 
 def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[str, str]:
-    """System and user text that ask which of two is better."""
+    """Return the system and user text that ask which of two answers is better."""
     a, b = _both(answers_a), _both(answers_b)
     return _fill(
         "pair-v2",
@@ -47,7 +47,7 @@ def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[s
 
 
 def disarm(answer: str) -> str:
-    """The answer with blanks in every ``[[10]]`` and ``[[A]]``, so that a quotation of it is no verdict."""
+    """Return the answer with blanks in every ``[[10]]`` and ``[[A]]``, so that a judge's quotation is no verdict."""
     return _MARK.sub(r"[[ \1 ]]", answer)
 
 

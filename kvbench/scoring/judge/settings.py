@@ -1,10 +1,10 @@
-"""From a run's settings to its judge.
+"""Check a run's judge settings and make its judge.
 
-    check(services, task="mt_bench")      # before any work; sends no request
+    check(services, task="mt_bench")      # before a run; sends no request
     judge = connect(services)             # None for --judge none
 
-Every request reads the key from the environment variable `Services.judge_key_env`; nothing stores it. An address must
-be https, except on this machine. Messages redact possible secrets in an address.
+Every request reads the key from the environment variable `Services.judge_key_env`; kvbench never stores the key. The
+judge's address must be https, except on this machine. Messages redact possible secrets in an address.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ _lock = threading.Lock()
 
 
 def check(services: Services, *, task: str = "mt_bench") -> None:
-    """Raises UserError for invalid settings, as far as that shows without a request; SetupError without httpx or
-    tenacity.
+    """Check the judge's settings without a request.
+
+    Raises UserError for invalid settings, SetupError if httpx or tenacity is missing.
     """
     if services.judge is None:
         raise UserError(
@@ -57,7 +58,7 @@ def check(services: Services, *, task: str = "mt_bench") -> None:
 
 
 def connect(services: Services) -> Judge | None:
-    """The judge, the same object for the same settings; None for "none" or no setting. Raises UserError."""
+    """Return the judge, the same object for the same settings; None for "none" or no setting. Raises UserError."""
     if services.judge is None or _is_none(services.judge):
         return None
     with _lock:
@@ -88,7 +89,7 @@ def _is_none(judge: str) -> bool:
 
 
 def _address(judge: str) -> SplitResult:
-    """The parts of a judge's URL. Raises UserError for an invalid or unsafe one."""
+    """Return the parts of a judge's URL. Raises UserError for an invalid or unsafe URL."""
     from kvbench.console.redact import redact_text
 
     shown = quote(redact_text(judge))
@@ -122,8 +123,9 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _check_key(name: str, loopback: bool) -> None:
-    """Raises UserError for a missing or malformed key; a server on this machine needs one only if --judge-key-env names
-    a variable.
+    """Raise UserError for a missing or malformed key.
+
+    A judge on this machine needs a key only if --judge-key-env names a variable.
     """
     key = os.environ.get(name, "").strip()
     if key:
@@ -133,7 +135,7 @@ def _check_key(name: str, loopback: bool) -> None:
     from kvbench.console.redact import redact_text
 
     if not _VARIABLE.fullmatch(name) or redact_text(name) != name:
-        raise UserError(NO_ARGV)  # a key instead of a variable's name
+        raise UserError(NO_ARGV)  # the setting holds a key instead of a variable's name
     if not loopback or name != Services().judge_key_env:
         raise UserError(f"the environment variable {quote(name)} is empty; it must hold the judge's key.")
 

@@ -1,18 +1,17 @@
-"""A box and the programs in it, from the trusted side.
+"""Start a box and run programs in it: the trusted side, which talks to the driver in the box.
 
     with Box(tier, Limits()) as box:
         box.load(script, program)                        # a harness, see kvbench.scoring.sandbox.inside
-        outcome = box.run(b"1 2\\n", seconds=6)           # once, in a process of its own
+        outcome = box.run(b"1 2\\n", seconds=6)           # once, in a new process
 
         box.load(other_harness, program, {"kind": "call"})
         box.open(seconds=6, total=60)                    # or: one process that takes requests
         box.ask(b"[1, 2]", seconds=6)
         box.close_program()
 
-Frames to the driver: kind, wall ms, CPU seconds, output limit, length, then that many bytes; for the kinds see
-`kvbench.scoring.sandbox.inside.driver`. Replies: a state, numbers, and three byte strings whose lengths are checked
-before they are read. The program's output stays bytes until the caller decodes it; expected outputs and objects never
-enter a box.
+A request to the driver: kind, wall-clock ms, CPU seconds, output limit, length, then that many bytes; for the kinds see
+`kvbench.scoring.sandbox.inside.driver`. A reply: a state, numbers, and three byte strings; their lengths are checked
+before they are read. The program's output stays bytes until the caller decodes it. Expected outputs never enter a box.
 """
 
 from __future__ import annotations
@@ -40,8 +39,8 @@ from kvbench.scoring.sandbox.tiers import Tier
 
 Status = Literal["ok", "answered", "runtime_error", "time_limit", "memory_limit", "output_limit"]
 
-START_SECONDS = 60.0  # a cold start on a slow disk, or of a container
-GRACE_SECONDS = 15.0  # for the driver to report, beyond the program's own time
+START_SECONDS = 60.0  # for a box to start; enough for a slow disk or a container
+GRACE_SECONDS = 15.0  # for the driver to report, beyond the program's time limit
 _STATES: dict[bytes, Status] = {b"A": "answered", b"X": "ok", b"S": "runtime_error", b"T": "time_limit"}
 _STATES |= {b"O": "output_limit", b"C": "ok"}
 _MEMORY_CODE = 86  # exit code of a harness that ran out of memory
@@ -69,7 +68,7 @@ class Outcome:
 
 
 class Box:
-    """A started box. Raises BoxError when it cannot be made."""
+    """A started box. Raises BoxError if it cannot be started."""
 
     def __init__(self, tier: Tier, limits: Limits, *, packages: Sequence[str] = (), plan: Plan | None = None) -> None:
         self.tier, self.limits = tier, limits
@@ -103,7 +102,7 @@ class Box:
             raise
 
     def load(self, harness: str, program: str, options: Mapping[str, Any] | None = None) -> None:
-        """Set the harness and the program for the runs to come."""
+        """Set the harness and the program for the next runs."""
         code = inside.sent(harness, "harness.py", self.tier.same_python)
         message = {"harness": code, "program": program, "options": dict(options or {})}
         self._talk(b"L", json.dumps(message).encode(), START_SECONDS)
@@ -117,7 +116,7 @@ class Box:
         return self._talk(b"O", b"", seconds, cpu=math.ceil(total) + 1, output=output)
 
     def ask(self, question: bytes, *, seconds: float, output: int | None = None) -> Outcome:
-        """Send a request to the open process; any status but "answered" means that it has ended."""
+        """Send a request to the open process; any status but "answered" means that the process has ended."""
         return self._talk(b"A", question, seconds, output=output)
 
     def close_program(self) -> Outcome:
@@ -192,7 +191,7 @@ class Box:
         return b"".join(parts)
 
     def _why(self) -> str:
-        """The last line of the box's standard error."""
+        """Return the last line of the box's standard error, or the driver's exit code."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(1.0)
         self._errors.seek(0)
@@ -202,7 +201,7 @@ class Box:
 
 @contextlib.contextmanager
 def _stack(size: int) -> Iterator[None]:
-    """Set the stack limit while a process starts: the kernel lays out a stack at the start of a program."""
+    """Set the stack limit while a process starts, because the kernel fixes the stack's place at the start."""
     with _stack_lock:
         soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
         wanted = size if hard == resource.RLIM_INFINITY else min(size, hard)

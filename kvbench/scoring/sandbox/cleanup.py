@@ -1,7 +1,7 @@
-"""Delete a folder in which a hostile program could write.
+"""Delete a folder that a hostile program may have filled.
 
-Before Python 3.13 `shutil.rmtree` recurses: a tree of a few thousand levels ends it, and so does a path that is too
-long. Here both stay short: every folder two levels deep is moved up one, until none is left.
+Before Python 3.13 `shutil.rmtree` recurses and fails on a tree of a few thousand levels or on a path that is too long.
+This module avoids deep paths: it moves every folder at level two up to level one, until none is left.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def remove_tree(root: str | Path) -> None:
-    """Delete a folder and all in it. Never raises; entries that cannot be deleted stay."""
+    """Delete a folder and its content. Raises nothing; entries that cannot be deleted stay."""
     numbers = itertools.count()
     progress = True
     while progress:
@@ -32,7 +32,7 @@ def remove_tree(root: str | Path) -> None:
 
 
 def _strip(folder: str | Path) -> list[str]:
-    """Delete the files of a folder; returns its folders."""
+    """Delete the files in a folder and return its subfolders."""
     folders: list[str] = []
     if os.path.islink(folder) or not os.path.isdir(folder):
         return folders

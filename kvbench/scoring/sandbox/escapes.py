@@ -1,7 +1,7 @@
-"""Escapes: small programs that try to get out. Each prints a line for every forbidden act that succeeds.
+"""Escapes: small programs that try to leave a box. Each prints a line for every forbidden act that succeeds.
 
-A box holds when each of them ends as expected and prints nothing. kvbench wrote them, so their output can be trusted;
-``kvbench audit --sandbox`` runs hostile programs.
+A box isolates if every escape ends as expected and prints nothing. Escapes are part of kvbench, so their output can be
+trusted; ``kvbench audit --sandbox`` runs hostile programs.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from kvbench.scoring.sandbox.box import Outcome
 from kvbench.scoring.sandbox.plan import machine
 from kvbench.scoring.sandbox.syscalls import FAMILIES, NUMBERS
 
-THREADS_SLACK = 40  # others of the same user may come and go while a box is used
+THREADS_SLACK = 40  # the user's other threads count too and may start or end during the test
 _EPERM, _ENOSYS = 1, 38
 _NO_PID = 0x3FFFFFFF  # above every possible process id
 
@@ -24,7 +24,7 @@ Check = Callable[[Outcome], str]
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """A program, and a check of its outcome: a problem, or "". ``@name@`` in the program stands for a value."""
+    """A program and a check, which returns the problem in its outcome or "". `fill` replaces ``@name@``."""
 
     name: str
     program: str
@@ -34,7 +34,7 @@ class Escape:
 
 
 def silent(outcome: Outcome) -> str:
-    """The problem unless the program ended well and printed nothing."""
+    """Return the problem, or "" if the program ended well and printed nothing."""
     if outcome.status != "ok":
         return f"ended with {outcome.status}: {_last(outcome.stderr)}"
     return "; ".join(outcome.stdout.decode(errors="replace").splitlines()[:5])
@@ -283,9 +283,9 @@ INNER = (CONTROL, FILES, WRITES, NETWORK, PROCESSES, CALLS, MEMORY, THREADS, TIM
 
 
 def raw_calls() -> list[list[Any]]:
-    """[family, number, expected error, *arguments] of calls that do no harm even if they are let through.
+    """Return [family, number, expected error, *arguments] of calls that do no harm even if the filter allows them.
 
-    In each family, at least one call that is let through fails with another error than EPERM.
+    In each family, at least one call would fail with another error than EPERM if it were allowed.
     """
     nobody, bad = _NO_PID, 1  # a process and an address that do not exist
     here = -100  # AT_FDCWD
@@ -333,7 +333,7 @@ def raw_calls() -> list[list[Any]]:
 
 
 def fill(program: str, values: dict[str, Any]) -> str:
-    """An escape's program with values in place of ``@name@``."""
+    """Return an escape's program with values in place of ``@name@``."""
     for name, value in values.items():
         program = program.replace(f"@{name}@", value if isinstance(value, str) else json.dumps(value))
     return program

@@ -1,7 +1,7 @@
-"""The files of the running Python that a box must show.
+"""Find the files of the running Python that a box must contain.
 
-A box shows the interpreter without installed packages, so `import kvbench` fails there. Packages that a task allows by
-name are shown one by one.
+A box contains the interpreter without installed packages, so `import kvbench` fails there. A task may allow packages by
+name; only these are added.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ INSTALLED = ("site-packages", "dist-packages")
 
 
 def program() -> str:
-    """The real executable, not a virtual environment's link to it."""
+    """Return the path of the real executable, not of a virtual environment's link to it."""
     return os.path.realpath(sys.executable)
 
 
 def folders() -> list[str]:
-    """Names of the folders below the prefix that hold the standard library and the libraries of the interpreter."""
+    """Return the folders below the prefix that hold the standard library and the interpreter's libraries."""
     return sorted({"lib", sys.platlibdir})
 
 
@@ -35,17 +35,17 @@ def prefix() -> str:
 
 
 def shared_library_path() -> list[str]:
-    """Folders below the prefix where the loader must look for the interpreter's own library, if it is a shared one."""
+    """Return the folders below the prefix with the interpreter's shared library; [] if it has none."""
     return folders() if sysconfig.get_config_var("Py_ENABLE_SHARED") else []
 
 
 def system_libraries() -> list[str]:
-    """Folders of shared libraries on this system; some may be links."""
+    """Return the folders of shared libraries on this system; some may be links."""
     return [folder for folder in _SYSTEM if os.path.isdir(folder)]
 
 
 def installed(folder: str) -> list[str]:
-    """Folders below a library folder that hold installed packages, of any Python 3 version."""
+    """Return the folders below a library folder that hold installed packages, for any Python 3 version."""
     return [
         path
         for name in INSTALLED
@@ -56,7 +56,7 @@ def installed(folder: str) -> list[str]:
 
 @functools.cache
 def package(name: str) -> tuple[str, ...]:
-    """The folder of an installed package, then the folder of its bundled libraries if any; () if not installed."""
+    """Return a package's folder, then the folder of its bundled libraries if it has one; () if it is not installed."""
     spec = importlib.util.find_spec(name)
     if spec is None or not spec.submodule_search_locations:
         return ()
@@ -65,7 +65,7 @@ def package(name: str) -> tuple[str, ...]:
 
 
 def readable_by_others(paths: Sequence[str]) -> bool:
-    """Whether every user may read these paths, by the modes of the files and of the folders above them."""
+    """Return whether every user may read these paths, by the modes of the files and of the folders above them."""
     for path in map(Path, paths):
         if not path.stat().st_mode & 0o004:
             return False

@@ -1,4 +1,4 @@
-"""Resource limits of one program. They are conditions of the benchmark, so a run records them."""
+"""Resource limits of one program. They affect scores, so a run records them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ class Limits:
     """Limits of one program.
 
     Attributes:
-        memory: bytes of address space; the program cannot fork, so this bounds all that it uses.
+        memory: bytes of address space; the program cannot fork, so this bounds its total memory.
         stack: bytes of the first thread's stack; 40,000 nested calls through C code fit.
-        threads: at a time.
-        files: open descriptors. file_bytes: size of a file; only tier "none" has a place to write one.
-        output: bytes of standard output, and of standard error.
+        threads: number of threads at a time.
+        files: number of open descriptors.
+        file_bytes: bytes of one written file; only in tier "none" can programs write files.
+        output: bytes of standard output, and as many of standard error.
     """
 
     memory: int = 1 << 30

@@ -1,4 +1,4 @@
-"""The parts of a lockdown as data, so that a test can leave out one at a time.
+"""The parts of a lockdown as data, so that a test can omit each part in turn.
 
 plan = tier.plan(Limits())
 plan.parts()                      # ["--unshare-net", ..., "limit AS", "user", ..., "seccomp", "seccomp sockets"]
@@ -20,7 +20,7 @@ from kvbench.scoring.sandbox import interpreter, seccomp
 from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.syscalls import FAMILIES
 
-NEEDED = "needed"  # arguments that a box cannot start without
+NEEDED = "needed"  # label of arguments without which a box cannot start
 FIRST_USER, USERS = 60000, 5000  # root runs programs as one of these uids
 _MACHINES = {"arm64": "aarch64", "amd64": "x86_64"}
 
@@ -32,9 +32,9 @@ class Plan:
     """The lockdown of a program.
 
     Attributes:
-        outer: named groups of arguments of the command that makes the box.
+        outer: named groups of arguments for the command that starts the box.
         inner: the steps that the child takes before it runs the program.
-        opened: families of system calls that are let through; empty outside tests.
+        opened: families of system calls that the filter allows; empty outside tests.
     """
 
     outer: tuple[tuple[str, tuple[str, ...]], ...] = ()
@@ -42,7 +42,7 @@ class Plan:
     opened: frozenset[str] = frozenset()
 
     def parts(self) -> list[str]:
-        """The names of all parts that can be left out."""
+        """Return the names of all parts that a test can omit."""
         names = [name for name, _ in self.outer if name != NEEDED] + [_label(step) for step in self.inner]
         if "seccomp" in names:
             foreign = [seccomp.FOREIGN] if machine() == "x86_64" else []
@@ -50,7 +50,7 @@ class Plan:
         return names
 
     def without(self, part: str) -> Plan:
-        """The plan without one part."""
+        """Return the plan without one part."""
         if part.startswith("seccomp "):
             return dataclasses.replace(self, opened=self.opened | {part.removeprefix("seccomp ")})
         outer = tuple(group for group in self.outer if group[0] != part)
@@ -62,18 +62,21 @@ class Plan:
         return [argument for _, group in self.outer for argument in group]
 
     def steps(self) -> list[list[Any]]:
-        """The steps as the driver takes them: plain data."""
+        """Return the steps as plain data for the driver."""
         return [[name, _filter(self.opened) if name == "seccomp" else value] for name, value in self.inner]
 
 
 def machine() -> str:
-    """The kernel's name for this kind of processor."""
+    """Return the kernel's name for this processor architecture."""
     name = platform.machine()
     return _MACHINES.get(name.lower(), name)
 
 
 def limits(of: Limits, threads: int | None) -> list[Step]:
-    """Resource limits; `threads` counts all of the user's. The time limit comes with each run."""
+    """Return the steps that set resource limits. `threads`: limit on all threads of the user; None sets none.
+
+    Each run sets its own time limit.
+    """
     sizes = {
         "AS": of.memory,
         "STACK": of.stack,
@@ -88,7 +91,7 @@ def limits(of: Limits, threads: int | None) -> list[Step]:
 def drop_root(shown: list[str]) -> list[Step]:
     """Drop root to an unused uid: RLIMIT_NPROC does not bind root.
 
-    shown: paths that the program must read; where they are private, the capability to read all files stays.
+    shown: paths that the program must read; if other users cannot read them, the capability to read all files stays.
     """
     if not hasattr(os, "geteuid") or os.geteuid() != 0:
         return []
@@ -96,13 +99,13 @@ def drop_root(shown: list[str]) -> list[Step]:
 
 
 def lock(*rules: Step) -> list[Step]:
-    """The steps after limits and user, with those of the tier before the last two."""
+    """Return the lockdown steps after limits and user, with the tier's `rules` before the last two."""
     steps = ("seals", "session", "environment", "parent")
     return [*((name, None) for name in steps), *rules, ("descriptors", None), ("seccomp", None)]
 
 
 def own_tasks() -> int:
-    """Running processes and threads of this user; RLIMIT_NPROC counts them too."""
+    """Return how many threads this user runs in all processes, since RLIMIT_NPROC counts them too."""
     if not sys.platform.startswith("linux"):
         return 0
     count = 0

@@ -1,14 +1,14 @@
 """The system-call filter of a locked program, as bytes for ``prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)``.
 
     filter = build("x86_64")                  # Filter(program, pid_offsets)
-    build("x86_64", opened={"sockets"})       # lets one family of calls through, to test the self-test
+    build("x86_64", opened={"sockets"})       # allows one family of calls, to test the self-test
 
-An allow-list: any other call gives EPERM, a call newer than the table ENOSYS, and another machine's calls (i386, x32)
-end the process. `RULES` allow a call with some arguments only: threads but no processes, signals to the program itself,
-socket pairs but no sockets. The program's process id is not known here; the driver writes it at `pid_offsets`.
+The filter is an allow-list: any other call gives EPERM, a call newer than the table gives ENOSYS, and calls by another
+convention (i386, x32) end the process. `RULES` allow a call only with some arguments: threads but no processes, signals
+to the program itself, socket pairs but no sockets. The driver writes the program's process id at `pid_offsets`.
 
-Classic BPF, assembled by hand (``linux/filter.h``, ``linux/seccomp.h``): libraries for it are C extensions, and
-scoring needs the standard library alone.
+The filter is classic BPF, assembled here (``linux/filter.h``, ``linux/seccomp.h``), because libraries for it are C
+extensions and the sandbox needs only the standard library.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _LOAD, _JEQ, _JGT, _JGE, _JSET, _AND, _RETURN = b"\x20\x15\x25\x35\x45\x54\x06" 
 _KILL, _ERRNO, _ALLOW = 0x80000000, 0x00050000, 0x7FFF0000
 _NUMBER, _ARCH = 0, 4  # offsets into struct seccomp_data
 
-FOREIGN = "other machines"  # opens the door for calls in the convention of i386 and x32
+FOREIGN = "other machines"  # a family for tests: calls by the conventions of i386 and x32
 PID = -1  # in a rule: the program's own process id
 
 _CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
@@ -64,7 +64,7 @@ _REFUSE, _PASS = _end(_ERRNO | _EPERM), _end(_ALLOW)
 
 
 def _one_of(argument: int, values: Iterable[int]) -> list[_Instruction]:
-    """Allow if the low half of an argument is one of the values (the kernel reads 32 bits)."""
+    """Return instructions that allow a call if the low half of an argument (all the kernel reads) is in `values`."""
     tests = [step for value in values for step in ((_JEQ, 0, 1, value), _PASS)]
     return [_low(argument), *tests, _REFUSE]
 
@@ -100,7 +100,7 @@ RULES: dict[str, Callable[[], list[_Instruction]]] = {
 
 
 def build(machine: str, opened: Collection[str] = ()) -> Filter:
-    """The filter for a machine (a key of `AUDIT_ARCH`), with the families in `opened` let through."""
+    """Return the filter for a machine (a key of `AUDIT_ARCH`) that also allows the families in `opened`."""
     numbers = NUMBERS[machine]
     free = {*ALLOWED, *(name for family in opened if family != FOREIGN for name in FAMILIES[family])}
     code: list[_Instruction] = []
@@ -110,7 +110,7 @@ def build(machine: str, opened: Collection[str] = ()) -> Filter:
     if machine == "x86_64" and FOREIGN not in opened:
         code += [(_JGE, 0, 1, X32_BIT), _end(_KILL)]
     code += [(_JGT, 0, 1, NEWEST), _end(_ERRNO | _ENOSYS)]
-    for name in ("clone3", "openat2"):  # their arguments lie in memory that can change: force the older call
+    for name in ("clone3", "openat2"):  # a filter cannot check their arguments, which lie in memory; force older calls
         if not (name == "clone3" and "fork" in opened):
             code += [(_JEQ, 0, 1, numbers[name]), _end(_ERRNO | _ENOSYS)]
         else:

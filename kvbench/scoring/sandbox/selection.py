@@ -1,9 +1,9 @@
 """Choose the first tier that passes its self-test on this machine, in this process.
 
-sandbox = choose()                   # SetupError where none works
+sandbox = choose()                   # SetupError if no tier works
 with sandbox.box() as box: ...
 require(unsafe=False)                # before a run that will need a sandbox
-findings()                           # of every tier, for `kvbench doctor`
+findings()                           # every tier's self-test, for `kvbench doctor`
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from kvbench.scoring.sandbox.tiers import TIERS, Tier, Unsafe
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """A tier that passed its self-test, or tier "none", and the digest of the self-test."""
+    """A tier that passed its self-test, with the test's digest; or tier "none" with digest ""."""
 
     tier: Tier
     digest: str
 
     @contextlib.contextmanager
     def box(self, limits: Limits | None = None, packages: Sequence[str] = ()) -> Iterator[Box]:
-        """A box for one program. Raises BoxError."""
+        """Yield a box for one program. Raises BoxError."""
         limits = limits or Limits()
         if not self.tier.shared:
             with Box(self.tier, limits, packages=packages) as box:
@@ -48,7 +48,7 @@ class Sandbox:
 
 
 class _Kept(threading.local):
-    """Boxes that serve many programs in turn. They end with this process, which closes their drivers' input."""
+    """This thread's boxes of shared tiers. They end with this process, because their drivers' input then closes."""
 
     def __init__(self) -> None:
         self.boxes: dict[tuple[Tier, Limits, tuple[str, ...]], Box] = {}
@@ -59,7 +59,7 @@ _kept = _Kept()
 
 @functools.cache
 def choose(unsafe: bool = False) -> Sandbox:
-    """The first tier that works; with `unsafe`, resource limits alone where none does. Raises SetupError."""
+    """Return the first tier that works; if none does, tier "none" with `unsafe`, else raise SetupError."""
     refused = []
     for kind in TIERS:
         tier = kind()
@@ -77,7 +77,7 @@ def choose(unsafe: bool = False) -> Sandbox:
 
 
 def require(unsafe: bool = False) -> str:
-    """Check before a run that programs can be run; returns the tier's name. Raises SetupError."""
+    """Return the name of the tier that will run programs; warn if it is "none". Raises SetupError if there is none."""
     sandbox = choose(unsafe)
     if isinstance(sandbox.tier, Unsafe):
         terminal.warning(
@@ -88,5 +88,5 @@ def require(unsafe: bool = False) -> str:
 
 
 def findings() -> list[SelfTest]:
-    """The self-tests of all tiers, preferred ones first."""
+    """Return the self-tests of all tiers, strongest tier first."""
     return [selftest(tier()) for tier in TIERS]

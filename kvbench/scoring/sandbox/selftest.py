@@ -1,10 +1,10 @@
-"""Self-test of a tier: try the escapes in it, and refuse the tier if one succeeds.
+"""Self-test of a tier: run the escapes in it, and refuse the tier if one succeeds.
 
     report = selftest(Landlock(), Limits())
     report.problems          # [] when the tier may be used
     report.digest            # the row column `sandbox_selftest`
 
-Every process that runs programs does this first: a tier is chosen by what it holds here and now, never by name.
+Every process that runs programs tests first, because the same tier may isolate on one machine and not on another.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.plan import FIRST_USER, USERS, Plan, machine
 from kvbench.scoring.sandbox.tiers import Tier
 
-PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that it is reached at once
-_SEALS = 15  # seal, shrink, grow, write
+PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that the memory escape reaches it fast
+_SEALS = 15  # F_SEAL_SEAL, _SHRINK, _GROW and _WRITE
 _READ_ALL = 4  # CAP_DAC_READ_SEARCH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """The result of a self-test: `problems`, one line each; `digest` of tier, machine and problems."""
+    """The result of a self-test. `problems`: one line each; `digest`: hash of tier, machine, versions and problems."""
 
     tier: str
     problems: tuple[str, ...]
@@ -46,7 +46,7 @@ class SelfTest:
 
 
 def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = None) -> SelfTest:
-    """Try the escapes in a tier; another `plan` than its own must withstand the same ones."""
+    """Run the escapes in a tier, with its own plan or with `plan`."""
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
     facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(escape_names()), problems]
@@ -70,7 +70,7 @@ def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
                     problems += _run(box, escape, values)
             box.load(inside.text("script"), escapes.STATE)
             problems += _state(box.run(b"input", seconds=10), tier, limits)
-        if tier.namespaces:  # they must hold without the lockdown inside
+        if tier.namespaces:  # the namespaces must isolate even without the lockdown
             alone = dataclasses.replace(plan, inner=())
             with _scene(limits) as values, Box(tier, limits, plan=alone) as box:
                 problems += _run(box, escapes.NAMESPACES, values)
@@ -91,7 +91,7 @@ def _run(box: Box, escape: escapes.Escape, values: dict[str, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
-    """Targets for a program that gets out: files that every user may change, and listening sockets."""
+    """Yield the targets of the escapes outside the box: files that every user may change, and listening sockets."""
     folder = Path(tempfile.mkdtemp(prefix="kvbench-probe-"))
     abstract = f"kvbench-probe-{secrets.token_hex(8)}"
     with socket.socket() as listener, socket.socket(socket.AF_UNIX) as local:
@@ -120,7 +120,7 @@ def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
 
 
 def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
-    """Compare the state that a program sees with what the tier promises."""
+    """Return the differences between the state that a program reports and the state that the tier promises."""
     if outcome.status != "ok":
         return [f"state: ended with {outcome.status}"]
     state = json.loads(outcome.stdout)
@@ -155,7 +155,7 @@ def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
 
 
 def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
-    """Check the uid (an unused one under root, otherwise our own) and capabilities (none, or to read all files)."""
+    """Check the program's uid (under root an unused uid, else not 0) and capabilities (none, or to read all files)."""
     users, problems = set(state["users"]), []
     if os.geteuid() == 0 and tier.name != "container":
         if len(users) != 1 or not FIRST_USER <= min(users) < FIRST_USER + USERS:
@@ -168,7 +168,7 @@ def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
 
 
 def _left_segment(key: int) -> bool:
-    """Whether a System V segment of this key exists here; removes it."""
+    """Return whether a System V segment with this key exists outside the box, and remove it."""
     libc = ctypes.CDLL(None)
     segment = libc.shmget(key, 0, 0)
     if segment >= 0:

@@ -1,15 +1,15 @@
-"""Numbers of system calls, those that a locked program may use, and families that are refused by name.
+"""System calls: their numbers, the calls that a program may use, and named families of refused calls.
 
-Every call that is not allowed is refused, named here or not. The self-test tries each family, and tests open one at a
-time to see that it notices. Calls in `RULES` of `kvbench.scoring.sandbox.seccomp` (clone, kill, ioctl, ...) are allowed
-with some arguments only.
+The filter refuses every call that is not allowed, whether a family names it or not. The self-test tries each family;
+tests allow one family at a time and check that the self-test notices. Calls in `RULES` of
+`kvbench.scoring.sandbox.seccomp` (clone, kill, ioctl, ...) are allowed with some arguments only.
 
 Numbers: Linux's ``asm/unistd_64.h`` for x86-64 and ``asm-generic/unistd.h`` for aarch64.
 """
 
 from __future__ import annotations
 
-NEWEST = 450  # later calls give ENOSYS, so that a C library falls back
+NEWEST = 450  # calls with higher numbers give ENOSYS, so that a C library uses an older call
 
 _ALLOWED = {
     "files": (

@@ -1,11 +1,11 @@
-"""The tiers of the sandbox, strongest first. `kvbench.scoring.sandbox.selftest` decides which of them work here.
+"""The tiers of the sandbox, strongest first. `kvbench.scoring.sandbox.selftest` decides which work on this machine.
 
-- bwrap: bubblewrap's namespaces (the interpreter's files only, no network, no other processes), then the lockdown.
-- landlock: the lockdown alone, with Landlock for files. Needs no package, no root, and works inside most containers.
+- bwrap: bubblewrap's namespaces (only the interpreter's files, no network, no other processes), then the lockdown.
+- landlock: the lockdown alone, with Landlock for files. Needs no package and no root; works inside most containers.
 - container: docker or podman with the landlock lockdown inside. One container serves many programs.
 - none: resource limits. No sandbox.
 
-A box offers no place to write.
+Programs cannot write files, except in tier none.
 """
 
 from __future__ import annotations
@@ -28,19 +28,20 @@ from kvbench.scoring.sandbox.limits import Limits
 from kvbench.scoring.sandbox.plan import NEEDED, Plan, drop_root, limits, lock, machine, own_tasks
 from kvbench.scoring.sandbox.seccomp import AUDIT_ARCH
 
-# For the driver; a program sees almost none of it. One memory arena per thread would fill its address space.
+# The driver's environment; a program sees almost none of it. MALLOC_ARENA_MAX: an arena per thread would fill the
+# program's address space.
 _ENVIRONMENT = {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "MALLOC_ARENA_MAX": "1"}
 _PROBE_SECONDS = 10.0  # for a container service to answer
 
 
 class Tier(ABC):
-    """One way to make a box.
+    """One way to start a box.
 
     Attributes:
-        name: the row column `sandbox_tier`.
-        shared: one box, slow to make, serves many programs.
-        same_python: the box holds the Python that runs kvbench.
-        namespaces: the box isolates by itself, before the lockdown.
+        name: the value of the row column `sandbox_tier`.
+        shared: one box serves many programs, because it starts slowly.
+        same_python: the box contains the Python that runs kvbench.
+        namespaces: the box isolates programs even without the lockdown.
     """
 
     name: ClassVar[str]
@@ -49,29 +50,29 @@ class Tier(ABC):
     namespaces: ClassVar[bool] = False
 
     def missing(self) -> str:
-        """Why this tier cannot be tried here; "" if it can."""
+        """Return why this tier cannot run on this machine; "" if it can."""
         if not sys.platform.startswith("linux"):
             return "needs Linux"
         return "" if machine() in AUDIT_ARCH else f"no system-call table for {machine()}"
 
     @abstractmethod
     def plan(self, bounds: Limits, packages: Sequence[str] = ()) -> Plan:
-        """The parts of the lockdown."""
+        """Return the parts of the lockdown for programs with these limits and allowed packages."""
 
     @abstractmethod
     def command(self, plan: Plan) -> list[str]:
-        """The command that starts a driver in a box."""
+        """Return the command that starts a driver in a box."""
 
     def environment(self) -> dict[str, str]:
         search = [os.path.join(interpreter.prefix(), folder) for folder in interpreter.shared_library_path()]
         return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
 
     def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        """Names of the allowed packages that are installed, and their folders as the box sees them."""
+        """Return name and folder in the box of each allowed package that is installed."""
         return [(name, folders[0]) for name in names if (folders := interpreter.package(name))]
 
     def folder(self) -> str:
-        """A fresh working directory, deleted after use; "" where programs cannot write."""
+        """Make and return a working directory, deleted after use; "" in tiers where programs cannot write."""
         return ""
 
     def stop(self, process: subprocess.Popen[bytes]) -> None:
@@ -79,7 +80,7 @@ class Tier(ABC):
 
 
 class Bwrap(Tier):
-    """Bubblewrap clears the environment and sets NO_NEW_PRIVS by itself; it is started with an empty environment."""
+    """Tier bwrap. Bubblewrap starts with an empty environment and sets NO_NEW_PRIVS itself."""
 
     name, namespaces = "bwrap", True
 
@@ -104,13 +105,13 @@ class Bwrap(Tier):
             (NEEDED, ("--chdir", "/")),
         ]
         threads = bounds.threads
-        if not root:  # RLIMIT_NPROC counts driver and bubblewrap too; before Linux 5.14, all processes of this user
+        if not root:  # RLIMIT_NPROC also counts driver and bubblewrap; before Linux 5.14, all processes of this user
             old = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (5, 14)
             threads += 2 + (own_tasks() if old else 0)
         files = [os.path.dirname(os.__file__), os.__file__]
         shown = (
             [] if all(os.stat(path).st_mode & 0o004 for path in files) else files
-        )  # their folders are made by bubblewrap
+        )  # the modes of the folders above do not matter: bubblewrap makes its own
         return Plan(outer=tuple(outer), inner=(*limits(bounds, threads), *drop_root(shown), *lock()))
 
     def command(self, plan: Plan) -> list[str]:
@@ -128,9 +129,9 @@ class Bwrap(Tier):
         return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
 
     def _tree(self, packages: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
-        """The box's files, all read-only: system libraries, the interpreter under /py, three devices.
+        """Return the arguments for the box's files, all read-only: libraries, the interpreter at /py, three devices.
 
-        Parent folders are made first, because those that bubblewrap makes unasked are open to root alone.
+        Parent folders are listed first, because only root can read folders that bubblewrap makes implicitly.
         """
         hidden: list[str] = []
         shown = [word for path in ("/usr", "/py", "/py/bin", "/dev", "/packages") for word in ("--dir", path)]
@@ -176,7 +177,7 @@ class Landlock(Tier):
 
 
 class Container(Tier):
-    """The official Python image of this version. It must be there already: scoring downloads nothing."""
+    """Tier container: the official image of this Python version. It must exist locally: scoring downloads nothing."""
 
     name, shared, same_python, namespaces = "container", True, False, True
     image: ClassVar[str] = f"python:{sys.version_info[0]}.{sys.version_info[1]}-slim"
@@ -188,7 +189,7 @@ class Container(Tier):
 
     @functools.cached_property
     def _engine(self) -> tuple[str, str]:
-        """The first container command that has the image, and "" or why none has it."""
+        """Return the first of docker and podman that has the image, and ""; or "docker" and why neither works."""
         reasons = []
         for name in ("docker", "podman"):
             if engine := shutil.which(name):
@@ -231,7 +232,7 @@ class Container(Tier):
 
 
 class Unsafe(Tier):
-    """Resource limits and nothing else; only with --unsafe-run-code."""
+    """Tier none: resource limits and no isolation; only with --unsafe-run-code."""
 
     name = "none"
 
@@ -251,7 +252,7 @@ class Unsafe(Tier):
 
 
 def _does(*words: str) -> bool:
-    """Whether a command exits with 0 in time."""
+    """Return whether a command exits with 0 within `_PROBE_SECONDS`."""
     try:
         return subprocess.run(words, capture_output=True, timeout=_PROBE_SECONDS, check=False).returncode == 0
     except (OSError, subprocess.TimeoutExpired):

@@ -1,12 +1,12 @@
-"""Task data from a folder, the bundled files or the hub, never silently from another source.
+"""Task data from a folder, the bundled files or the hub; kvbench never falls back to another source silently.
 
     data = Data("my-data")                 # Data(): KVBENCH_DATA, then bundled, then the hub at the pinned revision
     rows = data.rows("aime24", manifest)
-    data.used["aime24"]                    # what was read: source, place, revision, hashes; for the run's record
+    data.used["aime24"]                    # for the run's record: source, location, revision, hashes of the data
 
-Order: ``--data``, ``KVBENCH_DATA``, bundled, hub. The first *given* source counts: a folder without the task's
-file is an error, and the next source is not tried. Row count and ids are compared with the task's manifest. Inside a
-data folder a manifest's sample replaces a missing file; a note and the run's record say so.
+Order: ``--data``, ``KVBENCH_DATA``, bundled, hub. If the user gives a folder that lacks the task's file, this is an
+error, and kvbench does not try the next source. Row count and ids are compared with the task's manifest. Inside a data
+folder, a manifest's sample replaces a missing file; a note and the run's record say so.
 """
 
 from __future__ import annotations

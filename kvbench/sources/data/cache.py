@@ -1,9 +1,9 @@
 """The download cache, and downloads from web addresses.
 
-    download("https://host/dev-v2.0.json", sha256="80a5...")    # Path in the cache, once
+    download("https://host/dev-v2.0.json", sha256="80a5...")    # Path in the cache; downloads only if it is absent
 
-The folder is ``kvbench`` below ``XDG_CACHE_HOME`` (``~/.cache``). The hub's library keeps its own cache.
-Downloads use https, or http to localhost; a file that is too large, or has another hash, is never kept.
+The cache is the folder ``kvbench`` in ``XDG_CACHE_HOME`` (``~/.cache``). The hub's library has its own cache.
+Downloads use https, or http to localhost. A file that is too large or has a different hash is never kept.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from kvbench.console.faults import words
 from kvbench.errors import SetupError, quote
 from kvbench.store.files import replacing
 
-LIMIT = 2 * 1024**3  # bytes of a download; the largest of a native task has 21 MB
-SECONDS = 30.0  # without a byte
+LIMIT = 2 * 1024**3  # bytes of a download; the largest download of kvbench's own tasks has 21 MB
+SECONDS = 30.0  # longest time without a byte
 CHUNK = 1 << 20
 HERE = ("localhost", "127.0.0.1", "::1")
 
@@ -39,7 +39,7 @@ def folder() -> Path:
 
 @contextlib.contextmanager
 def keeping(file: Path) -> Iterator[BinaryIO]:
-    """A new file with its folder, complete or absent after a crash. Raises SetupError when it cannot be written."""
+    """Yield a stream to a new file: after a crash it is complete or absent. Raises SetupError if writing fails."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with replacing(file) as stream:
@@ -49,13 +49,13 @@ def keeping(file: Path) -> Iterator[BinaryIO]:
 
 
 def place(url: str) -> Path:
-    """The path of an address in the cache."""
+    """Return the cache's path for an address."""
     name = Path(urlsplit(url).path).name or "file"
     return folder() / "files" / hashlib.sha256(url.encode()).hexdigest()[:16] / name
 
 
 def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None = None) -> Path:
-    """A file from the cache or the web. Raises SetupError."""
+    """Return a file's path in the cache, after downloading it if it is absent. Raises SetupError."""
     target = place(url)
     if target.is_file():
         return target

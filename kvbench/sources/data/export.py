@@ -1,10 +1,10 @@
-"""Task data from the hub into a folder laid out like ``--data``, to be carried to a machine without a network.
+"""Copy task data from the hub into a folder for ``--data``, for machines without a network.
 
     fetch("gsm8k", manifest, Path("data"))     # data/gsm8k/gsm8k_test.jsonl
 
-Raw files are copied unchanged: to the manifest's `path` where one file holds the rows in their offline form, else
+Raw files are copied unchanged: to the manifest's `path` if one file holds the rows in their offline form, else
 beside it under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder
-stay, so that a repeated command continues an interrupted one.
+stay, so a repeated command continues an interrupted one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kvbench.task import Manifest
 
 
 def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = None, bar: Bar | None = None) -> DataUsed:
-    """Put a task's data into `out` unless `out` has them, and read them once.
+    """Put a task's data into `out` unless `out` has them, and read them once to check them.
 
     Args:
-        revision: of the hub, in place of the pinned one; the rows may then differ from the manifest.
+        revision: the hub's revision instead of the pinned one; the rows may then differ from the manifest.
 
     Raises:
         SetupError: the data cannot be downloaded or written, or differ from the manifest.
@@ -55,7 +55,7 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:
-    """Files to write, each with the file to copy, or None to write the rows."""
+    """Return the files to write, each with the file to copy, or with None to write the rows."""
     path = out / manifest.path
     changed = place.table or (place.raw and (manifest.rename or manifest.hub_id))
     if changed:

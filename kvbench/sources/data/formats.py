@@ -1,11 +1,11 @@
-"""Rows of files: JSON lines, one JSON list, CSV, alone or in a zip archive; one row in memory at a time.
+"""Read the rows of files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a time.
 
     reading = Reading([Path("test.jsonl"), Path("test2.jsonl")])
     for row in reading: ...
-    reading.sha256                      # of all bytes that were read
+    reading.sha256                      # of all bytes read
 
-A file whose first character is ``[`` is a list, one whose name ends in ``.csv`` a table with a head; any other is JSON
-lines. Every row is an object. Numbers that are not finite are refused, and so is text that is not UTF-8; a byte-order
+A file whose first character is ``[`` is a list, a file whose name ends in ``.csv`` is a table with a head, any other
+file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8 are errors; a byte-order
 mark, CRLF and blank lines are accepted.
 """
 
@@ -36,8 +36,8 @@ class Reading:
     """The rows of data files, one file after the other. `sha256` is complete after the last row.
 
     Args:
-        member: the name of the rows' file in an archive; each of `files` is one.
-        name: how messages name the rows, when the first file's path does not say it.
+        member: the name of the file with the rows, if each of `files` is an archive.
+        name: the name of the rows in messages; by default the first file's path.
     """
 
     def __init__(self, files: Sequence[Path], member: str = "", name: str = "") -> None:
@@ -50,7 +50,7 @@ class Reading:
         return self._digest.hexdigest()
 
     def __iter__(self) -> Iterator[Row]:
-        """Raises SetupError for unreadable files and invalid rows."""
+        """Yield the rows. Raises SetupError for unreadable files and invalid rows."""
         for file in self.files:
             name = self.name if len(self.files) == 1 else str(file)
             try:
@@ -73,19 +73,19 @@ class Reading:
     def _rows(self, stream: IO[bytes], name: str) -> Iterator[Row]:
         label = quote(name)[1:-1]
         buffered = io.BufferedReader(_Hashing(stream, self._digest), CHUNK)
-        text = io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")  # closes the buffer when it is dropped
+        text = io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")  # its destructor closes `buffered`
         if name.endswith(".csv"):
             yield from _csv_rows(text, label)
         elif buffered.peek(1).removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
             yield from _list_rows(text, label)
         else:
             yield from (row for _, row in _lines(buffered, label, None))
-        while buffered.read(CHUNK):  # what a list's end leaves counts for the hash
+        while buffered.read(CHUNK):  # hash the bytes after the end of a list too
             pass
 
 
 class _Hashing(io.RawIOBase):
-    """A stream that hashes the bytes it passes on."""
+    """A stream that passes bytes on and hashes them."""
 
     def __init__(self, inner: IO[bytes], digest: Any) -> None:
         self.inner, self.digest = inner, digest
@@ -104,10 +104,10 @@ class _Hashing(io.RawIOBase):
 
 
 def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> Iterator[tuple[int, Row]]:
-    """Line numbers and objects of a JSON-lines file of at most `FILE_LIMIT` bytes.
+    """Yield the line numbers and objects of a JSON-lines file of at most `FILE_LIMIT` bytes.
 
-    `label` is how messages name the file. Raises UserError for what is not a plain file, not UTF-8 or not JSON
-    objects; with a list of `problems`, bad lines are added to it and skipped.
+    `label` is the file's name in messages. Raises UserError if it is not a regular file, not UTF-8 or not JSON objects.
+    With a list `problems`, lines that are not JSON objects are skipped and described there instead.
     """
     name = quote(label)[1:-1]
     check_plain(file, name, FILE_LIMIT)
@@ -119,7 +119,7 @@ def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> 
 
 
 def read_plain(file: Path, name: str, limit: int) -> bytes:
-    """All bytes of a regular file of at most `limit` bytes; pipes and devices are refused before opening."""
+    """Return the bytes of a regular file of at most `limit` bytes. Raises UserError; never opens pipes or devices."""
     check_plain(file, name, limit)
     try:
         with file.open("rb") as stream:
@@ -129,7 +129,7 @@ def read_plain(file: Path, name: str, limit: int) -> bytes:
 
 
 def check_plain(file: Path, name: str, limit: int | None) -> None:
-    """Raises UserError unless this is a regular file of at most `limit` bytes."""
+    """Raise UserError unless this is a regular file of at most `limit` bytes."""
     try:
         status = file.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -172,12 +172,12 @@ def _not_utf8(name: str, byte: int, offset: int) -> UserError:
 
 
 def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
-    """Objects of ``[{...}, {...}]``. Holds the current row and one block in memory."""
+    """Yield the objects of ``[{...}, {...}]``, with only the current row and one block in memory."""
     decoder = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
     held, place, number, ended = "", 0, 0, False
 
     def more() -> None:
-        """Append a block to the unparsed text, as long as that text, so that a long row costs linear time."""
+        """Append a block to the unparsed text, at least as long as this text, so that a long row takes linear time."""
         nonlocal held, place, ended
         try:
             block = text.read(max(CHUNK, len(held) - place))
@@ -186,7 +186,7 @@ def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
         held, place, ended = held[place:] + block, 0, not block
 
     def mark(allowed: str) -> str:
-        """The next character that is not blank; it must be one of `allowed`."""
+        """Return the next character that is not blank. Raises UserError unless it is one of `allowed`."""
         nonlocal place
         while True:
             while place < len(held) and held[place] in " \t\r\n":
@@ -267,7 +267,7 @@ def _finite(text: str) -> float:
 
 
 def json_type(value: object) -> str:
-    """What JSON calls the type of a parsed value."""
+    """Return the JSON type of a parsed value, in words."""
     names = {
         dict: "object",
         list: "list",

@@ -1,10 +1,10 @@
-"""Data from the hub or a web address at the state that a manifest pins, kept on this disk.
+"""Download and cache data from the hub or a web address, at the revision that a manifest pins.
 
-    cached(manifest, revision)            # Place, or None: nothing is asked
-    fetch("aime24", manifest, revision)   # Place, downloaded where it was not there
+    cached(manifest, revision)            # Place, or None; sends no request
+    fetch("aime24", manifest, revision)   # Place, after a download if the cache lacks the data
 
-A table is read with the `datasets` library once, which knows the layout of repositories, and kept as JSON lines; raw
-files stay in the cache of the hub's library. Loading scripts of data sets are refused.
+The `datasets` library, which knows the layout of repositories, reads a table once; kvbench keeps the rows as JSON
+lines. Raw files stay in the cache of the hub's library. A data set that needs a loading script is an error.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
-    """The data in the cache, if all are there."""
+    """Return the place of the data in the cache, or None if any are missing."""
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
@@ -44,7 +44,7 @@ def cached(manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | None = None) -> Place:
-    """Download the data that are not in the cache. Raises SetupError."""
+    """Return the place of the data, after downloading what the cache lacks. Raises SetupError."""
     if (place := cached(manifest, revision)) is not None:
         return place
     if not hub.may_ask(task):
@@ -75,7 +75,7 @@ def _as_hub_error(task: str, manifest: Manifest, revision: str | None) -> Iterat
 
 
 def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | None = None) -> SetupError:
-    """Error for a failed download."""
+    """Return the error for a failed download."""
     name = f"data set {quote(manifest.hub)}"
     match error.why if isinstance(error, hub.HubError) else hub.why(error):
         case "script" | "code":
@@ -92,7 +92,7 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
 
 
 def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
-    """Error for data that are not cached while the hub is unreachable."""
+    """Return the error for data that are not cached and that kvbench cannot download because of `why`."""
     name = quote(task)[1:-1]
     if name.startswith("lm_eval:"):  # lm-eval downloads its own data
         how = f"run it once where there is a network, or give a folder with {manifest.path}"
@@ -105,7 +105,7 @@ def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable"
 
 
 def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
-    """The commit to read; in offline mode the given revision, which the hub's libraries look up in their caches."""
+    """Return the commit to read; offline, the given revision, which the hub's libraries find in their caches."""
     if hub.is_offline():
         if not manifest.files and not _in_datasets_cache(manifest.hub):
             raise elsewhere(task, manifest)
@@ -122,7 +122,7 @@ def _commit(task: str, manifest: Manifest, revision: str | None) -> str | None:
 
 
 def _check_table(manifest: Manifest, answer: hub.Answer) -> None:
-    """Refuse, before importing the `datasets` library, what it would refuse. Raises SetupError, HubError."""
+    """Raise SetupError or HubError for data that the `datasets` library would refuse, before its slow import."""
     script = f"{PurePosixPath(manifest.hub).name}.py"
     if script in answer.files:
         raise _script(manifest, script)
@@ -139,7 +139,7 @@ def _script(manifest: Manifest, file: str) -> SetupError:
 
 
 def _in_datasets_cache(name: str) -> bool:
-    """Whether the `datasets` library may have a data set in its own cache, where it looks without a network."""
+    """Return whether the cache of the `datasets` library, which works offline, may hold a data set."""
     from huggingface_hub.constants import HF_HOME
 
     root = Path(os.environ.get("HF_DATASETS_CACHE") or Path(HF_HOME) / "datasets").expanduser()
@@ -148,7 +148,7 @@ def _in_datasets_cache(name: str) -> bool:
 
 
 def _moved(task: str, manifest: Manifest) -> SetupError:
-    """Error for a pinned commit that the hub no longer has."""
+    """Return the error for a pinned commit that the hub no longer has."""
     try:
         now = hub.ask("dataset", manifest.hub, None).commit
     except hub.HubError as error:
@@ -213,7 +213,7 @@ def _from_table(manifest: Manifest, file: Path, commit: str) -> Place:
 
 
 def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Place:
-    """Read a table and keep it as JSON lines."""
+    """Read a table with `datasets`, write it to the cache as JSON lines, and return its place."""
     import datasets
 
     hub.hush()
@@ -222,7 +222,7 @@ def _table(manifest: Manifest, commit: str | None, revision: str | None) -> Plac
     sources = table.info.download_checksums or {}
     read = next((m[1] for url in sources if (m := re.search(r"@([0-9a-f]{40})/", str(url)))), commit)
     if revision == manifest.revision and hub.is_commit(revision) and read != revision:
-        raise _differs(manifest, str(read))  # the libraries' cache may hold another one
+        raise _differs(manifest, str(read))  # the libraries' cache may hold another commit
     if read is None:
         raise SetupError(f"data set {quote(manifest.hub)} does not say at which revision it is.")
     file = _table_file(manifest, read)

@@ -1,4 +1,4 @@
-"""Locations of rows on this disk: the files and their form."""
+"""Find a task's rows on this disk: the files and their form."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ FORMS = (".jsonl", ".json", ".csv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Files to be read one after the other.
+    """The files that hold a task's rows, in reading order.
 
-    member: the rows' file in each of them, which are archives. `raw`: as on the hub, before columns are renamed and
-    rows are given ids. `table`: our own copy of a table on the hub, which its revision identifies, not its bytes.
-    `sample`: the manifest's path of a sample that stands in. `name`: how records and messages call the place, by
-    default its first file.
+    Attributes:
+        member: the file with the rows inside each file, if these are archives.
+        raw: the rows are as on the hub, before kvbench renames columns and adds ids.
+        table: the file is kvbench's copy of a table on the hub, identified by its revision, not by its bytes.
+        sample: the manifest's path of a sample that replaces the data; "" for the data themselves.
+        name: the place's name in records and messages; by default the first file.
     """
 
     source: Source
@@ -44,7 +46,7 @@ class Place:
         return Reading(self.files, self.member)
 
     def rows(self, reading: Reading, manifest: Manifest) -> Iterator[Row]:
-        """The rows of a task in the offline form. Raises SetupError."""
+        """Yield the rows of a task in the offline form. Raises SetupError."""
         for index, row in enumerate(reading):
             taken = _offline(index, row, manifest) if self.raw else row
             if _fits(taken, manifest.where):
@@ -52,19 +54,19 @@ class Place:
 
 
 def holds_rows(manifest: Manifest) -> bool:
-    """Whether the data are rows rather than a file that the task parses itself."""
+    """Return whether the data are rows rather than a file that the task parses itself."""
     return not manifest.url or bool(manifest.member) or manifest.rows is not None
 
 
 def raw_names(manifest: Manifest) -> tuple[str, ...]:
-    """The names of the raw files on the hub or at an address, as they lie beside `path` in a data folder."""
+    """Return the names that the raw files (from the hub or an address) have beside `path` in a data folder."""
     if manifest.files:
         return tuple(PurePosixPath(file).name for file in manifest.files)
     return (PurePosixPath(urlsplit(manifest.url).path).name,) if manifest.url else ()
 
 
 def in_folder(folder: Path, manifest: Manifest, source: Source) -> Place | None:
-    """A task's rows in a data folder: at `path` in any form, as the raw files beside it, or else a sample of them."""
+    """Find a task's rows in a data folder: at `path` in any form, as raw files beside it, or else a sample."""
     path = folder / manifest.path
     for file in (path, *(path.with_suffix(form) for form in FORMS)):
         if file.is_file():

@@ -1,6 +1,6 @@
-"""Errors for data that are not on this machine, with the command that fetches them for all tasks of a run.
+"""Errors for data that are not on this machine, with the command that fetches the data of all tasks of a run.
 
-raise together([first, *data.missing(others)], names)    # the first error, and the others that would follow
+raise together([first, *data.missing(others)], names)    # one error instead of one per task
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ class DataMissing(SetupError):
     """A task's data are not on this machine and cannot be downloaded.
 
     Attributes:
-        where: the place without them: "--data has no data" or "the hub is unreachable".
+        where: why the data are missing: "--data has no data" or "the hub is unreachable".
         folder: the data folder that lacks them, if one was given.
     """
 
@@ -26,7 +26,7 @@ class DataMissing(SetupError):
 
 
 def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
-    """One error for all; `names`: the tasks as `kvbench data fetch` takes them."""
+    """Return one error for all errors. `names`: the tasks' names for `kvbench data fetch`."""
     first = errors[0]
     if len(errors) == 1:
         return first
@@ -42,6 +42,6 @@ def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
 
 
 def terms(tasks: Sequence[str]) -> str:
-    """How to get access to gated data."""
+    """Return a sentence on how to get access to the gated data of tasks."""
     which = f"{' and '.join(map(quote, tasks))} {'is' if len(tasks) == 1 else 'are'} gated"
     return f"{which}: accept the terms on the hub's page and set HF_TOKEN there."

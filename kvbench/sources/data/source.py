@@ -1,4 +1,4 @@
-"""The data source of a run: chooses the location, and compares its rows with the manifest."""
+"""The data source of a run: find a task's data, and compare the rows with the manifest."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kvbench.sources.data.location import Place, Source, holds_rows, in_folder
 from kvbench.sources.data.missing import DataMissing
 from kvbench.task import Manifest
 
-SHOWN = 3  # samples that are named to the user; the record names all
+SHOWN = 3  # samples that the note to the user names; the record names all
 BUNDLED = Path(__file__).parents[2] / "bundled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """Origin of a task's rows. `mismatch`: how they differ from the manifest, where that was allowed."""
+    """The origin of a task's data. `mismatch`: how they differ from the manifest, if the user allows this."""
 
     task: str
     source: Source
@@ -39,9 +39,9 @@ class Data:
     """The data source of a run.
 
     Args:
-        path: ``--data``, a folder laid out like the manifests' paths, or the file of the only task.
+        path: ``--data``, a folder with files at the manifests' paths, or the data file if the run has one task.
         revision: overrides the pinned hub revisions.
-        allow_mismatch: record a different row count or other ids instead of raising.
+        allow_mismatch: record a different row count or different ids instead of raising SetupError.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Data:
         self.used: dict[str, DataUsed] = {}
 
     def rows(self, task: str, manifest: Manifest) -> list[dict[str, Any]]:
-        """The rows of a task in the source's order, with the offline file's column names. Raises SetupError."""
+        """Return the rows of a task in the source's order, with the offline file's column names. Raises SetupError."""
         place = self._place(task, manifest)
         rows: list[dict[str, Any]] = []
         used = _examine(task, manifest, place, rows)
@@ -72,7 +72,7 @@ class Data:
         return rows
 
     def file(self, task: str, manifest: Manifest) -> Path:
-        """A file that is not rows. Raises SetupError."""
+        """Return the path of a data file that the task parses itself. Raises SetupError."""
         place = self._place(task, manifest)
         if len(place.files) > 1:
             raise SetupError(f"data of task {quote(task)} are {len(place.files)} files instead of one.")
@@ -86,9 +86,9 @@ class Data:
         return place.files[0]
 
     def find(self, task: str, manifest: Manifest) -> Place | None:
-        """Location of a task's data; None for data of the hub that are not on this machine yet.
+        """Return the location of a task's data; None for data on the hub that are not on this machine yet.
 
-        Raises SetupError when the user gave a folder that lacks them; the next source is not tried.
+        Raises SetupError if the user gave a folder that lacks the data; the next source is not tried.
         """
         given: tuple[tuple[Source, Path | None], ...] = (("--data", self.path), ("KVBENCH_DATA", self.env_path))
         for source, folder in given:
@@ -113,7 +113,7 @@ class Data:
         self._place(task, manifest)
 
     def missing(self, wanted: Mapping[str, Manifest]) -> list[DataMissing]:
-        """Errors for the tasks whose data are not on this machine, without any download."""
+        """Return an error for each task whose data are not on this machine. Downloads nothing."""
         errors = []
         for task, manifest in wanted.items():
             try:
@@ -124,13 +124,13 @@ class Data:
         return errors
 
     def check(self, task: str, manifest: Manifest) -> DataUsed | None:
-        """Read and compare the local data of a task without keeping them; None without any. Raises SetupError."""
+        """Read a task's local data and compare them with the manifest; None if there are none. Raises SetupError."""
         if (place := self.find(task, manifest)) is None:
             return None
         return _examine(task, manifest, place, None) if holds_rows(manifest) else _examine_file(task, manifest, place)
 
     def notes(self) -> list[str]:
-        """Notes to the user on samples and mismatches, one line each."""
+        """Return the notes to the user on samples and mismatches, one line each."""
         mismatches = [part for used in self.used.values() for part in (used, *used.also) if part.mismatch]
         samples = [f"{quote(used.task)}: {used.mismatch}" for used in mismatches if used.sample]
         others = [f"data of task {quote(used.task)} differ: {used.mismatch}." for used in mismatches if not used.sample]

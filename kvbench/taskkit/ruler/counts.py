@@ -1,12 +1,12 @@
-"""How many tokens texts have, remembered from run to run.
+"""Count the tokens of texts, and keep the counts on disk for later runs.
 
     with TokenCounts(reader.count, cache_file(tokenizer, "vt", 4096)) as count:
         rows = make_rows("vt", Room(count=count, ...), ...)
 
-Making a set of prompts is mostly counting their tokens: seconds at 4K, many minutes at 128K. What is kept on disk is
-not the prompts (gigabytes, and other people's texts) but the counts, by the hash of each text. A remembered count is
-right whatever the generator, the seed or the number of rows, so nothing has to be thrown away when these change; the
-file's name holds the tokenizer's hash. Lost or damaged files cost time, nothing else.
+Most of the time to make a set of prompts goes into counting tokens: seconds at 4K, many minutes at 128K. The file holds
+counts by the hash of each text, not the prompts (gigabytes of copyrighted texts). A count depends on the text and the
+tokenizer only, and the file's name holds the tokenizer's hash, so counts stay valid when the generator, the seed or the
+number of rows changes. A lost or damaged file only costs time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kvbench.sources.data.cache import folder, keeping
 
 
 class TokenCounts:
-    """Counts texts; remembers in `file`, or nowhere when it is None. The file is written when the block ends."""
+    """A counter that reads known counts from `file` and writes them back when the block ends; None: no file."""
 
     def __init__(self, count: Callable[[str], int], file: Path | None) -> None:
         self.count, self.file = count, file
@@ -45,13 +45,13 @@ class TokenCounts:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         if self.file and self.new:
-            with suppress(SetupError), keeping(self.file) as stream:  # on a full or read-only disk there is no memory
+            with suppress(SetupError), keeping(self.file) as stream:  # a full or read-only disk keeps no counts
                 stream.write(json.dumps(self.known).encode())
 
 
 def cache_file(tokenizer: Any, prompts: str, length: int) -> Path | None:
-    """Where counts are kept, a file for each tokenizer, kind of prompt and length. None without a tokenizer's hash."""
-    backend = getattr(tokenizer, "backend_tokenizer", None)  # those written in Python tell nothing of themselves
+    """Return the file of counts for a tokenizer, kind of prompt and length; None for a tokenizer without a hash."""
+    backend = getattr(tokenizer, "backend_tokenizer", None)  # slow tokenizers (in Python) have no text to hash
     if backend is None:
         return None
     name = hashlib.sha256(backend.to_str().encode()).hexdigest()[:24]

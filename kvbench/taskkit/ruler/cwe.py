@@ -12,7 +12,7 @@ from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
 
 COMMON = 10
 STEP = 10
-SAMPLE = 4096  # words of the draw that tells how many tokens a word takes
+SAMPLE = 4096  # words in the draw that measures the tokens per word
 
 
 @dataclass(kw_only=True)
@@ -23,8 +23,8 @@ class CommonWords:
     def __post_init__(self) -> None:
         self.random = random.Random(SEED)
         long = self.room.asked >= 4096
-        self.repeats = (30, 3) if long else (6, 1)  # of common and of other words
-        self.example = (40, (10, 3)) if long else (20, (3, 1))  # words, and their repeats
+        self.repeats = (30, 3) if long else (6, 1)  # of each common word, of each other word
+        self.example = (40, (10, 3)) if long else (20, (3, 1))  # number of words, and repeats as above
 
     def rows(self, n: int) -> list[Row]:
         room = self.room
@@ -38,7 +38,7 @@ class CommonWords:
         return rows
 
     def draw(self, size: int) -> Prompt:
-        """A prompt with `size` different words."""
+        """Draw a prompt with `size` different words."""
         family = FAMILIES["cwe"]
         words, repeats = self.example
         example = family.fill(*self._list(words, repeats))
@@ -51,7 +51,7 @@ class CommonWords:
         )
 
     def _list(self, size: int, repeats: tuple[int, int]) -> tuple[str, list[str]]:
-        """A numbered list and its common words."""
+        """Draw a numbered list of `size` different words; return it and its common words."""
         pool = self._words if size <= len(self._words) else self._more_words
         drawn = self.random.sample(pool, size)
         common, others = drawn[:COMMON], drawn[COMMON:]

@@ -1,6 +1,6 @@
-"""A needle at a given depth of a haystack: the grid of lengths and depths known as "needle in a haystack".
+"""Prompts with a needle at a given depth of a haystack: the grid of lengths and depths of "needle in a haystack".
 
-The haystack is a run of sentences from some point of a text that begins anew where it ends. The needle goes to the
+The haystack is a run of sentences that starts somewhere in a text and wraps around at its end. The needle goes to the
 sentence boundary nearest to the depth, measured in characters.
 """
 
@@ -27,7 +27,7 @@ KEY_PROMPT = (
     "What is the special magic number mentioned in the provided text?",
     " The special magic number mentioned in the provided text is",
 )
-# Of LLMTest_NeedleInAHaystack (Greg Kamradt, MIT licence).
+# From LLMTest_NeedleInAHaystack (Greg Kamradt, MIT licence).
 SANDWICH = "The best thing to do in San Francisco is eat a sandwich and sit in Dolores Park on a sunny day."
 SANDWICH_WORDS = ("eat a sandwich", "Dolores Park", "sunny day")
 SANDWICH_PROMPT = (
@@ -40,8 +40,11 @@ SANDWICH_PROMPT = (
 
 @dataclass(kw_only=True)
 class Grid:
-    """Prompts of one length. `essays`: the haystack is essays, otherwise RULER's noise sentences. `sandwich`: the
-    needle is the sentence about San Francisco, otherwise a random number of seven digits.
+    """The prompts of one length.
+
+    Args:
+        essays: the haystack is essays, otherwise RULER's noise sentences.
+        sandwich: the needle is the sentence about San Francisco, otherwise a random number of seven digits.
     """
 
     room: Room
@@ -53,7 +56,7 @@ class Grid:
         self._sizes = cache(self._size)
 
     def row(self, depth: int, number: int) -> Row:
-        """The prompt of needle `number` at a depth in per cent."""
+        """Return the row with needle `number` at a depth in per cent."""
         prompt, tokens = self.room.fit(lambda size: self._prompt(depth, number, size), self._sizes(number), 1)
         before = self.room.count(prompt.user[: prompt.user.find(prompt.outputs[0])])
         return Row(prompt=prompt, tokens=tokens + self.room.wrapping, needle_at=before)
@@ -87,7 +90,7 @@ class Grid:
         return (text * turns)[start : start + size]
 
     def _start(self, number: int) -> int:
-        """Where haystack `number` begins."""
+        """Return the index of the first sentence of haystack `number`."""
         if self.essays:
             return random.Random(f"niah-{number}").randrange(len(self._sentences))
         return number % len(self._sentences)
@@ -100,7 +103,7 @@ class Grid:
 
 
 def boundary(sentences: Sequence[str], depth: float) -> int:
-    """How many sentences come before the boundary nearest to `depth` per cent of the text; the earlier of two."""
+    """Return how many sentences precede the boundary nearest to `depth` per cent of the text; the fewer on a tie."""
     ends = [0, *accumulate(len(sentence) + 1 for sentence in sentences)]
     wanted = ends[-1] * depth / 100
     after = bisect_left(ends, wanted)

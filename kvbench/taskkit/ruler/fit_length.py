@@ -1,8 +1,8 @@
-"""How long a prompt may be, and how much hay makes it just so long.
+"""The length that a prompt must fit into, and the search for the haystack size that fills it.
 
-The official generators look for the size of the haystack (repeated sentences, words, documents) once, by bisection on
-real draws, and then shrink it row by row where a draw comes out too long. Where even the smallest size is too long
-they draw for ever; here that is an error.
+The official generators search the size of the haystack (sentences, words, documents) once, by bisection on real draws,
+and then shrink it for each row whose draw is too long. If even the smallest size is too long, they loop for ever;
+kvbench raises UserError.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from kvbench.errors import UserError, quote
 from kvbench.taskkit.ruler.recipes import SEED, Prompt
 
 Item = TypeVar("Item")
-DRAWS = 100  # of the smallest size before a row is given up; sizes differ a little from draw to draw
+DRAWS = 100  # of the smallest size before a row fails; the tokens of draws of one size differ a little
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """What a prompt has to fit into, in tokens.
+    """The length that a prompt must fit into, in tokens.
 
-    asked: the length in the task's name. wrapping: the chat template's share. new_tokens: kept for the answer.
-    count: tokens of a text without special tokens. name: the task's, for messages.
+    Attributes:
+        name: the task's name, for messages.
+        asked: the length in the task's name.
+        wrapping: tokens that the chat template adds.
+        new_tokens: tokens reserved for the answer.
+        count: counts a text's tokens without special tokens.
     """
 
     name: str
@@ -36,23 +40,23 @@ class Room:
 
     @property
     def length(self) -> int:
-        """Tokens for the text and its answer."""
+        """Return the tokens that the text and its answer may take."""
         return self.asked - self.wrapping
 
     def tokens(self, prompt: Prompt) -> int:
         return self.count(prompt.text) + self.new_tokens
 
     def fit(self, build: Callable[[int], Prompt], size: int, step: int) -> tuple[Prompt, int]:
-        """The first draw that fits, and its tokens: of `size`, and `step` smaller after each that does not.
+        """Return the first draw that fits, and its tokens. The first draw has `size`, each later one `step` less.
 
-        Raises UserError when the smallest size does not fit in `DRAWS` draws.
+        Raises UserError if none of `DRAWS` draws of the smallest size fits.
         """
         shortest: int | None = None
         draws = 0
         while draws < DRAWS:
             try:
                 prompt = build(size)
-            except ValueError:  # too little hay for the needles; official: tried again like one that is too long
+            except ValueError:  # too little hay for the needles; handled like a draw that is too long, as officially
                 pass
             else:
                 tokens = self.tokens(prompt)
@@ -66,7 +70,7 @@ class Room:
         raise self.too_short(shortest)
 
     def too_short(self, shortest: int | None = None) -> UserError:
-        """What to raise when no prompt fits. `shortest`: tokens of the shortest that was made."""
+        """Return the error for a task of which no prompt fits. `shortest`: tokens of the shortest prompt drawn."""
         needed = (shortest or self.new_tokens) + self.wrapping
         enough = 1024
         while enough < needed or enough <= self.asked:
@@ -79,14 +83,14 @@ class Room:
 
 
 def haystack_size(tokens: Callable[[int], int], *, length: int, extra: int, step: int) -> int:
-    """The largest size found whose text and `extra` tokens fit into `length`; `step` where none does."""
+    """Return the largest size found whose text and `extra` tokens fit into `length`; `step` if no size fits."""
     per_unit = tokens(step) / step
     high = max(int((length / per_unit) * 3), 2 * step)
     return largest(lambda size: tokens(size) + extra <= length, step, high) or step
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
-    """The largest size from `low` to `high` that fits, by bisection; each size is asked at most once."""
+    """Return the largest size from `low` to `high` that fits, by bisection; None if no size tried fits."""
     found = None
     while low <= high:
         middle = (low + high) // 2
@@ -98,7 +102,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def shuffled(items: Sequence[Item]) -> list[Item]:
-    """In the order of ``random.Random(SEED).shuffle``, which depends on their number alone."""
+    """Return the items in the order of ``random.Random(SEED).shuffle``, which depends only on their number."""
     return [items[i] for i in _order(len(items))]
 
 

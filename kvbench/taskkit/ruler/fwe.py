@@ -1,7 +1,7 @@
-"""Frequent words extraction: coded words whose frequencies fall as a zeta distribution; the most frequent is noise.
+"""Frequent words extraction: coded words with the frequencies of a zeta distribution; the most frequent is noise.
 
-The official script imports transformers, and with it rich, after it has set the seed, and rich draws one number when it
-is imported. The reference rows have it so, therefore one number is drawn and dropped here too.
+The official script sets the seed, then imports transformers and thereby rich, which draws one random number on import.
+To match the official rows, this module draws one number too and drops it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class FrequentWords:
 
     def __post_init__(self) -> None:
         self.random = random.Random(SEED)
-        self.random.getrandbits(20)  # rich's
+        self.random.getrandbits(20)  # the number that rich draws, see above
         self.length = self.room.length - self.room.new_tokens
 
     def rows(self, n: int) -> list[Row]:
         step = self.length // 32
-        if self.length // 50 < 4:  # words of the vocabulary: the noise and three answers
+        if self.length // 50 < 4:  # the vocabulary must hold the noise word and three answers
             raise self.room.too_short()
         vocabulary, size = self._vocabulary(), self.length // LETTERS
         while self.room.count(_prompt(vocabulary, size).text) < self.length:
@@ -38,7 +38,7 @@ class FrequentWords:
         return [self._row(self._vocabulary(), size, step) for _ in range(n)]
 
     def _row(self, vocabulary: list[str], size: int, step: int) -> Row:
-        """With `size` words, or fewer where these come out too long."""
+        """Return a row with `size` words, or fewer if those are too long."""
         while size > 0:
             prompt = _prompt(vocabulary, size)
             tokens = self.room.count(prompt.text)
@@ -48,7 +48,7 @@ class FrequentWords:
         raise self.room.too_short()
 
     def _vocabulary(self) -> list[str]:
-        """Coded words, the most frequent first. They are drawn anew for every row."""
+        """Draw the coded words of a row, the most frequent first."""
         size = self.length // 50
         words: set[str] = set()
         drawn = 0

@@ -1,4 +1,4 @@
-"""Rows of any subtask."""
+"""Make the rows of any RULER subtask."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kvbench.taskkit.ruler.vt import VariableTracking
 
 
 def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]:
-    """The first `n` rows of a subtask.
+    """Return the first `n` rows of a subtask.
 
     Raises:
         UserError: the length is too small, or there are fewer than `n` questions.
-        SetupError: words, essays or documents cannot be had.
+        SetupError: words, essays or documents are unavailable.
     """
     if room.length <= room.new_tokens:
         raise room.too_short()
-    if not room.count("word"):  # such a tokenizer is an empty one, and nothing would ever be long enough
+    if not room.count("word"):  # with an empty tokenizer no text would ever be long enough
         raise UserError(f"task {quote(room.name)}: the tokenizer makes no tokens of a word.")
     recipe = SUBTASKS[subtask]
     match recipe.family:

@@ -1,15 +1,15 @@
-"""What the prompts are made of: word lists, essays, question-answering sets, a sentence splitter.
+"""The material of RULER's prompts: word lists, essays, question-answering sets, a sentence splitter.
 
-Words come from the package wonderwords, whose lists define the keys of RULER's needles; the splitter is nltk's. All
-other texts come through the run's data source, so a data folder may hold them:
+Words come from the package wonderwords, whose lists define the keys of RULER's needles. The sentence splitter is
+nltk's. All other texts come from the run's data source, so a data folder may hold them:
 
     ruler/PaulGrahamEssays.json   {"text": ...}, as NVIDIA/RULER's download script writes it
     ruler/squad.json              dev-v2.0.json of SQuAD
     ruler/hotpotqa.json           hotpot_dev_distractor_v1.json of HotpotQA
     ruler/english_words.json      cwe only, where a prompt needs more words than wonderwords has
 
-The essays are their author's and are never bundled. The hub's copy of them is the one that lm-eval reads; its text is
-not quite that of the download script, so the run's record names the source.
+The essays are under their author's copyright and never bundled. kvbench takes them from the hub data set that lm-eval
+reads. Its text differs slightly from that of NVIDIA's download script, so a run records which source it used.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ ENGLISH_WORDS = Manifest(
     url_sha256="affcd6d45fdf3cc843d585c99c97ad615094e760e6c4756b654bab6c73bc2eca",
 )
 EXTRA = "Install it with 'pip install \"kvbench[ruler]\"'."
-# Of wonderwords 3.0.1: hash of the list's words, one per line.
+# SHA-256 of each word list of wonderwords 3.0.1, one word per line.
 WORD_LISTS = {
     "nounlist": "d2e7b4a3fe536cfbe2aeb4790ee6d4f64f52d5fffba73067526ac7f564b6f4aa",
     "adjectivelist": "a1d78b64addb8621f7d82f2fde67b11e6a7bdfbfa3b455b0fc5779fc781d4bea",
@@ -66,7 +66,7 @@ WORD_LISTS = {
 
 
 class Material(Protocol):
-    """See `Sources`."""
+    """The interface of `Sources`."""
 
     def words(self, name: str) -> list[str]: ...
 
@@ -82,13 +82,13 @@ class Material(Protocol):
 
 
 class Sources:
-    """Material from a run's data source. Every method raises SetupError when its part cannot be had."""
+    """Material from a run's data source. Every method raises SetupError if its part is unavailable."""
 
     def __init__(self, source: DataSource, task: str) -> None:
         self.source, self.task = source, task
 
     def words(self, name: str) -> list[str]:
-        """A list of wonderwords, such as "nounlist"."""
+        """Return a word list of wonderwords, for example "nounlist"."""
         return _words(name)
 
     def english_words(self) -> list[str]:

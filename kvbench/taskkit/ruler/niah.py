@@ -1,4 +1,4 @@
-"""Needles in a haystack: sentences "One of the special magic numbers for KEY is: VALUE." among other text.
+"""RULER's needle subtasks: sentences "One of the special magic numbers for KEY is: VALUE." among other text.
 
 Haystacks: the noise sentences, Paul Graham's essays split into sentences, or more needles of the same form.
 """
@@ -21,12 +21,12 @@ from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
-DEPTHS = [round(i * 100 / 39) for i in range(40)]  # per cent of an essay's sentences
+DEPTHS = [round(i * 100 / 39) for i in range(40)]  # per cent of the haystack's sentences, for essays
 
 
 @dataclass(kw_only=True)
 class Needles:
-    """One needle subtask. Every draw takes random numbers in the official order."""
+    """One needle subtask. Every prompt draws its random numbers in the official order."""
 
     room: Room
     material: Material
@@ -55,7 +55,7 @@ class Needles:
         return rows
 
     def draw(self, size: int) -> Prompt:
-        """A prompt with `size` words of essays or sentences of another haystack."""
+        """Draw a prompt with `size` words of essays, or `size` sentences of another haystack."""
         hidden = []
         for _ in range(self.keys_hidden):
             key = self._draw(self.keys)
@@ -102,7 +102,7 @@ class Needles:
         return " ".join([*parts, " ".join(sentences[places[-1] :])])
 
     def _sentences(self, size: int) -> list[str]:
-        """Of the first `size` words of the essays, which begin anew where they end."""
+        """Return the sentences of the essays' first `size` words; the essays repeat if they are too short."""
         words = self._essay_words
         return self.material.sentences(" ".join((words * -(-size // len(words)))[:size]).strip())
 
@@ -116,11 +116,11 @@ class Needles:
 
 
 class _Pairs(Sequence[str]):
-    """All "adjective-noun", sorted. There are six million; few are made before they are asked for."""
+    """All six million "adjective-noun" strings as a sorted sequence, most of them built on access."""
 
     def __init__(self, adjectives: list[str], nouns: list[str]) -> None:
         self.nouns = sorted(set(nouns))
-        # Pairs sort as their adjectives do, but for adjectives that go on where another one ends (blue, blue-eyed).
+        # Pairs sort by adjective, except where one adjective begins with another and a hyphen (blue, blue-eyed).
         groups: list[list[str]] = []
         for adjective in sorted({f"{adjective}-" for adjective in adjectives}):
             if groups and adjective.startswith(groups[-1][0]):

@@ -1,4 +1,4 @@
-"""Question answering: the documents that answer a question among others of the same set."""
+"""RULER's question answering: the documents that answer a question, among other documents of the same set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ STEP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """`own` documents answer it; `near` are of the same article and come before all others."""
+    """A question and the numbers of its documents.
+
+    `own`: documents that answer it. `near`: other documents of the same article, used before any other distractor.
+    """
 
     query: str
     outputs: list[str]
@@ -49,7 +52,7 @@ class QuestionAnswering:
         return rows
 
     def draw(self, index: int, size: int) -> Prompt:
-        """A question among `size` documents. Raises ValueError when its own are more."""
+        """Draw a prompt of `size` documents for one question. Raises ValueError if its own documents are more."""
         questions, documents = self._set
         question = questions[index]
         if size >= len(documents):
@@ -84,7 +87,7 @@ class QuestionAnswering:
 
 
 def squad(data: dict[str, Any]) -> tuple[list[Question], list[str]]:
-    """Answerable questions and all paragraphs of a SQuAD 2.0 file."""
+    """Return the answerable questions and all paragraphs of a SQuAD 2.0 file."""
     documents = sorted({paragraph["context"] for article in data["data"] for paragraph in article["paragraphs"]})
     number = {text: i for i, text in enumerate(documents)}
     questions = []
@@ -105,7 +108,7 @@ def squad(data: dict[str, Any]) -> tuple[list[Question], list[str]]:
 
 
 def hotpotqa(data: list[dict[str, Any]]) -> tuple[list[Question], list[str]]:
-    """Questions and all paragraphs of a HotpotQA distractor file."""
+    """Return the questions and all paragraphs of a HotpotQA distractor file."""
     paragraphs = [[f"{title}\n{''.join(sentences)}" for title, sentences in row["context"]] for row in data]
     documents = sorted({text for row in paragraphs for text in row})
     number = {text: i for i, text in enumerate(documents)}

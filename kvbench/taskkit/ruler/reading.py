@@ -1,4 +1,4 @@
-"""Between a task and the generators: the room that the model gives, and documents of the rows."""
+"""Connect tasks with the generators: the room in a model's context, and rows as documents."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from kvbench.taskkit.ruler.recipes import Row
 
 @contextmanager
 def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
-    """Room for prompts of `task.length` tokens without thinking. Raises UserError when the model cannot hold them."""
+    """Yield the room for prompts of `task.length` tokens without thinking.
+
+    Raises UserError if the model's context is shorter, or if the task has no reader.
+    """
     reader = task.reader
     if reader is None:
         raise UserError(f"task {quote(task.name)} makes its prompts with a model's tokenizer and was given none.")
@@ -34,7 +37,7 @@ def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
 
 
 def document(doc_id: str, row: Row, category: str) -> Doc:
-    """A document of one turn."""
+    """Return a row as a document of one turn."""
     prompt = row.prompt
     turn = Turn(context=prompt.context, question=prompt.question, answer_prefix=prompt.answer_prefix)
     meta = {"category": category} | ({} if row.needle_at is None else {"needle_at": row.needle_at})
@@ -42,5 +45,5 @@ def document(doc_id: str, row: Row, category: str) -> Doc:
 
 
 def place_of_needle(doc: Doc) -> dict[str, float]:
-    """Tokens before the first answer (NVIDIA's `token_position_answer`), where the answer is one needle's."""
+    """Return {"needle_at": tokens before the first answer} (NVIDIA's `token_position_answer`); {} without a needle."""
     return {"needle_at": float(doc.meta["needle_at"])} if "needle_at" in doc.meta else {}

@@ -1,4 +1,4 @@
-"""The 13 subtasks of RULER and the five kinds of prompt that they share.
+"""RULER's 13 subtasks and the five kinds of prompt that they use.
 
 Prompts and settings are NVIDIA/RULER's (`scripts/data/synthetic/constants.py`, `scripts/synthetic.yaml`; Apache-2.0).
 """
@@ -11,13 +11,13 @@ from typing import Any
 
 SEED = 42
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
-# For a single answer the prompt is put into the singular, word by word as the official generator does it.
+# Replacements that put a prompt with a single answer into the singular, as in the official generator.
 _SINGULAR = (("Some", "A"), ("are all", "is"), ("are", "is"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """One prompt in three parts, and the answers looked for. `cluster` names a source shared with other prompts."""
+    """One prompt in three parts, and its answers. `cluster` names a source that several prompts share."""
 
     context: str
     question: str
@@ -36,9 +36,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A prompt that fits. `tokens` counts what is read and generated, the chat template's share included.
+    """A prompt that fits.
 
-    `needle_at`: tokens before the first answer (needle subtasks only).
+    Attributes:
+        tokens: of the prompt, the chat template and the answer together.
+        needle_at: tokens before the first answer (needle subtasks only).
     """
 
     prompt: Prompt
@@ -48,7 +50,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of prompt. `any_reference`: one of the references is enough, otherwise each counts its share."""
+    """A kind of prompt. `any_reference`: one reference gives the full score, otherwise each gives its share."""
 
     new_tokens: int
     template: str
@@ -58,7 +60,7 @@ class Family:
     def fill(
         self, context: str, outputs: list[str], *, singular: bool = False, cluster: str = "", **words: object
     ) -> Prompt:
-        """The prompt around a context. The question starts with the template's first word behind the context."""
+        """Return the prompt around a context; the question starts with the template's first word after the context."""
         before, after, prefix = (self._part(part, singular, words) for part in self._parts())
         question = after.lstrip()
         return Prompt(

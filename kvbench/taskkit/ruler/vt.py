@@ -1,6 +1,6 @@
-"""Variable tracking: one chain of assignments among noise, after an example with a short chain of its own.
+"""Variable tracking: a chain of assignments among noise sentences, after an example with another chain.
 
-The example is drawn once, with names of three letters, and renamed for every row.
+The example is drawn once, with variable names of three letters; every row gives it new names and a new value.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class VariableTracking:
         import numpy as np
 
         self.random = random.Random(SEED)
-        self.numbers = np.random.RandomState(SEED)  # values of variables; the rest is drawn from `random`
+        self.numbers = np.random.RandomState(SEED)  # draws the values of variables; `random` draws all else
 
     def rows(self, n: int) -> list[Row]:
         room = self.room
@@ -47,11 +47,11 @@ class VariableTracking:
         return rows
 
     def draw(self, size: int, *, example: bool = False) -> Prompt:
-        """A prompt with `size` noise sentences. Raises ValueError when they are fewer than the chain's links."""
+        """Draw a prompt with `size` copies of the noise. Raises ValueError if these are fewer than the assignments."""
         names: list[str] = []
         while len(names) <= HOPS:
             name = self._name(3 if example else 5)
-            if name not in names:  # the official generator breaks off at a doublet, which is rare
+            if name not in names:  # the official generator fails on a duplicate, which is rare
                 names.append(name)
         value = EXAMPLE_VALUE if example else self._value()
         chain = [f"VAR {names[0]} = {value}"]
@@ -75,7 +75,7 @@ class VariableTracking:
         return f"{prompt.text} {' '.join(prompt.outputs)}\n"
 
     def _after(self, example: str, prompt: Prompt) -> Prompt:
-        """The prompt behind the example with new names and a new value."""
+        """Return the prompt after the example, which gets new names and a new value."""
         for name in example.split()[-HOPS - 1 :]:
             example = example.replace(name, self._name(len(name)))
         example = example.replace(EXAMPLE_VALUE, self._value())

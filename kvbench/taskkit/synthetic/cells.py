@@ -1,11 +1,11 @@
-"""The named settings of the synthetic tasks, and the score that needs no skill.
+"""The named settings of the synthetic tasks, and the score that any method reaches (`floor`).
 
     cell = CELLS["orbit-300"]
     problem = cell.generate(HELD_OUT + i)
     score = cell.score(problem, output_text)
     floor(cell.knobs, budget=64, interval=32)
 
-Budgets are the ones at which methods were seen to differ; they are a suggestion, nothing enforces them.
+`budgets` are suggestions: methods were seen to differ at these. Nothing enforces them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SCORERS = {"walk": walk.score, "chain": chain.score, "lookup": lookup.score}
 
 
 def generate(seed: int, knobs: Knobs) -> Problem:
-    """The problem of whichever task these knobs belong to."""
+    """Return the problem of one seed, from the task that the knobs belong to."""
     if isinstance(knobs, chain.Knobs):
         return chain.generate(seed, knobs)
     return lookup.generate(seed, knobs) if isinstance(knobs, lookup.Knobs) else walk.generate(seed, knobs)
@@ -64,11 +64,11 @@ CELLS = {cell.name: cell for cell in _cells()}
 
 
 def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
-    """Tokens generated from an uncut cache.
+    """Return how many tokens a model generates from the full cache, before any eviction shows.
 
-    A prompt over the budget is cut right after its prefill, any other cache at the first whole interval of generated
-    tokens at which it holds more than the budget. The token whose forward pass brings the cut still comes from the
-    whole cache, hence the 1.
+    A prompt over the budget is evicted right after its prefill. A shorter one is evicted at the first tick (whole
+    interval of generated tokens) at which the cache holds more than the budget. The step that triggers the eviction
+    still yields its token from the full cache, hence the 1.
     """
     if n_prompt > budget:
         return 1
@@ -77,7 +77,7 @@ def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
 
 
 def floor(knobs: Knobs, budget: int, interval: int) -> float:
-    """Partial score below which no method can fall for lack of facts: the share of steps written before any eviction.
+    """Return the partial score that eviction cannot lower: the share of steps generated before the first eviction.
 
     Print it beside a table, or report (partial - floor) / (1 - floor).
     """
@@ -88,7 +88,7 @@ def floor(knobs: Knobs, budget: int, interval: int) -> float:
 
 
 def _tail_pieces(problem: Problem) -> int:
-    """How many of the last trace pieces spell the tail."""
+    """Return how many pieces at the end of the trace spell the tail."""
     count = length = 0
     while length < len(problem.tail):
         count += 1

@@ -1,13 +1,13 @@
-"""`chain`: a plan of additions in the prompt, worked off line by line; every plan line is read exactly once, later.
+"""`chain`: the prompt lists a plan of additions; the trace works through it and reads each plan line exactly once.
 
     problem = chain.generate(seed, chain.Knobs(n_facts=6, n_steps=8, n_distract=6, n_filler=10))
     chain.score(problem, output)
 
-A test of foresight: past attention says nothing about which plan line comes next, or points at lines already used up.
-Right for methods that predict the future, unfair as the only task for methods that look back.
+This tests foresight: past attention does not tell which plan line comes next, or points at lines that are done.
+It suits methods that predict future attention; as the only task it is unfair to methods that use past attention.
 
 Sums are digit by digit without carry, unless the knob `carry` is set (mod 100; the shipped model never saw that).
-The last plan line is the word "Answer", so that the stop is looked up and not counted.
+The last plan line is the word "Answer", so the model finds the stop by lookup and need not count steps.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Knobs:
     n_steps: int = 4
     n_distract: int = 6  # facts that no step uses
     n_filler: int = 8
-    p_prev: float = 0.6  # the first operand is the result before
-    p_old: float = 0.5  # the second operand is an older result
+    p_prev: float = 0.6  # probability that the first operand is the previous result
+    p_old: float = 0.5  # probability that the second operand is an older result
     s0: int = 1  # label of the first step
     carry: bool = False
 
@@ -91,7 +91,7 @@ def _plus(a: int, b: int, carry: bool) -> int:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """exact: the boxed answer is right. partial: share of steps that stand word for word before the first wrong one."""
+    """Score an output. exact: the boxed answer is right. partial: share of steps before the first that differs."""
     text = said(output)
     answer = boxed(text)
     return Score(float(answer == problem.answer), right_steps(problem, text) / len(problem.steps), answer)

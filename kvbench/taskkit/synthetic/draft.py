@@ -1,11 +1,11 @@
-"""Building a problem piece by piece.
+"""Build a problem piece by piece.
 
     draft = Draft()
     draft.ask(" Facts", ":", ...)                # the prompt
     draft.write(FACT, " 4", "2"); draft.end_step()   # the trace
     draft.finish(answer="42")
 
-Every piece must be one token of the vocabulary; `vocabulary.ids` and a test insist on it, this file does not check.
+Every piece must be one token of the vocabulary. `vocabulary.ids` and a test check this; this module does not.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kvbench.taskkit.synthetic.draw import Draw
 from kvbench.taskkit.synthetic.problem import ANSWER, FORM, Problem
 from kvbench.taskkit.synthetic.vocabulary import OPENING, PLACES
 
-FIRST = "#"  # every prompt begins with the same token: models park idle attention on the first one
+FIRST = "#"  # the same first token in every prompt: models use the first token as attention sink
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class Draft:
     prompt: list[str] = field(default_factory=lambda: [FIRST])
     trace: list[str] = field(default_factory=list)
     kinds: list[str] = field(default_factory=list)
-    ends: list[int] = field(default_factory=list)  # trace positions behind the last piece of each step
+    ends: list[int] = field(default_factory=list)  # number of trace pieces at the end of each step
 
     def ask(self, *pieces: str) -> None:
         self.prompt += pieces
@@ -59,18 +59,18 @@ class Draft:
 
 
 def number(value: int) -> tuple[str, str]:
-    """A two-digit number as its tens piece and its units piece."""
+    """Return the tens piece and the units piece of a two-digit number."""
     return f" {value // 10}", str(value % 10)
 
 
 def filler(draw: Draw) -> tuple[str, ...]:
-    """A seven-token sentence that means nothing to any task."""
+    """Return the pieces of a seven-token sentence that no task asks about."""
     words = [*(draw.pick(choices) for choices in OPENING), "the", draw.pick(PLACES)]
     return *(f" {word}" for word in words), "."
 
 
 def spread(facts: Iterable[tuple[str, ...]], n_filler: int, draw: Draw) -> list[str]:
-    """Facts in their order, with filler sentences at random gaps before, between and behind them."""
+    """Return the facts in their order, with `n_filler` filler sentences at random places among them."""
     rows = list(facts)
     gaps = [0] * (len(rows) + 1)
     for _ in range(n_filler):

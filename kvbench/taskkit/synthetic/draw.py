@@ -1,10 +1,10 @@
-"""A stream of random choices that is the same on every machine and in every Python version.
+"""Random choices that are the same on every machine and in every Python version.
 
     draw = Draw("walk", seed)
     draw.below(10), draw.between(3, 5), draw.chance(0.3), draw.pick(items), draw.sample(items, 4)
 
-Only `random.Random.random` is promised to stay the same between Python versions (`shuffle` and `sample` are not), so
-everything here is built on that one call. Not for cryptography, and not fast enough for bulk numeric work.
+Python promises the same numbers in every version only for `random.Random.random` (not for `shuffle` and `sample`), so
+every method here uses that call alone. Not for cryptography, and too slow for bulk numeric work.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Draw:
-    """Random choices that are a pure function of the key."""
+    """A sequence of random choices that the key determines."""
 
     __slots__ = ("_random",)
 
@@ -25,11 +25,11 @@ class Draw:
         self._random = random.Random(":".join(map(str, key))).random
 
     def below(self, n: int) -> int:
-        """A whole number in 0 .. n - 1."""
+        """Return a whole number in 0 .. n - 1."""
         return int(self._random() * n)
 
     def between(self, low: int, high: int) -> int:
-        """A whole number in low .. high, both included."""
+        """Return a whole number in low .. high, both included."""
         return low + int(self._random() * (high - low + 1))
 
     def chance(self, p: float) -> bool:
@@ -39,16 +39,16 @@ class Draw:
         return items[int(self._random() * len(items))]
 
     def weighted(self, shares: dict[T, float]) -> T:
-        """One key of `shares`, with a probability proportional to its value."""
+        """Return a key of `shares`, with a probability proportional to its value."""
         left = self._random() * sum(shares.values())
         for item, share in shares.items():
             left -= share
             if left < 0:
                 return item
-        return item  # rounding at the very end of the range
+        return item  # reached only by rounding at the upper end of the range
 
     def sample(self, items: Sequence[T], k: int) -> list[T]:
-        """`k` different items in random order (a partial Fisher-Yates shuffle)."""
+        """Return `k` different items in random order (a partial Fisher-Yates shuffle)."""
         pool = list(items)
         if k > len(pool):
             raise ValueError(f"cannot draw {k} different items out of {len(pool)}")

@@ -1,10 +1,10 @@
-"""`lookup`: many facts, then a question that names some of them; the trace lists their values.
+"""`lookup`: the prompt lists many facts and then names some of them; the trace lists the values of these.
 
     problem = lookup.generate(seed, lookup.Knobs(n_facts=16, n_ask=8, n_filler=12))
     lookup.score(problem, output)
 
-Plain retrieval from the prompt: the question's own attention shows what is needed. With `n_ask` above a handful the
-budget must hold many facts at once. It says nothing about long generation; that is `walk`.
+This tests retrieval from the prompt: the attention of the question's queries shows which entries are needed. With a
+large `n_ask` the budget must hold many facts at once. For long generation see `walk`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """exact: the trace, word for word. partial: share of asked keys whose first given value is right, in any order."""
+    """Score an output. exact: it equals the trace. partial: share of the asked keys whose first value is right."""
     text = said(output)
     given: dict[str, str] = {}
     for name, value in re.findall(r" ([a-z]+) ([0-9]{2}),", text):

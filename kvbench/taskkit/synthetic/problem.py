@@ -1,10 +1,10 @@
 """A synthetic problem: the prompt, the trace that solves it, the answer, and the score of an output.
 
-Texts come with their pieces, one token each; every piece of the trace has a kind, which says what a model must do to
-write it. Training weighs and reports its loss by kind, nothing else looks at it. Problems with the same knobs have the
-same prompt length and the same trace length, so batches need no padding.
+Each text is also stored as pieces of one token each. Every piece of the trace has a kind, which says what a model must
+do to generate it; only training uses the kind, to weigh and report its loss. Problems with the same knobs have the same
+prompt length and the same trace length, so batches need no padding.
 
-How problems are put together is in `draft`; what they ask is in `walk`, `chain` and `lookup`.
+`draft` builds problems; `walk`, `chain` and `lookup` define what they ask.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from kvbench.taskkit.synthetic.vocabulary import END
 
 HELD_OUT = 10**9  # evaluation problem i has the seed HELD_OUT + i; training draws its seeds at random from 40 bits
 
-FORM = "form"  # punctuation, and whatever the tokens just before settle
+FORM = "form"  # punctuation, and tokens that follow from the tokens just before them
 PLAN = "plan"  # copied from elsewhere: the plan, the question, a register
 FACT = "fact"  # looked up by name
 RESULT = "result"  # computed
 STEP = "step"  # a digit of `walk`: looked up and computed at once
-ANSWER = "answer"  # the stop and the boxed answer
+ANSWER = "answer"  # the word " Answer" that stops the trace, and the boxed answer
 KINDS = (FORM, PLAN, FACT, RESULT, STEP, ANSWER)
 
 
 class Score(NamedTuple):
-    """`exact` is 0 or 1; `partial`, from 0 to 1, still moves where `exact` is 0; `answer` is what was extracted."""
+    """The score of an output: `exact` is 0 or 1, `partial` is from 0 to 1, `answer` is the extracted answer."""
 
     exact: float
     partial: float
@@ -35,25 +35,25 @@ class Score(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One problem; a pure function of its generator's seed and knobs."""
+    """One problem; the generator's seed and knobs determine it."""
 
     prompt: str
     trace: str  # without the end token that follows it
     answer: str
     steps: tuple[str, ...]  # the scored units of the trace, in order
-    tail: str  # the trace behind the last step
+    tail: str  # the trace after the last step
     prompt_pieces: tuple[str, ...]
     trace_pieces: tuple[str, ...]
     trace_kinds: tuple[str, ...]
 
 
 def said(output: str) -> str:
-    """The output up to the end token, should the decoder have kept it."""
+    """Return the output up to the end token, or all of it if it holds none."""
     return output.split(END, 1)[0]
 
 
 def right_steps(problem: Problem, text: str) -> int:
-    """How many steps stand in `text` word for word before the first error."""
+    """Return how many of the problem's steps `text` begins with, character for character."""
     position = 0
     for count, step in enumerate(problem.steps):
         if not text.startswith(step, position):
@@ -63,7 +63,7 @@ def right_steps(problem: Problem, text: str) -> int:
 
 
 def boxed(text: str) -> str | None:
-    """What stands in the first closed box, without the blank that goes with a tens digit."""
+    """Return the content of the first box, stripped (tens digits begin with a blank); None without a closed box."""
     _, _, rest = text.partition("\\boxed{")
     inside, closed, _ = rest.partition("}")
     return inside.strip() if closed else None

@@ -1,10 +1,10 @@
-"""The words of the synthetic tasks, and the order in which the tokenizer numbers them.
+"""The words of the synthetic tasks and their token ids.
 
-`TOKENS[i]` is the text of token `256 + i`; ids 0..255 are the single bytes, so any UTF-8 text can be written.
-`ids(pieces)` numbers the pieces of a problem. A blank belongs to the word behind it, and a digit with a blank before it
-is another token than one without: tens and units have different tokens, so that a model gets place value for free.
+`TOKENS[i]` is the text of token `256 + i`; ids 0..255 are the single bytes, so any UTF-8 text can be encoded.
+`ids(pieces)` returns the ids of a problem's pieces. A blank belongs to the word after it. A digit with a blank before
+it is a different token from the bare digit, so tens and units differ and the model need not learn place value.
 
-This module does not split free text; the tokenizer that ships with the model does, and a test holds the two together.
+This module does not split free text; the tokenizer that ships with the model does, and a test checks that both agree.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 
 END, PAD = "<|end|>", "<|pad|>"
 
-REGISTER = "asp"  # the name that `lines` accumulates into; never the name of a fact there
+REGISTER = "asp"  # the name of the register in `walk.Lines`; no fact has this name
 NAMES = (
     *("ant", "ape", "arm", "axe", "bag", "bat", "bay", "bed", "bee", "bin", "bow", "box", "bud", "bus", "cab", "can"),
     *("cap", "cat", "cod", "cow", "cub", "cup", "doe", "dog", "ear", "eel", "egg", "elk", "elm", "ewe", "fan", "fig"),
@@ -28,7 +28,7 @@ PLACES = (
     *("sea", "hill", "town", "river", "forest", "bridge", "market"),
     *("harbour", "valley", "garden", "tower", "field", "road", "island"),
 )
-OPENING = (ADJECTIVES, NOUNS, VERBS, PREPOSITIONS)  # of a filler sentence: a word of each, then "the", a place, a stop
+OPENING = (ADJECTIVES, NOUNS, VERBS, PREPOSITIONS)  # a filler sentence: one word of each, "the", a place, a full stop
 FILLER = (*(word for choices in OPENING for word in choices), "the", *PLACES)
 
 LABELS = tuple(f" S{n}" for n in range(1, 100))
@@ -44,5 +44,5 @@ END_ID, PAD_ID = _ID[END], _ID[PAD]
 
 
 def ids(pieces: Iterable[str]) -> list[int]:
-    """Token ids of pieces that are one token each; KeyError names a piece that is not."""
+    """Return the token ids of pieces. Raises KeyError with the piece that is not one token."""
     return [_ID[piece] for piece in pieces]

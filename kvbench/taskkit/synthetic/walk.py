@@ -1,14 +1,15 @@
-"""`walk`: a short prompt with ten facts, a long trace in which every step needs one of them again.
+"""`walk`: a short prompt with ten facts, then a long trace whose every step needs one of these facts.
 
     problem = walk.generate(seed, walk.Digits(n_steps=300))        # or walk.Lines(n_lines=30)
     walk.score(problem, output)                                    # Score(exact, partial, answer)
 
-`Digits`: x[n+1] = (x[n-2] + v[x[n]]) mod 10 until the last three digits are 0 0 0. Values never stand in the trace, so
-the prompt is their only source, and each is read about every tenth token: attention tells what to keep.
-`Lines`: a register grows by the fact that its last digit names. Each line restates the fact it uses, so recency is a
-good policy there, and no attention-based method gets far above random.
+`Digits`: x[n+1] = (x[n-2] + v[x[n]]) mod 10 until the last three digits are 0 0 0. The values v never occur in the
+trace, so the prompt is their only source. Each is read about once per ten tokens: attention shows what to keep.
+`Lines`: each line adds to a register the fact that the register's last digit names. Each line repeats the fact that it
+uses, so keeping recent tokens works well there, and no attention-based method gets far above random eviction.
 
-The answer is the number of steps or lines. The model is never told it and stops where the rule says; the scorer counts.
+The answer is the number of steps or lines. The prompt does not state it: the model stops where the rule says, and the
+scorer counts.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from kvbench.taskkit.synthetic.vocabulary import NAMES, REGISTER
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digits:
-    """One digit a step. The shipped model was trained on 8 to 500 steps and 0 to 8 filler sentences."""
+    """Settings of a walk with one digit per step.
+
+    The shipped model was trained on 8 to 500 steps and 0 to 8 filler sentences.
+    """
 
     n_steps: int = 300
     n_filler: int = 0
     shuffle: bool = True  # facts in random order instead of sorted by key
 
     def __post_init__(self) -> None:
-        if not 1 <= self.n_steps <= 900:  # of 1,000 states; longer cycles are too rare to wait for
+        if not 1 <= self.n_steps <= 900:  # of 1,000 states; longer cycles are too rare to search for
             raise ValueError(f"n_steps must be 1 to 900, not {self.n_steps}")
         if self.n_filler < 0:
             raise ValueError(f"n_filler must not be negative, not {self.n_filler}")
@@ -40,7 +44,10 @@ class Digits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """One addition a line. The shipped model was trained on 2 to 64 lines, up to 4 fillers and 4 distractors."""
+    """Settings of a walk with one addition per line.
+
+    The shipped model was trained on 2 to 64 lines, up to 4 filler sentences and 4 distractors.
+    """
 
     n_lines: int = 30
     n_filler: int = 0
@@ -78,10 +85,10 @@ def _digits(seed: int, knobs: Digits) -> Problem:
 
 
 def _cycle_through_000(n_steps: int, draw: Draw) -> tuple[list[int], list[int]]:
-    """Values v, and the digits (three to start, then `n_steps`) of a walk to 0 0 0 that does not meet it before.
+    """Return values v, and the digits (three to start, then `n_steps`) of a walk that reaches 0 0 0 only at its end.
 
-    (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n], x[n+1]) is a permutation of 1,000 states whatever v is, so the walk back
-    from 000 is unique, and on a cycle longer than the walk no state comes twice: nothing to copy from a period before.
+    For every v, (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n], x[n+1]) is a permutation of 1,000 states. So the walk back
+    from 000 is unique, and on a cycle longer than the walk no state repeats: the model cannot copy an earlier period.
     """
     while True:
         values = [draw.below(10) for _ in range(10)]
@@ -130,15 +137,16 @@ def _swapped(value: int) -> int:
 
 
 def _plus(a: int, b: int) -> int:
-    """Digit by digit, without carry."""
+    """Add two-digit numbers digit by digit, without carry."""
     return (a // 10 + b // 10) % 10 * 10 + (a + b) % 10
 
 
 def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
-    """Values and the `n_lines + 1` register states of a walk that ends in 00 and meets it nowhere before.
+    """Return values and the `n_lines + 1` register states of a walk that reaches 00 only at its end.
 
-    The register's digits are swapped before a fact is added: without it the last digit alone would run through a cycle
-    of about three facts. With it, and with u + tens(v[u]) a permutation of the digits, a step permutes all 100 states.
+    Each line swaps the register's digits before it adds a fact. Without the swap, the last digit alone would run
+    through a cycle of about three facts. With the swap, and since u + tens(v[u]) is a permutation of the digits, a line
+    permutes all 100 states.
     """
     while True:
         values = [(target - u) % 10 * 10 + draw.below(10) for u, target in enumerate(draw.shuffled(range(10)))]
@@ -150,9 +158,9 @@ def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """exact: stopped after the right number of steps with the true tail. partial: share of steps before an error.
+    """Score an output. exact: the right number of steps, then the true tail. partial: share of steps before an error.
 
-    A wrong walk may stop at the right step, so `exact` has a chance level of 0.01 to 0.05; `partial` tells them apart.
+    A wrong walk may stop at the right step, so `exact` has a chance level of 0.01 to 0.05; `partial` does not.
     """
     text = said(output)
     head, stopped, rest = text.partition(" Answer")
