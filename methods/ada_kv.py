@@ -203,7 +203,7 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Return scores times the share of their head's sum that its `best` [b] largest scores hold."""
+    """Return each head's scores, times the share of the head's total that its `best` [b] largest scores hold."""
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest

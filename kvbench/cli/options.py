@@ -3,8 +3,8 @@
     @takes("judge", "judge_model", "out", "quiet")
     def score(run: ..., typed: Mapping[str, Any]) -> None: ...    # typed["judge"]
 
-An option of a setting is made from its field (`kvbench.config.settings`); the others stand here. Numbers stay text:
-`kvbench.config.parsers` reads them, so that the message for a bad one is the same from a flag, a file or a variable.
+Options of settings are generated from the fields in `kvbench.config.settings`; all others are declared here. Numbers
+stay text: `kvbench.config.parsers` reads them, so that the message for a bad one is the same from a flag, a file or a variable.
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ class Method(ABC):
 
     @property
     def takes_budget(self) -> bool:
-        """Whether the user gives a budget; False if options of the method decide how many entries stay."""
+        """Whether the user gives a budget. Methods whose own options decide how many entries stay override this."""
         return self.evicts
 
     @property

@@ -38,7 +38,7 @@ class Inputs:
     works: dict[str, TaskWork]
 
     def tasks(self) -> dict[str, Any]:
-        """Version, data and prompts of every task, for the run's record."""
+        """Version, data and the hash of the prompts of every task, for the run's record."""
         return {
             name: {"version": w.task.version, "data": dict(w.data), "prompts": w.prompts_hash()}
             for name, w in self.works.items()

@@ -1,4 +1,4 @@
-"""Split a prompt template around a long text into context, which a query-agnostic run may compress, and question.
+"""Split a prompt template in two: context, which a query-agnostic run may compress, and question.
 
 context, question = parts("Read this.\\n\\n{context}\\n\\nQuestion: {input}", "{context}")
 # "Read this.\\n\\n{context}\\n\\n" and "Question: {input}"; joined, they equal the template byte for byte

@@ -141,7 +141,7 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, Mapping):
-        raise SetupError(f"{quote(file)} holds no table of tensors.")
+        raise SetupError(f"{quote(file)} holds no dictionary of named tensors.")
     tensors = {name: x for name, x in loaded.items() if isinstance(name, str) and isinstance(x, torch.Tensor)}
     return {place: tensors[name].clone() for name, place in published_checkpoints.wanted(tensors, module).items()}
 

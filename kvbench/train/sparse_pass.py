@@ -31,8 +31,8 @@ class Answered:
     """A prompt and an answer that was generated or read under eviction.
 
     Attributes:
-        keys: noise keys in the log: of the prompt and of the sample.
-        weight: of each answer token in the loss.
+        keys: the noise keys under which the log holds the evictions of the prompt and of the answer.
+        weight: the weight of each answer token in the loss.
     """
 
     prompt: tuple[int, ...]

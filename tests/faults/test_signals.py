@@ -141,12 +141,20 @@ def test_scores_under_way_are_left_and_their_processes_end(zygote: Zygote, folde
 
 
 OTHERS = {  # a command -> a function in it, what the line says, the signal
-    "score done --all -q": ("kvbench.runner.rescore:_Scoring._write", "interrupted: scores made so far are saved; the same", HUP),
+    "score done --all -q": (
+        "kvbench.runner.rescore:_Scoring._write",
+        "interrupted: scores made so far are saved; the same",
+        HUP,
+    ),
     "score done  --all -q": ("kvbench.store.tables:write_rows", "interrupted: scores made so far are saved", TERM),
     "report done": ("kvbench.report.load:load", AGAIN, TERM),
     "report done --out R": ("kvbench.report.render:write", AGAIN, INT),
     "repair done": ("kvbench.store.tables:_write_texts", AGAIN, HUP),
-    "replay --method gkv --budget 32 --task walk/orbit-100": ("kvbench.replay.session:answer_with_full_cache", AGAIN, HUP),
+    "replay --method gkv --budget 32 --task walk/orbit-100": (
+        "kvbench.replay.session:answer_with_full_cache",
+        AGAIN,
+        HUP,
+    ),
     "train lookaheadkv --out T": ("kvbench.train.prepare:prepare", "interrupted: answers and the last checkpoint", INT),
     "bench --sequences 1 --new-tokens 50": ("kvbench.runner.bench:_run_engine", AGAIN, TERM),
     "audit gkv": ("kvbench.audit.invariants.checks:audit", AGAIN, INT),

@@ -98,7 +98,7 @@ def audit(
 
         return audit_sandbox(Path(sandbox), as_json=json, throughput=throughput, quiet=quiet)
     if throughput:
-        raise UserError("--throughput goes with --sandbox.")
+        raise UserError("--throughput needs --sandbox.")
     if scorers is not None:
         from kvbench.cli.commands.audit_scorers import audit_scorers
 

@@ -72,7 +72,9 @@ class RLRecipe(SparseRecipe):
         figures = {
             "reward": float(rewards.mean()),
             "cut": float(cut.float().mean()),
-            "mixed": float((rewards.std(dim=1, correction=0) > 0).float().mean()),  # questions whose answers differ in reward
+            "mixed": float(
+                (rewards.std(dim=1, correction=0) > 0).float().mean()
+            ),  # questions whose answers differ in reward
             "tokens": sum(lengths) / len(lengths),
         }
         return loss, figures
