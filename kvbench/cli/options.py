@@ -4,7 +4,8 @@
     def score(run: ..., typed: Mapping[str, Any]) -> None: ...    # typed["judge"]
 
 Options of settings are generated from the fields in `kvbench.config.settings`; all others are declared here. Numbers
-stay text: `kvbench.config.parsers` reads them, so that the message for a bad one is the same from a flag, a file or a variable.
+stay text: `kvbench.config.parsers` reads them, so that the message for a bad one is the same from a flag, a file or a
+variable.
 """
 
 from __future__ import annotations

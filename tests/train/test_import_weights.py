@@ -200,7 +200,7 @@ def test_what_is_no_checkpoint_is_refused(tmp_path, out):
     refused("cannot be read", tmp_path)
     (tmp_path / "a.safetensors").unlink()
     torch.save([1, 2], tmp_path / "a.pth")
-    refused("holds no table of tensors", tmp_path)
+    refused("holds no dictionary of named tensors", tmp_path)
     torch.save({"model.embed.weight": torch.zeros(2)}, tmp_path / "a.pth")
     refused("holds no tensors named", tmp_path)
     torch.save(gate_states("rg"), tmp_path / "a.pth")

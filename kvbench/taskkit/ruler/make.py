@@ -23,9 +23,7 @@ def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]
     if room.length <= room.new_tokens:
         raise room.too_short()
     if not room.count("word"):  # with an empty tokenizer no text would ever be long enough
-        raise UserError(
-            f'task {quote(room.name)}: the tokenizer gives no tokens for the text "word"; its files are incomplete.'
-        )
+        raise UserError(f"task {quote(room.name)}: the tokenizer gives no tokens for a word; is it empty?")
     recipe = SUBTASKS[subtask]
     match recipe.family:
         case "niah":
