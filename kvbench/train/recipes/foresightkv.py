@@ -7,8 +7,8 @@ compared with alpha, the most attention that any later block pays to the entry:
     loss = sum over layers of the mean over heads and evictions of
            the mean over pairs with alpha_i < alpha_j of max(0, margin - (phi_i - phi_j))
 
-(arXiv 2602.03203). The model is frozen, and its attention under the oracle's evictions does not depend on the scorer. So
-each answer is read once, as long as memory holds the scorer's inputs.
+(arXiv 2602.03203). The model is frozen, and its attention under the oracle's evictions does not depend on the scorer.
+So each answer is read once, as long as memory holds the scorer's inputs.
 """
 
 from __future__ import annotations
