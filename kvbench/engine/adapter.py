@@ -3,7 +3,7 @@
     with adapted(model, weights):
         model(inputs_embeds=...)
 
-Tensors are named ``A.<layer>.<projection>`` [r, in] and ``B.<layer>.<projection>`` [out, r], such as ``A.3.q_proj``,
+Tensors are named ``A.<layer>.<projection>`` [r, in] and ``B.<layer>.<projection>`` [out, r], as in ``A.3.q_proj``,
 beside ``scaling`` [1]. Hu et al., LoRA, arXiv 2106.09685. Own code rather than peft, which modifies the model: the
 prompt's keys and values must stay bit-equal to those of the unmodified model.
 """

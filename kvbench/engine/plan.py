@@ -1,4 +1,4 @@
-"""The plan that is printed before a run and kept in every row: slots, entries, bytes, and the hardware limit.
+"""The plan that a run prints first and stores in every row: slots, entries, bytes, and the hardware limit.
 
     t_step = max(W / BW, 2 N b / F) + max(b (n + 1) kv / BW, 4 b n Hq D layers / F);  tokens/s = b / t_step
 

@@ -61,7 +61,7 @@ class Rules:
     rope: Rope | None = None
 
     def decoding(self) -> Rules:
-        """The rules for generated tokens."""
+        """Return the rules for generated tokens: of a method "a+b", b decides."""
         return replace(self, method=self.method.during("decode"))
 
     def columns_of_new_tokens(self, geometry: LayerGeometry, call: AttentionCall) -> dict[str, torch.Tensor]:

@@ -95,7 +95,7 @@ def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
 
 
 def stored_answers(folder: Path, work: TaskWork, tokenizer: Any, context: int, seed: int, say: Notice) -> list[Trace]:
-    """The texts that the full cache wrote in a run, as tokens; a text does not say which end token followed it.
+    """Return the answers of the full cache in a run, as tokens without the end token, which a stored text lacks.
 
     Raises UserError when the run has none for this task.
     """

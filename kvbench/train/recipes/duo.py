@@ -110,7 +110,7 @@ class DuoRecipe(Recipe):
             return with_gradient(deviation, [alpha]) if deviation.requires_grad else deviation
 
     def _mixing(self, alpha: dict[int, torch.Tensor]) -> AbstractContextManager[None]:
-        """alpha: [Hk] of the layers that mix."""
+        """Route the model's attention through the mixture. alpha: layer -> [Hk]; other layers attend in full."""
         return route(self.loaded.model, _Mixture(alpha, self.sinks, self.recent))
 
     def _hidden(self, example: Example) -> torch.Tensor:

@@ -72,9 +72,7 @@ class RLRecipe(SparseRecipe):
         figures = {
             "reward": float(rewards.mean()),
             "cut": float(cut.float().mean()),
-            "mixed": float(
-                (rewards.std(dim=1, correction=0) > 0).float().mean()
-            ),  # questions whose answers differ in reward
+            "mixed": float((rewards.std(dim=1, correction=0) > 0).float().mean()),  # questions with unequal rewards
             "tokens": sum(lengths) / len(lengths),
         }
         return loss, figures
