@@ -28,6 +28,7 @@ from kvbench.console.redact import HIDDEN, hide_keys
 from kvbench.errors import NEW_RUN, SetupError, UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
+from kvbench.runner.workload import template_hash
 from kvbench.sources import models
 from kvbench.store import again, existing, manifest
 from kvbench.store.files import bare
@@ -63,9 +64,10 @@ def continued(
         if key in FREE and (typed := gathered.first(key))
     }
     stored = _stored(record)
-    if stored.get("chat_template") and (typed := gathered.typed("chat_template")):  # its hash is checked by `same_run`
+    if stored.get("chat_template") and (typed := gathered.typed("chat_template")):
         given["chat_template"] = parse(typed.source, PARSERS["chat_template"], typed.value)
     _check_again(name, record, given, gathered, needed)
+    _check_template(name, (stored | given).get("chat_template"), record)
     if "plugin" in given:
         check_same(hashed(given["plugin"]), record["environment"].get("plugins") or (), name, more=more_plugins)
     if "task_file" in given:
@@ -173,8 +175,23 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
     return str(place)
 
 
+def _check_template(run: str, path: str | None, record: Mapping[str, Any]) -> None:
+    """Compare the chat template with its recorded hash before any code parses it: its text would enter prompts."""
+    if path is not None:
+        recorded = record["environment"].get("chat_template") or {}
+        _check_hash(run, f"--chat-template {quote(path)}", recorded.get("sha256"), template_hash(path))
+
+
+def _check_hash(run: str, file: str, was: str | None, now: str) -> None:
+    if was != now:
+        raise UserError(
+            f"{file} ({now[:12]}) is not the file that run {quote(run)} began with ({(was or 'unknown')[:12]}). "
+            f"Give the file as it was, or {NEW_RUN}."
+        )
+
+
 def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
-    """Raise UserError for a file of another task; `same_run` compares its hash."""
+    """Raise UserError for a file of another task, or with another content."""
     if record["config"].get("task_file") is None:
         raise UserError(f"--task-file {quote(path)} differs from the run's default. {KEEPS}")
     from kvbench.tasks.file import FileTask
@@ -185,6 +202,8 @@ def _check_task_file(run: str, path: str, record: Mapping[str, Any]) -> None:
         raise UserError(
             f"--task-file {quote(path)} is task {quote(task.name)}; run {quote(run)} has {', '.join(tasks)}."
         )
+    was = tasks[task.name]["data"].get("sha256")
+    _check_hash(run, f"--task-file {quote(path)}", was, task.sources()["sha256"])
 
 
 def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:

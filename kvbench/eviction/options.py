@@ -146,7 +146,7 @@ def check_budget(
     always = f"keeps {kept} {tokens} at all times, so" if kept else "keeps at least one entry, so"
     if minimum > protect.sinks + protect.recent + 1:
         always = f"needs room for {minimum} entries, so"
-    raise UserError(f"method {quote(method_name)} {always} {word} must be at least {minimum}; got {budget}.")
+    raise UserError(f"method {quote(method_name)} {always} {word} must be at least {minimum * copies}; got {budget}.")
 
 
 def _types(cls: type[Method]) -> dict[str, Any]:

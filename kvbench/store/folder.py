@@ -106,7 +106,7 @@ class RunFolder:
         allow_version_change: bool = False,
     ) -> RunFolder:
         """An existing run with its own settings."""
-        info = manifest.read(existing(out, name))
+        info = manifest.read(existing(out, check_run_name(name, "--resume")))
         return cls.open(
             out,
             name,
@@ -203,7 +203,7 @@ def _why(error: OSError | ValueError) -> str:
 
 def existing(out: str | Path, name: str) -> Path:
     """The folder of a run. Raises UserError where there is none."""
-    path = Path(out) / check_run_name(name, "--resume")
+    path = Path(out) / name
     if not os.path.lexists(path / manifest.NAME):
         names = list_runs(out)
         known = f"Runs there: {', '.join(map(bare, names))}." if names else "There are no runs there."

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 from collections.abc import Callable
@@ -56,6 +57,9 @@ SESSION: dict[str, tuple[list[str], dict[str, str]]] = {
     "file renamed": (["run", "--resume", "r2", "-q", "--task-file", "moved/other.jsonl"], {}),
     "none": (["run", "--resume", "r3", "-q", "--task-file", "token=abc/q.jsonl"], {}),
     "template changed": (["run", "--resume", "r4", "-q", "--task-file", "token=abc/q.jsonl"], {}),
+    "template scored": (["score", "r4", "--all", "-q", "--task-file", "token=abc/q.jsonl"], {}),
+    "template piped": (["run", "--resume", "r5", "--dry-run", "--task-file", "token=abc/q.jsonl"], {}),
+    "file planned": (["run", "--resume", "r2", "--dry-run", "--task-file", "changed/q.jsonl"], {}),
     "key": (["run", "--method", "full", *WALK, "--stop", HF, "--run-name", "key"], {}),
     "key in a file": (["run", "--config", "key.toml", "--run-name", "key"], {}),
     "key in a variable": (["run", "--method", "full", *WALK, "--run-name", "key"], {"KVBENCH_DATA_REVISION": HF}),
@@ -88,10 +92,12 @@ def session(calls: Callable, folder: Path) -> dict:
     later = names.index("file given")
     results = dict(zip(names, calls(folder, [SESSION[name] for name in names[:later]])))
     runs = folder / "results"
-    for name in ("r3", "r4"):
+    for name in ("r3", "r4", "r5"):
         shutil.copytree(runs / ("r1" if name == "r3" else "r2"), runs / name)
     edit(runs / "r3", lambda r: r["environment"].update(plugin=[], plugins=[]))
     edit(runs / "r4", lambda r: r["environment"]["chat_template"].update(sha256="0" * 64))
+    os.mkfifo(folder / "pipe.jinja")  # opening it would wait for a writer
+    edit(runs / "r5", lambda r: r["config"].update(chat_template=str(folder / "pipe.jinja")))
     return results | dict(zip(names[later:], calls(folder, [SESSION[name] for name in names[later:]])))
 
 
@@ -174,10 +180,13 @@ def test_a_moved_file_is_the_same_file(session: dict) -> None:
     [
         ("plugin changed", "is none of the plug-ins that run 'r1' began with (evil.py "),
         ("plugin more", "--plugin 'changed/evil.py' ("),
-        ("file changed", "the data of task 'file/q' changed since run 'r2' began (sha256 "),
+        ("file changed", "is not the file that run 'r2' began with"),
         ("file renamed", "is task 'file/other'; run 'r2' has file/q."),
         ("none", "--task-file 'token=abc/q.jsonl' differs from the run's default."),
-        ("template changed", "chat template 't.jinja' changed since run 'r4' began (was 000000000000, is "),
+        ("template changed", "--chat-template 't.jinja' ("),
+        ("template scored", "is not the file that run 'r4' began with (000000000000)."),
+        ("template piped", "is a pipe"),
+        ("file planned", "is not the file that run 'r2' began with"),
         ("key", "--stop looks like a key"),
         ("key in a file", "key.toml:3: 'stop' looks like a key"),
         ("key in a variable", "environment variable KVBENCH_DATA_REVISION looks like a key"),

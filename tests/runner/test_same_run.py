@@ -194,7 +194,8 @@ def test_a_changed_template_is_refused(began: Began) -> None:
     (began.home / "given.jinja").write_text("x" + TEMPLATE)
     code, err = began.resumed()
     assert code == 2
-    assert f"error: chat template '{began.home}/given.jinja' changed since run 'r1' began (was " in err
+    assert f"error: --chat-template '{began.home}/given.jinja' (" in err
+    assert "is not the file that run 'r1' began with" in err
     assert stored(began) == before
 
 

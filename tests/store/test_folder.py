@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvbench.errors import KVBenchError, RunInUseError, SetupError, UserError
-from kvbench.store import RunFolder, check_out, list_runs, read_run
+from kvbench.store import RunFolder, check_out, existing, list_runs, read_run
 
 Start = Callable[..., RunFolder]
 Filled = Callable[..., Path]
@@ -173,3 +173,12 @@ def test_names_are_checked_first(tmp_path: Path, start: Start) -> None:
 
 def test_a_probe_leaves_nothing(tmp_path: Path) -> None:
     assert list(check_out(tmp_path / "a" / "b").iterdir()) == []
+
+
+def test_a_renamed_run_is_found_and_not_resumed(tmp_path: Path) -> None:
+    """Replay and score read a folder of any name; only a name that kvbench gives can be written to."""
+    (tmp_path / "my run").mkdir()
+    (tmp_path / "my run" / "run.json").write_text("{}")
+    assert existing(tmp_path, "my run") == tmp_path / "my run"
+    with pytest.raises(UserError, match="--resume 'my run'"):
+        RunFolder.resume(tmp_path, "my run", environment={})
