@@ -55,6 +55,7 @@ from kvbench.registry import methods
 @dataclass(frozen=True)
 class CAKE(Method):
     paper = "Qin et al., arXiv 2503.12491"
+    version = "2"  # 2: compat=reference follows the released cascade
     joint = True
 
     window: int = option(32, "newest queries that vote and always stay", low=2)

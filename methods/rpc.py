@@ -83,7 +83,7 @@ class RPC(Method):
         return torch.where(prompt, self._votes(voters, older & prompt).clamp_min(PROMPT), generated * GENERATED)
 
     def _votes(self, view: LayerView, among: torch.Tensor) -> torch.Tensor:
-        """Return pooled votes [b, Hk, N] for the entries `among`; the softmax runs over these entries only."""
+        """Return pooled votes [b, Hk, N] for the entries that `among` marks; the softmax runs over these only."""
         votes = view.attend(reduce_g="mean", reduce_q="sum", among=among)
         if self.aggregate == "all":
             votes = _mean_over_heads(votes, view.positions, among)

@@ -18,7 +18,7 @@ from kvbench.taskkit.prompts import INSTRUCTION, STYLES
 EXCERPTS = DATA / "tasks"
 SHARED_DATA = SHARED / "data"
 MATHS = ("aime24", "aime25", "amc23", "math500", "gsm8k")
-full = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="the full data are not beside this checkout")
+full = pytest.mark.skipif(not SHARED_DATA.is_dir(), reason="needs the full data sets in ../shared/data")
 
 
 def excerpt(name: str):
