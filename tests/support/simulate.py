@@ -40,11 +40,13 @@ DESIGNS = {
 MEANS = (0.01, 0.5, 0.99)
 FAMILIES = (1, 4, 8, 16)
 AGREE = (0.0, 0.5, 1.0)
+BETWEEN = 0.1  # a mean where intervals of very unequal clusters that wholly agree are too narrow
 SPREADS = (0.3, 1.1, 5.0, 30.0)  # a + b of the Beta distribution
 OWN = 0.2  # share of a question's difficulty that a method has for itself
 LATENT = np.linspace(-6, 6, 2401)
 PATTERNS = 2100  # all 2,048 of 11 clusters, as reports try them
 PILOT = 300  # tables without a drop: the rest of a family
+HIGHEST = 0.065  # false alarms of a valid test
 MORE = "more than the score"
 
 
@@ -94,9 +96,15 @@ class Setting:
         )
         return self.answers(mine * (1 - drop / self.mean), draw), self.answers(base, draw)
 
+    def compare(self, a: np.ndarray, b: np.ndarray) -> Paired:
+        return paired(a, b, clusters=self.clusters, permutations=PATTERNS if not self.single else 1)
+
     def pairs(self, tables: int, draw: np.random.Generator, drop: float = 0.0) -> list[Paired]:
-        made = (self.two(draw, drop) for _ in range(tables))
-        return [paired(a, b, clusters=self.clusters, permutations=PATTERNS if not self.single else 1) for a, b in made]
+        return [self.compare(*self.two(draw, drop)) for _ in range(tables)]
+
+    def differ(self, a: np.ndarray, b: np.ndarray) -> int:
+        """Clusters on which the two methods have different numbers of right answers."""
+        return int(np.count_nonzero(np.bincount(self.clusters, weights=(a - b).sum(axis=1))))
 
 
 def rate(hits: int, tables: int) -> dict[str, float]:
@@ -123,13 +131,31 @@ def coverage(setting: Setting, tables: int, draw: np.random.Generator) -> dict[s
     }
 
 
+def most_alarms(differ: int) -> float:
+    """The highest false-alarm rate up to 6.5% of a two-sided test on this many differences: 0 below five.
+
+    The signs of the differences are coin throws. A test can choose which patterns, in pairs, raise an alarm; one pair
+    of four signs is already 12.5%, and some sets of questions always give four differences.
+    """
+    pairs = 2.0 ** max(differ - 1, 0)
+    return math.floor(HIGHEST * pairs) / pairs
+
+
 def false_alarms(setting: Setting, tables: int, draw: np.random.Generator) -> dict[str, Any]:
-    """Verdicts other than tied where there is no difference, and how often the difference's interval holds zero."""
-    found = setting.pairs(tables, draw)
+    """Verdicts other than tied where there is no difference, and how often the difference's interval holds zero.
+
+    `at_most`: the highest share of alarms that any test could have without exceeding 6.5% on some set of questions.
+    """
+    found, at_most = [], 0.0
+    for _ in range(tables):
+        a, b = setting.two(draw)
+        found.append(setting.compare(a, b))
+        at_most += most_alarms(setting.differ(a, b)) / tables
     said = [judge([one])[0].verdict for one in found]
     held = sum(not (one.low > 0 or one.high < 0) for one in found)
     return {
         **rate(said.count("worse") + said.count("better"), tables),
+        "at_most": round(at_most, 4),
         "holds_zero": round(held / tables, 4),
         "test": ", ".join(sorted({one.test for one in found})),
     }
@@ -195,6 +221,10 @@ def simulate(tables: int, seed: int = 0) -> Iterator[tuple[str, dict[str, Any]]]
                 yield "families", about | {"family": family} | families(setting, family, tables, draw)
             if setting.mean == 0.5 or setting.agree == 0:
                 yield "power", about | {"family": family} | power(setting, family, tables, draw)
+    for number, design in enumerate(design for design, sizes in DESIGNS.items() if max(sizes) > 1):
+        setting, draw = Setting(design, BETWEEN, agree=1.0), np.random.default_rng([seed, number, 0])
+        about = {"design": design, "mean": BETWEEN, "agree": 1.0, "spread": setting.spread}
+        yield "coverage", about | coverage(setting, tables, draw)
 
 
 def write(made: dict[str, list[dict[str, Any]]], folder: Path) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from kvbench.report.stats import Clusters, estimate, judge, paired, sign_flip, smallest_drop
-from kvbench.report.stats.power import tail_of
+from kvbench.report.stats.power import flips_drop, tail_of
 from tests.support.simulate import Setting, power
 
 VERY_UNEQUAL = ([40] + [2] * 10, [1] * 30 + [30])
@@ -83,6 +83,13 @@ def test_the_printed_drop_is_right_on_average_however_questions_agree(
     draw = np.random.default_rng(16)
     noise = np.array([differences(sizes, agree, draw) for _ in range(1000)])
     assert 0.74 <= found_at_its_printed_drop(noise, sizes, family) <= 0.86  # 0.8 and 3.4 standard errors
+
+
+def test_sign_flips_of_equal_clusters_have_the_drop_of_the_t_test() -> None:
+    rows = np.random.default_rng(21).normal(size=(200, 12))
+    flips = np.mean([flips_drop([(value, 1.0) for value in row]) for row in rows])
+    t = np.mean([smallest_drop(row.std(ddof=1) / math.sqrt(12), 11, sides=2) for row in rows])
+    assert flips == pytest.approx(t, rel=0.015)
 
 
 @pytest.mark.parametrize("family", [1, 8])
