@@ -59,9 +59,13 @@ class BudgetViolation(KVBenchError):
 
 def quote(value: object) -> str:
     """Quote a value for a message; control characters appear escaped (\\x1b), never raw."""
+    return f"'{bare(value)}'"
+
+
+def bare(value: object) -> str:
+    """Escape a value as `quote` does, without the quotes."""
     text = str(value)
-    escaped = "".join(_escape(c) for c in text[:200])
-    return f"'{escaped}{'...' if len(text) > 200 else ''}'"
+    return "".join(map(_escape, text[:200])) + ("..." if len(text) > 200 else "")
 
 
 def _escape(character: str) -> str:

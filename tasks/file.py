@@ -23,7 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.scoring.math import score_math
@@ -97,7 +97,7 @@ def fold(text: str) -> str:
 
 def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the ids and items of a file. Raises UserError with the first `SHOWN` problems and their number."""
-    label = quote(path)[1:-1]
+    label = bare(path)
     if not os.path.isfile(path):
         read_plain(path, f"--task-file {label}", FILE_LIMIT)  # its error says what the path is instead of a file
     problems: list[str] = []

@@ -20,7 +20,7 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, bare, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.livecodebench import SECONDS, Grades, Verdict, extract_code, grade
@@ -132,7 +132,7 @@ class LiveCodeBench(Task):
                 "sandbox_selftest": sandbox.digest or None,
                 "python_version": platform.python_version(),
             },
-            note=quote(verdict.detail)[1:-1],
+            note=bare(verdict.detail),
         )
 
     def sources(self) -> dict[str, str]:

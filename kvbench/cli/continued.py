@@ -25,13 +25,12 @@ from kvbench.config.run_config import MethodChoice, RunConfig
 from kvbench.config.settings import OPERATIONAL, PARSERS, SOURCES
 from kvbench.console.problems import Problems
 from kvbench.console.redact import HIDDEN, hide_keys
-from kvbench.errors import NEW_RUN, SetupError, UserError, quote
+from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
 from kvbench.runner.workload import template_hash
 from kvbench.sources import models
 from kvbench.store import again, existing, manifest
-from kvbench.store.files import bare
 
 KEEPS = "A resumed run keeps its settings."
 FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # a configuration file may give these to a continued run
@@ -262,9 +261,9 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    return "default" if kept in (None, "") else quote(hide_keys(str(kept)))[1:-1]
+    return "default" if kept in (None, "") else bare(hide_keys(str(kept)))
 
 
 def _said(given: Given, value: Any) -> str:
     """``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
-    return f"{given.source}{' ' if given.source.startswith('--') else '='}{quote(hide_keys(str(value)))[1:-1]}"
+    return f"{given.source}{' ' if given.source.startswith('--') else '='}{bare(hide_keys(str(value)))}"

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import quote
+from kvbench.errors import bare
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -53,7 +53,7 @@ class Progress:
 
     def cell(self, text: str) -> None:
         """Name the cell that the engine works on now."""
-        self._cell, self._speed, self._score = quote(text)[1:-1], "", ""
+        self._cell, self._speed, self._score = bare(text), "", ""
         self._draw()
 
     def update(

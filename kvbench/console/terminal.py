@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvbench.console import streams
-from kvbench.errors import Interrupted, KVBenchError, quote
+from kvbench.errors import Interrupted, KVBenchError, bare
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,7 +62,7 @@ def _redact() -> ModuleType:
 
 def clean(text: str) -> str:
     """Text of unknown origin on one terminal line, with control and direction characters escaped, never raw."""
-    return "".join(quote(part)[1:-1] for part in _chunks(text, 200))
+    return "".join(bare(part) for part in _chunks(text, 200))
 
 
 def _chunks(text: str, size: int) -> list[str]:

@@ -17,14 +17,13 @@ from typing import Any
 
 from kvbench.config import plugins
 from kvbench.config.run_config import MethodChoice, RunConfig
-from kvbench.errors import NEW_RUN, UserError, quote
+from kvbench.errors import NEW_RUN, UserError, bare, quote
 from kvbench.runner.cell import MethodState
 from kvbench.runner.workload import template_hash
 from kvbench.sources import hub
 from kvbench.sources.model_files import makes_prompts
 from kvbench.sources.models import State
 from kvbench.store import check_run_name, manifest
-from kvbench.store.files import bare
 
 MOST = 4  # files or methods that a message lists
 

@@ -35,11 +35,6 @@ def crash_point(name: str) -> None:
     """Mark a moment between two steps of a write, where tests kill the process."""
 
 
-def bare(value: object) -> str:
-    """A value escaped as by `quote`, without the quotes."""
-    return quote(value)[1:-1]
-
-
 def reason(error: OSError) -> str:
     """The system's message in lower case: "no space left on device" for ENOSPC."""
     return (os.strerror(error.errno) if error.errno else str(error)).lower()

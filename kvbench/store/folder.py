@@ -19,9 +19,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvbench.errors import NEW_RUN, SetupError, UserError, quote
+from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
 from kvbench.store import manifest, tables
-from kvbench.store.files import bare, is_leftover, probe, reason, remove_leftovers, sync_folder
+from kvbench.store.files import is_leftover, probe, reason, remove_leftovers, sync_folder
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name

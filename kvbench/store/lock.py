@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvbench.console import signals
-from kvbench.errors import NEW_RUN, RunInUseError, SetupError, quote
-from kvbench.store.files import bare, open_plain, reason
+from kvbench.errors import NEW_RUN, RunInUseError, SetupError, bare, quote
+from kvbench.store.files import open_plain, reason
 from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
 from kvbench.store.strict_json import document
 

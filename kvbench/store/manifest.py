@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.console.redact import hide_keys, hide_secrets, redact_argv, redact_config
-from kvbench.errors import NEW_RUN, SetupError, UserError, quote
-from kvbench.store.files import bare, read_plain, reason, replacing
+from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
+from kvbench.store.files import read_plain, reason, replacing
 from kvbench.store.identity import digest
 from kvbench.store.schema import FORMAT
 from kvbench.store.shape import why_not

@@ -10,9 +10,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
-from kvbench.errors import UserError
+from kvbench.errors import UserError, bare
 from kvbench.store import manifest
-from kvbench.store.files import bare
 from kvbench.store.schema import FORMAT_KEY
 
 if TYPE_CHECKING:

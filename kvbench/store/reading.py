@@ -17,10 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
-from kvbench.store.files import bare, open_plain, reason
+from kvbench.store.files import open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.recovery import JournalContent, TextReader, read_journal
 from kvbench.store.schema import DETERMINISTIC, NAMES, OK, REQUIRED, sort_key

@@ -19,8 +19,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from kvbench.errors import SetupError, quote
-from kvbench.store.files import bare, open_plain, own_folder, plain_size
+from kvbench.errors import SetupError, bare, quote
+from kvbench.store.files import open_plain, own_folder, plain_size
 from kvbench.store.journal import FOLDER, SUFFIX
 from kvbench.store.schema import OK, UNSCORED, is_text, read_row
 from kvbench.store.strict_json import parse

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.console.faults import words
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.task import Doc, Turn
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -98,7 +98,7 @@ def _check_syntax(text: str, origin: str) -> None:
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
     except jinja2.TemplateSyntaxError as error:
         if "unknown tag" not in str(error.message):  # transformers defines further tags
-            raise UserError(f"chat template {quote(origin)[1:-1]}, line {error.lineno}: {error.message}.") from None
+            raise UserError(f"chat template {bare(origin)}, line {error.lineno}: {error.message}.") from None
 
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:

@@ -15,7 +15,7 @@ from kvbench.config.plugins import load_plugins
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import Progress, size
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.sources.data import Data
 from kvbench.sources.data.export import fetch as fetch_data
 from kvbench.task import Manifest
@@ -101,7 +101,7 @@ def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: 
                 raise UserError(
                     f"lm-eval downloads the data of {quote(name)} itself. Run the task once where there is a network "
                     "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with "
-                    f"lm_eval/{quote(name.removeprefix(LM_EVAL))[1:-1]}.jsonl (--data or KVBENCH_DATA)."
+                    f"lm_eval/{bare(name.removeprefix(LM_EVAL))}.jsonl (--data or KVBENCH_DATA)."
                 )
     problems.stop()
     for name, manifest in named.items() if not quiet else ():
@@ -257,7 +257,7 @@ class _Bytes(Progress):
     """Progress of a download in bytes instead of rows."""
 
     def show(self, name: str, done: int, total: int | None) -> None:
-        if quote(name)[1:-1] != self._cell:
+        if bare(name) != self._cell:
             self.end()
             self.begin(total or 0, 0)
             self.cell(name)

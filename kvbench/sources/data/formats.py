@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
 
 FILE_LIMIT = 512 * 1024 * 1024  # bytes of a user's own file
 CHUNK = 1 << 20
@@ -54,7 +54,7 @@ class Reading:
         for file in self.files:
             name = self.name if len(self.files) == 1 else str(file)
             try:
-                check_plain(file, quote(name)[1:-1], None)
+                check_plain(file, bare(name), None)
                 with file.open("rb") as stream:
                     if self.member:
                         with zipfile.ZipFile(stream) as archive, archive.open(self.member) as inside:
@@ -71,7 +71,7 @@ class Reading:
                 raise SetupError(f"cannot read {quote(name)}: {error.strerror or error}.") from None
 
     def _rows(self, stream: IO[bytes], name: str) -> Iterator[Row]:
-        label = quote(name)[1:-1]
+        label = bare(name)
         buffered = io.BufferedReader(_Hashing(stream, self._digest), CHUNK)
         text = io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")  # its destructor closes `buffered`
         if name.endswith(".csv"):
@@ -109,7 +109,7 @@ def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> 
     `label` is the file's name in messages. Raises UserError if it is not a regular file, not UTF-8 or not JSON objects.
     With a list `problems`, lines that are not JSON objects are skipped and described there instead.
     """
-    name = quote(label)[1:-1]
+    name = bare(label)
     check_plain(file, name, FILE_LIMIT)
     try:
         with file.open("rb") as stream:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, bare, quote
 from kvbench.task import Manifest
 
 
@@ -32,7 +32,7 @@ def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
         return first
     fetch = f"kvbench data fetch {' '.join(names)}"
     if first.folder is not None:
-        out = quote(first.folder)[1:-1]
+        out = bare(first.folder)
         text = f"{first.where} for {len(errors)} tasks. '{fetch} --out {out}' on a connected machine adds them."
     else:
         text = f"the data of {len(errors)} tasks are not on this machine and {first.where}. '{fetch}' on a connected "
