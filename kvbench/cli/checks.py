@@ -1,8 +1,5 @@
-"""Checks settings against each other where no weights are needed: fast, and without torch.
+"""Checks a run before torch is imported: its settings against each other, then its inputs from disk and hub.
 
-    check(config, model, problems, duplicates=False)
-
-Budgets against methods and the model's context, samples against temperature, limits against task sizes, templates.
 The engine makes the checks that need a tokenizer or a device, before the first token.
 """
 
@@ -18,9 +15,12 @@ from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget
 from kvbench.eviction.options import check_budget
+from kvbench.runner import task_data
 from kvbench.runner.workload import load_task
+from kvbench.sources import models, vocabulary
 from kvbench.sources.models import ModelInfo
 from kvbench.task import GenSpec, Task
+from kvbench.taskkit import prompts
 from kvbench.taskkit.names import LM_EVAL
 
 
@@ -37,6 +37,31 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
     for name in config.tasks:
         with problems.collect():
             _check_task(config, load_task(name, config.task_file), model, problems, duplicates)
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Read or download the model's files, the chat template, a sandbox and task data. Raises KVBenchError."""
+    if config.chat_template is not None:
+        prompts.load_template(config.chat_template)
+    known = models.describe(config.model_place, config.revision)
+    info = models.located(config.model_place, config.revision)
+    if info != known:
+        _check_again(config, info)
+    if info.folder is not None:
+        vocabulary.check_folder(info.folder, info.config)
+    if any("code" in load_task(name, config.task_file).needs for name in config.tasks):
+        from kvbench.scoring import sandbox
+
+        sandbox.require(config.unsafe_run_code)
+    task_data.fetch(config)
+
+
+def _check_again(config: RunConfig, info: ModelInfo) -> None:
+    """Repeat `check` with the model's sizes, which the hub has given by now."""
+    problems = Problems()
+    check(config, info, problems, duplicates=True)
+    problems.warnings.clear()  # the first check showed them
+    problems.stop()
 
 
 def refuse_key(key: str | None) -> None:
@@ -114,9 +139,9 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
 
 
 def _check_template(config: RunConfig, task: Task, spec: GenSpec, model: ModelInfo | None) -> None:
-    from kvbench.taskkit.prompts import uses_chat
-
-    chat = uses_chat(spec.chat, config.prompt_style or task.prompt_styles[0], no_chat_template=config.no_chat_template)
+    chat = prompts.uses_chat(
+        spec.chat, config.prompt_style or task.prompt_styles[0], no_chat_template=config.no_chat_template
+    )
     if chat and config.chat_template is None and model is not None and model.has_chat_template is False:
         needs = f"the tokenizer of {quote(model.name)} has no chat template and task {quote(task.name)} needs one"
         raise UserError(f"{needs}. Pass --chat-template FILE or --no-chat-template.")

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.cli.checks import check, refuse_key
+from kvbench.cli.checks import check, check_inputs, refuse_key
 from kvbench.cli.continued import asked, continued
-from kvbench.cli.preflight import check_inputs
 from kvbench.cli.request import build
 from kvbench.config.layers import Gathered, Given, gather, unknown_variables
 from kvbench.config.run_config import RunConfig

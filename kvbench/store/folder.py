@@ -1,13 +1,7 @@
 """A run's folder, from its first check to its sealed tables.
 
-    with RunFolder.open("results", "r1", config, environment=versions, command=sys.argv, planned=960) as run:
-        done = run.done_keys()
-        with run.journal() as journal:
-            ...
-        run.seal()
-
 `open` and `resume` check names, folders, settings and versions before any work. The run is locked until the folder is
-closed. Files that kvbench did not make are never replaced.
+closed. kvbench never replaces files that it did not make.
 """
 
 from __future__ import annotations
@@ -16,7 +10,6 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
@@ -31,14 +24,7 @@ LOCK = "lock"
 
 
 class RunFolder:
-    """An opened, locked run. Made by `open` and `resume`.
-
-    Attributes:
-        notices: warnings for the user, one line each.
-        info: the content of run.json.
-        config: the run's settings as the user gave them, a part of `info`.
-        planned: how many rows the run will have, if known.
-    """
+    """An opened, locked run, made by `open` or `resume`. `notices`: warnings to the user; `info`: run.json."""
 
     def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any]) -> None:
         self.path, self.name = path, path.name
@@ -96,25 +82,10 @@ class RunFolder:
             raise
 
     @classmethod
-    def resume(
-        cls,
-        out: str | Path,
-        name: str,
-        *,
-        environment: Mapping[str, Any],
-        take_over: bool = False,
-        allow_version_change: bool = False,
-    ) -> RunFolder:
-        """An existing run with its own settings."""
+    def resume(cls, out: str | Path, name: str, **how: Any) -> RunFolder:
+        """An existing run with its own settings. how: further arguments of `open`."""
         info = manifest.read(existing(out, check_run_name(name, "--resume")))
-        return cls.open(
-            out,
-            name,
-            info["config"],
-            environment=environment,
-            take_over=take_over,
-            allow_version_change=allow_version_change,
-        )
+        return cls.open(out, name, info["config"], **how)
 
     def done_keys(self) -> set[str]:
         """Keys of the rows that need not run again. Adds a notice about records dropped from the journal."""
@@ -141,9 +112,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -16,7 +16,6 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from kvbench.errors import SetupError, bare, quote
@@ -100,9 +99,7 @@ class TextReader:
     def __enter__(self) -> TextReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for fd in self._fds.values():
             os.close(fd)
 

@@ -17,11 +17,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from kvbench.errors import NEW_RUN, SetupError, quote
 from kvbench.store import manifest
 from kvbench.store.again import repair_command
-from kvbench.store.files import crash_point, open_plain, read_plain, reason, remove_leftovers, replacing, sync_folder
+from kvbench.store.files import (
+    crash_point,
+    open_plain,
+    read_plain,
+    reason,
+    remedy,
+    remove_leftovers,
+    replacing,
+    sync_folder,
+)
 from kvbench.store.frames import TEXT_NAMES, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.lock import RunLock
 from kvbench.store.recovery import Entry, JournalContent, TextReader, read_journal, segments_on_disk
-from kvbench.store.remedies import remedy
 from kvbench.store.schema import COLUMNS, FORMAT, sort_key
 from kvbench.store.strict_json import document
 

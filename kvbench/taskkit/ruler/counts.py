@@ -16,7 +16,6 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from kvbench.errors import SetupError
@@ -41,9 +40,7 @@ class TokenCounts:
     def __enter__(self) -> TokenCounts:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.file and self.new:
             with suppress(SetupError), keeping(self.file) as stream:  # a full or read-only disk keeps no counts
                 stream.write(json.dumps(self.known).encode())
