@@ -43,12 +43,9 @@ def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
 
 
 def _print(files: Sequence[dict[str, Any]], rows: Sequence[Row], equal: bool) -> None:
-    table = terminal.grid("file", "rows", "equal", "", right=("rows", "equal"))
-    for file in files:
-        table.add_row(
-            file["file"], str(file["rows"]), str(file["equal"]), "ok" if file["equal"] == file["rows"] else "DIFFERS"
-        )
-    terminal.console().print(table)
+    verdicts = ("ok" if f["equal"] == f["rows"] else "DIFFERS" for f in files)
+    lines = [(f["file"], str(f["rows"]), str(f["equal"]), verdict) for f, verdict in zip(files, verdicts, strict=True)]
+    terminal.table(("file", "rows", "equal", ""), lines, right=("rows", "equal"))
     for file in files:
         wrong = [row for row in rows if row.file == file["file"] and not row.equal]
         for row in wrong[:SHOWN]:
