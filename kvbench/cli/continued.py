@@ -1,8 +1,5 @@
 """The settings of a continued run: from its record, and from the user, who must give some settings again.
 
-    continued(out, name, gathered) -> RunConfig
-    asked(config, gathered)     # the models and tasks that kvbench may ask the hub for: `kvbench.sources.hub.only`
-
 A run's folder may come from anyone. Settings that decide rows come from its record. Settings that run code, send data
 or name a variable with a key come from the user's command line, environment or configuration file; the record only
 states their former values. A file that the user gives again must have the hash in the record.
@@ -45,18 +42,13 @@ def continued(
     needed: Collection[str] = (*TO_ASK, *again.SCORING),
     more_plugins: bool = False,
 ) -> RunConfig:
-    """The settings of an existing run. Settings that the user gives must not differ from the run's.
+    """The settings of an existing run. Raises UserError if the user gave another value, or must give a setting again.
 
-    Args:
-        needed: settings that the user must give again if the run used them.
-        more_plugins: allow plug-ins that the run did not use.
-
-    Raises:
-        UserError: the user must give a setting again, or gave another value.
+    needed: settings that the user must give again if the run used them. more_plugins: allow further plug-ins.
     """
     _check_layers(gathered)
     refuse_secrets(gathered)
-    record = _read(out, name)
+    record = manifest.read(existing(out, name))
     given = {
         key: parse(typed.source, PARSERS[key], typed.value)
         for key in PARSERS
@@ -94,10 +86,6 @@ def _check_layers(gathered: Gathered) -> None:
                 raise UserError(f"{where}: {quote(key)} cannot be given with --resume. {KEEPS}")
     if (options := gathered.typed("method_opt")) is not None:
         raise UserError(f"{options.source} cannot be given with --resume. {KEEPS}")
-
-
-def _read(out: Path, name: str) -> dict[str, Any]:
-    return manifest.read(existing(out, name))
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +128,7 @@ def _check_again(
 
 
 def _typed_with(settings: Mapping[str, Any]) -> str:
-    """The typed command with further settings."""
+    """The command that the user typed, with further settings as options."""
     typed = sys.argv[1:]
     end = typed.index("--") if "--" in typed else len(typed)  # arguments after it are no options
     return again.line(["kvbench", *typed[:end], *again.words(settings), *typed[end:]])
@@ -217,7 +205,7 @@ def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
         if not config.cells():
             raise ValueError(config.grids)
     except UserError as error:
-        raise UserError(f"{quote(folder / manifest.NAME)} has settings that no run has: {error}") from None
+        raise UserError(f"{quote(folder / manifest.NAME)} holds a setting that kvbench cannot use: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise SetupError(
             f"{quote(folder / manifest.NAME)} is damaged ({type(error).__name__} in its settings)."
@@ -261,6 +249,7 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
+    """A setting's stored value, for a message."""
     return "default" if kept in (None, "") else bare(hide_keys(str(kept)))
 
 

@@ -1,8 +1,5 @@
 """Methods and tasks from a user's Python file, for this process only (``--plugin FILE.py``).
 
-    load_plugin("mine.py")      # ["mymethod"]: what the file registered
-    loaded(["mine.py"])         # [{"path": ..., "sha256": ...}], for a run's record
-
 The file is imported like any module and registers with ``@methods.register`` or ``@tasks.register``. It runs with all
 rights of the user: give only files that you trust. Python runs the bytes that were hashed, and reads no compiled copy
 beside the file.

@@ -33,15 +33,7 @@ class _Answer:
 class RowWriter:
     """Writes the rows of a run.
 
-    Args:
-        host: columns that say where the rows were made.
-        keep_prompts: store questions of gated data too.
-
-    Attributes:
-        saved: rows on the disk.
-        failed: rows without a score, by status.
-        scores: headline scores of the cell under way.
-        refused: the error when the judge refuses the key or no scoring process starts.
+    host: columns that say where the rows were made. keep_prompts: store questions of gated data too.
     """
 
     def __init__(
@@ -54,10 +46,10 @@ class RowWriter:
         keep_prompts: bool,
     ) -> None:
         self.journal, self.pool, self.works, self.host, self.keep_prompts = journal, pool, works, host, keep_prompts
-        self.saved = 0
-        self.failed: Counter[str] = Counter()
-        self.scores: list[float] = []
-        self.refused: SetupError | None = None
+        self.saved = 0  # rows on the disk
+        self.failed: Counter[str] = Counter()  # rows without a score, by status
+        self.scores: list[float] = []  # headline scores of the present cell
+        self.refused: SetupError | None = None  # the judge refuses the key, or no scoring process starts
         self._waiting: dict[Future[Score], _Answer] = {}
 
     def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan) -> None:

@@ -1,9 +1,5 @@
 """Checks that a continued run still has the model, template, methods and questions that it began with.
 
-    before = began(out, "r1", config)           # the record in run.json; empty for a new run
-    check_model("r1", before, model_record(config, state))
-    notices = check("r1", before, record, allow_version_change=False)
-
 A run's record (`environment` in run.json) has a hash for each file that decides its rows. A file that differs is
 refused by name: a report would average rows of two models, or of two states of a method. Messages escape all text of a
 record, since a folder may come from anyone.
@@ -94,7 +90,7 @@ def check_model(
     if was and has:
         if changes := _changes(was, has):
             raise UserError(f"{_describe(changes, f'of model {model} ', run)}, or {NEW_RUN}.")
-    elif (old := _revision(before)) != (new := _revision(now)):
+    elif (old := before.get("model", {}).get("model_revision")) != (new := now["model"]["model_revision"]):
         former = f"; --revision {old} takes the former one" if hub.is_commit(old) else ""
         raise UserError(
             f"model {model} is at revision {bare(new)} now; run {quote(run)} began with {bare(old)}. "
@@ -126,11 +122,16 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
                     f"({part} {bare(was['data'].get(part))}, now {bare(has['data'].get(part))}). "
                     f"{NEW_RUN.capitalize()}."
                 )
-        if versions and was["version"] != has["version"]:
-            raise UserError(
-                f"task {quote(task)} is at version {bare(has['version'])}; run {quote(run)} began with "
-                f"{bare(was['version'])}. {NEW_RUN.capitalize()}."
-            )
+        if versions:
+            _check_version(run, f"task {quote(task)}", was, has)
+
+
+def _check_version(run: str, what: str, was: Mapping[str, Any], has: Mapping[str, Any]) -> None:
+    if was["version"] != has["version"]:
+        raise UserError(
+            f"{what} is at version {bare(has['version'])}; run {quote(run)} began with {bare(was['version'])}. "
+            f"{NEW_RUN.capitalize()}."
+        )
 
 
 def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
@@ -139,11 +140,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
     edited = []
     for entry in now["methods"]:
         label, was = quote(entry["method"]), known.get(entry["method"], entry)
-        if was["version"] != entry["version"]:
-            raise UserError(
-                f"method {label} is at version {bare(entry['version'])}; run {quote(run)} began with "
-                f"{bare(was['version'])}. {NEW_RUN.capitalize()}."
-            )
+        _check_version(run, f"method {label}", was, entry)
         if changes := _changes(_hashes(was["artefacts"]), _hashes(entry["artefacts"])):
             raise UserError(f"{_describe(changes, f'of method {label} ', run)}, or {NEW_RUN}.")
         if was["source"] != entry["source"]:
@@ -188,11 +185,6 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
                 f"task {quote(task)} makes other prompts than when run {quote(run)} began: its code, or a library that "
                 f"makes tokens, changed. Put it back, or {NEW_RUN}."
             )
-
-
-def _revision(record: Mapping[str, Any]) -> str | None:
-    revision: str | None = record.get("model", {}).get("model_revision")
-    return revision
 
 
 def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:

@@ -1,8 +1,5 @@
 """The work of a run: the documents of each task as token ids, and every planned row with its key.
 
-    works = {name: TaskWork.load(...) for name in config.tasks}
-    plan = [row for cell in config.cells() for row in works[cell.task].rows(cell, ...)]
-
 No torch and no weights; the tokenizer comes from transformers.
 """
 

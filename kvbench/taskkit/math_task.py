@@ -17,20 +17,14 @@ from kvbench.taskkit.rows import documents, reasoning
 
 
 class MathTask(Task):
-    """Mathematics problems with one final answer.
-
-    Class attributes:
-        samples, max_new_tokens: defaults of --samples and --max-new-tokens.
-        integer: every reference is an integer, so the cross-check `int_match` makes sense.
-        column: the data's column with the problem.
-    """
+    """Mathematics problems with one final answer."""
 
     suite = "math"
     prompt_styles = tuple(name for name in STYLES if name != "plain")
-    samples: ClassVar[int] = 32
-    max_new_tokens: ClassVar[int] = 32768
-    integer: ClassVar[bool] = False
-    column: ClassVar[str] = "problem"
+    samples: ClassVar[int] = 32  # default of --samples
+    max_new_tokens: ClassVar[int] = 32768  # default of --max-new-tokens
+    integer: ClassVar[bool] = False  # every reference is an integer: the score `int_match` compares integers
+    column: ClassVar[str] = "problem"  # the data's column with the problem
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         assert self.manifest is not None

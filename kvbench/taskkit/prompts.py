@@ -1,15 +1,8 @@
 """Turn a document into the text and tokens of a prompt: prompt styles, chat template, thinking switch.
 
-    turn = STYLES["default"].turn(problem)                  # a task builds its documents' turns
-    check_template(tokenizer, task="aime24", chat=True)     # before a run: UserError without a usable template
-    text = render(doc, tokenizer, chat=True, thinking=True)
-    ids = encode(tokenizer, text, chat=True)
-
 A rendered template already holds the special tokens, so `encode` adds none (Llama and DeepSeek tokenizers would add a
 second start token). Raw text gets the tokenizer's own special tokens. Templates run only in transformers' sandboxed
-Jinja.
-
-Not covered: few-shot examples, images.
+Jinja. Not covered: few-shot examples, images.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The download cache, and downloads from web addresses.
 
-    download("https://host/dev-v2.0.json", sha256="80a5...")    # Path in the cache; downloads only if it is absent
-
 The cache is the folder ``kvbench`` in ``XDG_CACHE_HOME`` (``~/.cache``). The hub's library has its own cache.
 Downloads use https, or http to localhost. A file that is too large or has a different hash is never kept.
 """

@@ -1,8 +1,5 @@
 """Download and cache data from the hub or a web address, at the revision that a manifest pins.
 
-    cached(manifest, revision)            # Place, or None; sends no request
-    fetch("aime24", manifest, revision)   # Place, after a download if the cache lacks the data
-
 The `datasets` library, which knows the layout of repositories, reads a table once; kvbench keeps the rows as JSON
 lines. Raw files stay in the cache of the hub's library. A data set that needs a loading script is an error.
 """
@@ -29,7 +26,7 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
-    """Return the place of the data in the cache, or None if any are missing."""
+    """Return the place of the data in the cache, or None if any are missing. Sends no request."""
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None

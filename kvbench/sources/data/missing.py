@@ -1,7 +1,4 @@
-"""Errors for data that are not on this machine, with the command that fetches the data of all tasks of a run.
-
-raise together([first, *data.missing(others)], names)    # one error instead of one per task
-"""
+"""Errors for data that are not on this machine, with the command that fetches the data of all tasks of a run."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """Count the tokens of texts, and keep the counts on disk for later runs.
 
-    with TokenCounts(reader.count, cache_file(tokenizer, "vt", 4096)) as count:
-        rows = make_rows("vt", Room(count=count, ...), ...)
-
 Most of the time to make a set of prompts goes into counting tokens: seconds at 4K, many minutes at 128K. The file holds
 counts by the hash of each text, not the prompts (gigabytes of copyrighted texts). A count depends on the text and the
 tokenizer only, and the file's name holds the tokenizer's hash, so counts stay valid when the generator, the seed or the

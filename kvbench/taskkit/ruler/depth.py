@@ -40,17 +40,12 @@ SANDWICH_PROMPT = (
 
 @dataclass(kw_only=True)
 class Grid:
-    """The prompts of one length.
-
-    Args:
-        essays: the haystack is essays, otherwise RULER's noise sentences.
-        sandwich: the needle is the sentence about San Francisco, otherwise a random number of seven digits.
-    """
+    """The prompts of one length."""
 
     room: Room
     material: Material
-    essays: bool
-    sandwich: bool
+    essays: bool  # the haystack is essays, otherwise RULER's noise sentences
+    sandwich: bool  # the needle is the sentence about San Francisco, otherwise a random number of seven digits
 
     def __post_init__(self) -> None:
         self._sizes = cache(self._size)

@@ -22,21 +22,13 @@ DRAWS = 100  # of the smallest size before a row fails; the tokens of draws of o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The length that a prompt must fit into, in tokens.
+    """The length that a prompt must fit into, in tokens."""
 
-    Attributes:
-        name: the task's name, for messages.
-        asked: the length in the task's name.
-        wrapping: tokens that the chat template adds.
-        new_tokens: tokens reserved for the answer.
-        count: counts a text's tokens without special tokens.
-    """
-
-    name: str
-    asked: int
-    wrapping: int
-    new_tokens: int
-    count: Callable[[str], int]
+    name: str  # of the task, for messages
+    asked: int  # the length in the task's name
+    wrapping: int  # tokens that the chat template adds
+    new_tokens: int  # tokens reserved for the answer
+    count: Callable[[str], int]  # counts a text's tokens without special tokens
 
     @property
     def length(self) -> int:
