@@ -1,12 +1,13 @@
-"""Errors that reach the user, each with its exit code.
+"""Errors that reach the user, each with its exit code, and the parts of their messages.
 
-One line names the problem, with the offending value quoted by `quote`, and the cure. The command line prints
-``error: <message>`` and never a traceback, unless the error is not one of these (a bug, exit code 1).
+A message is one line: the problem, with the offending value quoted by `quote`, and the cure. The command line prints
+``error: <message>``. Any other exception is a bug (exit code 1).
 """
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 NEW_RUN = "start a new run (kvbench run --run-name)"  # the whole command: most commands lack the option
 
@@ -66,6 +67,11 @@ def bare(value: object) -> str:
     """Escape a value as `quote` does, without the quotes."""
     text = str(value)
     return "".join(map(_escape, text[:200])) + ("..." if len(text) > 200 else "")
+
+
+def few(words: Sequence[str], most: int) -> str:
+    """List the first `most` words, with commas, and say how many more there are."""
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def _escape(character: str) -> str:

@@ -1,6 +1,6 @@
 """The program: parses a command line, calls the command, ends with its exit code. Commands: `kvbench.cli.commands`.
 
-Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the surroundings; 4 rows missing or failed; 5 a regression; 6 the
+Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the environment; 4 rows missing or failed; 5 a regression; 6 the
 run is in use; 129, 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds
 the traceback. Nothing here or in a command's checks imports torch.
 """

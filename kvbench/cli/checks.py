@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console.problems import Problems
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, few, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget
@@ -90,7 +90,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
         for method in grid.methods:
             with problems.collect():
                 instance = choose.make(method.name, dict(method.options))
-                # With caches per query head an option raises the least budget: the error names it.
+                # Some options keep one cache per query head and so raise the least budget: then the error names them.
                 name = method.label if instance.per_query_head else method.name
                 refuse_oracle(method.name, instance)
                 sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
@@ -107,8 +107,7 @@ def _check_data(config: RunConfig, problems: Problems) -> None:
         raise SetupError(f"--data {quote(config.data)} does not exist.")
     idle = [n for n in config.tasks if not n.startswith(LM_EVAL) and not load_task(n, config.task_file).manifest]
     if len(idle) == len(config.tasks) or (idle and not data.is_dir()):
-        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
-        these = f"{', '.join(map(quote, idle[:3]))}{more}"
+        these = few(list(map(quote, idle)), 3)
         reads = f"task {these} reads" if len(idle) == 1 else f"tasks {these} read"
         problems.warn(f"{reads} no data; --data {quote(config.data)} has no effect there.")
 

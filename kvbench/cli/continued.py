@@ -22,7 +22,7 @@ from kvbench.config.run_config import MethodChoice, RunConfig
 from kvbench.config.settings import OPERATIONAL, PARSERS, SOURCES
 from kvbench.console.problems import Problems
 from kvbench.console.redact import HIDDEN, hide_keys
-from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
+from kvbench.errors import NEW_RUN, SetupError, UserError, bare, few, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
 from kvbench.runner.workload import template_hash
@@ -154,10 +154,9 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
     if not files:
         raise UserError(f"{_said(typed, place)} is no folder; run {quote(run)} began with the model in {quote(was)}.")
     if differing := sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name)):
-        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise UserError(
-            f"{_said(typed, place)} differs from model {quote(was)} of run {quote(run)} in {bare(differing[0])}{more}. "
-            f"Give the folder as it was, or {NEW_RUN}."
+            f"{_said(typed, place)} differs from model {quote(was)} of run {quote(run)} in "
+            f"{few(list(map(bare, differing)), 1)}. Give the folder as it was, or {NEW_RUN}."
         )
     return str(place)
 

@@ -1,4 +1,4 @@
-"""The surroundings of a run: versions, git commit, machine.
+"""Facts about the environment of a run: versions, git commit, machine.
 
 `devices` imports torch; the others read package metadata and system files.
 """

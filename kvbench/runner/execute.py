@@ -101,7 +101,7 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | 
             progress=progress,
         )
         if rescored.prompt_mismatch:
-            say(f"{rescored.prompt_mismatch} answers without a score belong to prompts that are made differently now.")
+            say(f"{rescored.prompt_mismatch} answers without a score belong to prompts that now differ.")
         folder.seal()
     return RunResult(
         run_dir=folder.path,

@@ -1,6 +1,6 @@
 """Scores stored answers, without generating: only the answers without a score, or all answers again.
 
-The run's own tasks make the documents anew; an answer is scored only if its prompt is still the same. A new score is
+The run's tasks build the documents again; an answer is scored only if its prompt is still the same. A new score is
 one more record in the journal, with the same answer.
 """
 

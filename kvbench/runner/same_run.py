@@ -7,13 +7,13 @@ record, since a folder may come from anyone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvbench.config import plugins
 from kvbench.config.run_config import MethodChoice, RunConfig
-from kvbench.errors import NEW_RUN, UserError, bare, quote
+from kvbench.errors import NEW_RUN, UserError, bare, few, quote
 from kvbench.runner.cell import MethodState
 from kvbench.runner.workload import template_hash
 from kvbench.sources import hub
@@ -148,7 +148,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
     if not edited:
         return []
     files = _edited_files(before, now, {file for entry in edited for file in entry["files"]})
-    methods = _few([quote(entry["method"]) for entry in edited])
+    methods = few([quote(entry["method"]) for entry in edited], MOST)
     text = f"the source of method{'s' * (len(edited) > 1)} {methods} changed since run {quote(run)} began ({files})"
     if not allowed:
         raise UserError(f"{text}. Put it back, give --allow-version-change, or {NEW_RUN}.")
@@ -158,7 +158,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
     """Names of changed files, for a message. `own`: the files that the methods import now."""
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
-    return _few(sorted(bare(file) for file in own if was.get(file) != has[file])) or "it imports other files"
+    return few(sorted(bare(file) for file in own if was.get(file) != has[file]), MOST) or "it imports other files"
 
 
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
@@ -209,7 +209,7 @@ def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run
     since = f"since run {quote(run)} began"
     if len(changes) > 1:
         listed = [f"{name} ({_fate(*pair)})" for name, pair in changes.items()]
-        return f"{len(changes)} files {of}changed {since}: {_few(listed)}. Put them back"
+        return f"{len(changes)} files {of}changed {since}: {few(listed, MOST)}. Put them back"
     ((name, (was, has)),) = changes.items()
     if was is None:
         return f"{name} {of}was added {since}. Remove it"
@@ -220,8 +220,3 @@ def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run
 
 def _fate(was: str | None, has: str | None) -> str:
     return "added" if was is None else "removed" if has is None else f"was {bare(was[:12])}, is {bare(has[:12])}"
-
-
-def _few(words: Sequence[str]) -> str:
-    more = len(words) - MOST
-    return ", ".join(words[:MOST]) + (f" and {more} more" if more > 0 else "")

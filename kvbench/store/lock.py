@@ -123,7 +123,7 @@ class RunLock:
             return self._open()
         if os.fstat(fd).st_nlink > 1:
             os.close(fd)
-            raise SetupError(f"{quote(self.path)} has a second name (a hard link), as no lock has. Remove it.")
+            raise SetupError(f"{quote(self.path)} has a second name (a hard link), which no lock has. Remove it.")
         return fd, False
 
     def _flock(self, fd: int) -> bool:

@@ -95,7 +95,7 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
 def _check_request(request: object) -> None:
     url = str(getattr(request, "url", ""))
     if not _may(url):
-        raise SetupError(f"a download was sent on to {quote(url)}, which is not https.")
+        raise SetupError(f"the server redirects the download to {quote(url)}, which is not https.")
 
 
 def _may(url: str) -> bool:

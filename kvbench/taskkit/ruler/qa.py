@@ -75,7 +75,7 @@ class QuestionAnswering:
             return squad(self.material.squad()) if self.documents == "squad" else hotpotqa(self.material.hotpotqa())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SetupError(
-                f"data of task {quote(self.room.name)} have not the form of {self.documents} "
+                f"data of task {quote(self.room.name)} do not have the form of {self.documents} "
                 f"({type(error).__name__}: {quote(error)})."
             ) from None
 
