@@ -57,13 +57,8 @@ def execute(
 ) -> RunResult:
     """Run a configuration to the end, or continue its run.
 
-    Args:
-        out: folder of runs; the run's own folder is `run_name`, by default model and configuration hash.
-        resume: require that the run exists.
-        notice: receives one-line warnings; default prints them to stderr.
-
-    Raises:
-        KVBenchError: see the subclasses; Interrupted after Ctrl-C, SIGTERM or SIGHUP, with all finished rows saved.
+    resume: require that the run exists. notice: receives one-line warnings; by default they go to stderr. Raises
+    KVBenchError: Interrupted after Ctrl-C, SIGTERM or SIGHUP, with all finished rows saved.
     """
     say = notice or terminal.warning
     name = run_name or config.run_name()

@@ -58,8 +58,7 @@ def rescore(
 ) -> Rescored:
     """Score the answers of a run that are `wanted`.
 
-    Raises:
-        SetupError: the judge refuses the key, or no scoring process starts. Scores made before are saved.
+    Raises SetupError if the judge refuses the key, or no scoring process starts; earlier scores are saved.
     """
     entries = read_journal(folder.path).entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]

@@ -86,12 +86,10 @@ class TaskWork:
     def load(
         cls, name: str, config: RunConfig, source: Data, tokenizer: Any, model_type: str, context: int
     ) -> TaskWork:
-        """Load documents and render prompts.
+        """Load documents and render prompts. Raises SetupError if data are missing.
 
-        Raises:
-            UserError: no chat template (B049), --max-new-tokens beyond the model's context (B032), or a query-agnostic
-                run of documents that have no context.
-            SetupError: data are missing.
+        Raises UserError without a chat template (B049), for --max-new-tokens beyond the model's context (B032), and for
+        a query-agnostic run of documents that have no context.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style or task.prompt_styles[0]

@@ -73,9 +73,7 @@ def sync_folder(folder: Path) -> None:
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file.
 
-    Raises:
-        SetupError: it is a link, a folder, a pipe or a device.
-        OSError: it does not exist, or cannot be opened.
+    Raises SetupError for a link, a folder, a pipe or a device, OSError if the file cannot be opened.
     """
     _must_be(path, os.lstat(path), stat.S_IFREG)  # checked before opening, which may have an effect on a device
     fd = os.open(path, flags | _AS_IT_IS | os.O_CLOEXEC)

@@ -50,10 +50,8 @@ class RunFolder:
     ) -> RunFolder:
         """A new run, or the run of that name continued when its configuration is the same.
 
-        Args:
-            environment: the record of versions, devices and inputs, in JSON types; `manifest.VERSIONS` are compared.
-            take_over: take the lock of a process on another host.
-            allow_version_change: continue with other versions of kvbench, torch or transformers.
+        environment: the record of versions, devices and inputs, in JSON types. `allow_version_change` allows other
+        `manifest.VERSIONS`; `take_over` takes the lock of a process on another host.
         """
         check_run_name(name)
         path = check_out(out) / name

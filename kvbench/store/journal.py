@@ -68,13 +68,10 @@ class Journal:
         output: str | None = None,
         turns: Sequence[str] = (),
     ) -> list[str]:
-        """Write one row with its texts. Returns the keys of the rows that became safe by this call, often none.
+        """Write one row with its texts, and return the keys of the rows that became safe by this call, often none.
 
-        turns: the answers of all turns, if there are several; `output` is the last.
-
-        Raises:
-            SetupError: the disk is full or broken, or the folder is gone; the journal takes no more rows.
-            ValueError: the row does not fit the schema.
+        turns: the answers of all turns, if there are several; `output` is the last. Raises ValueError if the row does
+        not fit the schema; SetupError if the disk or the folder fails, after which the journal takes no more rows.
         """
         if self.failed or os.getpid() != self._pid:
             raise RuntimeError("this journal has failed, or belongs to another process")

@@ -63,11 +63,9 @@ class RunLock:
         self._fd = -1
 
     def acquire(self, *, take_over: bool = False) -> list[str]:
-        """Take the lock. Returns warnings, one line each.
+        """Take the lock, and return warnings, one line each.
 
-        Raises:
-            RunInUseError: another process has it, or may have it.
-            SetupError: the file cannot be made.
+        Raises RunInUseError if another process has or may have it, SetupError if the file cannot be made.
         """
         signals.at_end(self.release)
         try:

@@ -86,9 +86,7 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
 def read(run_dir: Path) -> dict[str, Any]:
     """The content of run.json, checked.
 
-    Raises:
-        UserError: there is none, it has another format, or it was changed by hand.
-        SetupError: it cannot be read, or is a link.
+    Raises UserError if it is missing, changed by hand or of another format, SetupError if it is a link or unreadable.
     """
     path = run_dir / NAME
     try:

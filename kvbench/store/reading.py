@@ -131,9 +131,7 @@ def read_texts(run_dir: str | Path) -> pd.DataFrame:
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:
     """Columns of one rows.parquet.
 
-    Raises:
-        UserError: there is none, it is not kvbench's, or it has another format.
-        SetupError: it is damaged.
+    Raises SetupError if it is damaged, UserError if it is missing, not kvbench's or of another format.
     """
     file = Path(path)
     in_a_run = (file.parent / manifest.NAME).is_file()  # follow a link that the user typed, none in a run's folder

@@ -45,10 +45,9 @@ _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
 
 def seal(run_dir: Path) -> dict[str, Any]:
-    """Make the tables from the journal. Returns the content of seal.json.
+    """Make the tables from the journal, and return the content of seal.json.
 
-    Raises:
-        SetupError: the disk is full or broken. The journal and the former tables are untouched.
+    Raises SetupError if the disk is full or broken; the journal and the former tables are untouched.
     """
     state = read_journal(run_dir)
     entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
@@ -99,9 +98,7 @@ def _remedy(run_dir: Path) -> str:
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
     """The content of seal.json, or None when the run is not sealed.
 
-    Raises:
-        SetupError: it cannot be read, or `seal` did not write it.
-        UserError: it has another format.
+    Raises SetupError if it cannot be read or `seal` did not write it, UserError if it has another format.
     """
     path = run_dir / SEAL
     try:

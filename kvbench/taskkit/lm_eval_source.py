@@ -59,9 +59,7 @@ class Definition:
 def definition(name: str) -> Definition:
     """Find a task of lm-eval by name.
 
-    Raises:
-        UserError: the task is unknown, a group, or of a kind that kvbench does not run.
-        SetupError: lm-eval is not installed.
+    Raises UserError for an unknown task, a group, or a kind that kvbench does not run; SetupError without lm-eval.
     """
     try:
         import lm_eval.tasks

@@ -15,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def audit_parity(folder: Path, as_json: bool) -> int:
-    """Run all cases below a folder, print a table or one JSON document to stdout.
+    """Run all cases below a folder, and print tables or one JSON document.
 
-    Returns:
-        The exit code: 0 when at least one case is covered, every decision of every covered case equals the reference's
-        up to ties, and every value equals it up to rounding; 1 otherwise.
+    Returns exit code 0 if at least one case is covered, all decisions equal the reference's up to ties, and all values
+    equal the reference's up to rounding; else 1.
     """
     from kvbench.audit.parity.cases import load_cases
     from kvbench.audit.parity.compare import run_case

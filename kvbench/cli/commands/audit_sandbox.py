@@ -19,10 +19,9 @@ from kvbench.scoring.sandbox import SelfTest, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
-    """Run the programs of `folder`. Root also runs them as an ordinary user.
+    """Run the programs of `folder`; root also runs them as an ordinary user. Returns exit code 1 if an attack succeeds.
 
-    Returns:
-        The exit code: 0 when no attack succeeds and at least one tier works, 1 otherwise.
+    Raises SetupError if no tier works.
     """
     from kvbench.audit.attacks.corpus import audit, read_corpus
     from kvbench.audit.attacks.grader import BY_NAME

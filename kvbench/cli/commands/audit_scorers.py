@@ -18,11 +18,7 @@ SHOWN = 3  # printed differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
-    """Compare every golden file of a folder, and print a table or one JSON document.
-
-    Returns:
-        The exit code: 0 when every value of every row is equal, 1 otherwise.
-    """
+    """Compare every golden file of a folder, and print the result. Returns exit code 1 unless all values are equal."""
     from kvbench.audit import scorers
 
     goldens = scorers.read_goldens(folder)

@@ -29,11 +29,9 @@ Row = dict[str, Any]
 
 
 class Reading:
-    """The rows of data files, one file after the other. `sha256` is complete after the last row.
+    """The rows of data files, one file after the other. `sha256` (of all bytes read) is complete after the last row.
 
-    Args:
-        member: the name of the file with the rows, if each of `files` is an archive.
-        name: the name of the rows in messages; by default the first file's path.
+    member: the name of the file with the rows, if each of `files` is an archive. name: of the rows, for messages.
     """
 
     def __init__(self, files: Sequence[Path], member: str = "", name: str = "") -> None:

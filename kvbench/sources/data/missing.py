@@ -12,9 +12,7 @@ from kvbench.task import Manifest
 class DataMissing(SetupError):
     """A task's data are not on this machine and cannot be downloaded.
 
-    Attributes:
-        where: why the data are missing: "--data has no data" or "the hub is unreachable".
-        folder: the data folder that lacks them, if one was given.
+    where: the reason, "--data has no data" or "the hub is unreachable". folder: the given data folder without them.
     """
 
     def __init__(self, text: str, *, task: str, manifest: Manifest, where: str, folder: Path | None = None) -> None:
