@@ -1,12 +1,13 @@
-"""Errors that reach the user, each with its exit code.
+"""Errors that reach the user, each with its exit code, and the parts of their messages.
 
-One line names the problem, with the offending value quoted by `quote`, and the cure. The command line prints
-``error: <message>`` and never a traceback, unless the error is not one of these (a bug, exit code 1).
+A message is one line: the problem, with the offending value quoted by `quote`, and the cure. The command line prints
+``error: <message>``. Any other exception is a bug (exit code 1).
 """
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Sequence
 
 NEW_RUN = "start a new run (kvbench run --run-name)"  # the whole command: most commands lack the option
 
@@ -59,9 +60,18 @@ class BudgetViolation(KVBenchError):
 
 def quote(value: object) -> str:
     """Quote a value for a message; control characters appear escaped (\\x1b), never raw."""
+    return f"'{bare(value)}'"
+
+
+def bare(value: object) -> str:
+    """Escape a value as `quote` does, without the quotes."""
     text = str(value)
-    escaped = "".join(_escape(c) for c in text[:200])
-    return f"'{escaped}{'...' if len(text) > 200 else ''}'"
+    return "".join(map(_escape, text[:200])) + ("..." if len(text) > 200 else "")
+
+
+def few(words: Sequence[str], most: int) -> str:
+    """List the first `most` words, with commas, and say how many more there are."""
+    return ", ".join(words[:most]) + (f" and {len(words) - most} more" if len(words) > most else "")
 
 
 def _escape(character: str) -> str:

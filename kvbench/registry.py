@@ -1,8 +1,4 @@
-"""Registries of methods and tasks: a decorator, discovery by folder, entry points, and near-miss hints.
-
-A registry finds its members by importing every module of one package (so that a new file is enough), then the entry
-points of one group. It stores classes, never instances.
-"""
+"""Registries of the classes of methods and tasks, and hints for mistyped names."""
 
 from __future__ import annotations
 
@@ -48,12 +44,10 @@ class NameTaken(UserError):
 
 
 class Registry(Generic[T]):
-    """Maps names to classes.
+    """Maps names to classes. `kind`: singular noun for messages, "method" or "task".
 
-    Args:
-        kind: singular noun for messages, "method" or "task".
-        package: imported with all its modules on first use.
-        group: entry-point group through which other distributions add members.
+    Members come from all modules of `package`, imported on first use, and from the entry points of `group`, through
+    which other distributions add members.
     """
 
     def __init__(self, kind: str, package: str, group: str) -> None:

@@ -106,33 +106,27 @@ class Score:
 class Manifest:
     """The sources of a task's data, and the rows that they must have.
 
-    `path` is relative to a data folder (``--data``, ``KVBENCH_DATA``): JSON lines, or one JSON list. If `path` does not
-    exist, `samples` are read: files with a few of the rows, or with invented rows of the same form; a note and the
-    run's record say so. `where` (column -> value) selects the task's rows in a file that serves several tasks, before
-    rows are counted.
-
-    On the hub, `config` and `split` name a table, or `files` lists raw files to read in order (JSON lines or a JSON
-    list; in a zip archive, its `member`). `url` is an archive or file outside the hub, `url_sha256` the hash of its
-    bytes. `rename` maps source columns to the columns of the offline file; `hub_id(index, row)` gives a row the id that
-    it has in the offline file. `ids_sha256` is the hash of the sorted ids, one per line: rows may be reordered, but
-    none may be missing or new. `rows` None: unknown before reading.
+    The data are a file in a data folder (``--data``, ``KVBENCH_DATA``), a table or raw files of a hub repository, or a
+    file at an address. Raw files are JSON lines or one JSON list, or zip archives that hold such a file.
     """
 
-    path: str
-    rows: int | None
-    hub: str = ""
-    split: str = ""
-    config: str | None = None
-    files: tuple[str, ...] = ()
-    member: str = ""
-    url: str = ""
-    url_sha256: str = ""
-    revision: str | None = None
-    rename: Mapping[str, str] = field(default_factory=dict)
-    hub_id: Callable[[int, Mapping[str, Any]], str] | None = None
-    ids_sha256: str | None = None
-    samples: tuple[str, ...] = ()
-    where: Mapping[str, Any] = field(default_factory=dict)
+    path: str  # of the file in a data folder
+    rows: int | None  # None: unknown before reading
+    hub: str = ""  # repository
+    split: str = ""  # of a table on the hub
+    config: str | None = None  # of a table on the hub
+    files: tuple[str, ...] = ()  # raw files on the hub, in reading order
+    member: str = ""  # the file with the rows, in an archive
+    url: str = ""  # address of an archive or file outside the hub
+    url_sha256: str = ""  # of the bytes at `url`
+    revision: str | None = None  # commit on the hub
+    rename: Mapping[str, str] = field(default_factory=dict)  # columns on the hub -> columns in a data folder
+    hub_id: Callable[[int, Mapping[str, Any]], str] | None = None  # (index, row on the hub) -> its id in a data folder
+    ids_sha256: str | None = None  # of the sorted ids, one per line: no id may be missing or new
+    samples: tuple[
+        str, ...
+    ] = ()  # files with a few rows or invented rows, read where `path` is missing; a note says so
+    where: Mapping[str, Any] = field(default_factory=dict)  # column -> value of the task's rows in a shared file
     licence: str = ""
     gated: bool = False
 
@@ -160,63 +154,44 @@ class Reader(Protocol):
 
 
 class DataSource(Protocol):
-    """Finds a manifest's data: ``--data``, then ``KVBENCH_DATA``, bundled, hub; never silently in another source."""
+    """Finds a manifest's data in ``--data``, else ``KVBENCH_DATA``, else kvbench's bundled files, else on the hub.
+
+    A folder that the user gave must hold the data: without them, kvbench reports an error and tries no other source.
+    """
 
     def rows(self, task: str, manifest: Manifest) -> Sequence[Mapping[str, Any]]: ...
 
     def file(self, task: str, manifest: Manifest) -> Path:
-        """The local path of a file without rows (an archive, a text), from the sources in the same order."""
+        """The local path of a file that the task parses itself (an archive, a text), from the same sources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Judge and sandbox settings of a run, for `score`.
+    """Judge and sandbox settings of a run, for `score`."""
 
-    judge: base URL of an OpenAI-compatible endpoint, ``local:FOLDER`` for a local model, or "none"; None when the
-        user gave no judge. `judge_key_env` names the environment variable that holds its key.
-    unsafe_code: where no sandbox works, run programs under resource limits alone.
-    """
-
-    judge: str | None = None
+    judge: str | None = None  # URL of an OpenAI-compatible endpoint, ``local:FOLDER``, or "none"; None: not given
     judge_model: str | None = None
-    judge_key_env: str = "OPENAI_API_KEY"
+    judge_key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the judge's key
     judge_mode: str = "single"
-    unsafe_code: bool = False
+    unsafe_code: bool = False  # where no sandbox works, run programs under resource limits alone
 
 
 class Task(ABC):
-    """One benchmark task.
+    """One benchmark task."""
 
-    Attributes:
-        name, version: identity; `get_task` fills in the name; the version is raised on any change of prompt,
-            extraction or metric.
-        suite: "synthetic", "math", ...
-        summary: one line for `kvbench list tasks`.
-        headline: the row column that tables show first, "score" or "score_partial".
-        manifest: the data it needs, or None when it generates its own.
-        prompt_styles: names accepted by --prompt-style, the default first.
-        variants: settings reachable as ``name/variant``, the default first. The default's name is just ``name``.
-        group: True if ``name`` alone means every variant, False if it means the first.
-        lengths: prompt lengths in tokens reachable as ``name@8192`` or ``name@8k``, the default first; other lengths
-            work too. Empty: the task has no length setting.
-        averages: means over variants, printed below a group's tables: name -> {variant: weight}.
-        needs: services that scoring uses: "code" (runs programs), "judge" (asks another model).
-        cheap_score: `score` takes microseconds and cannot hang, so it needs no worker process.
-    """
-
-    name: str = ""
-    version: ClassVar[str] = "1"
-    suite: ClassVar[str] = ""
-    summary: ClassVar[str] = ""
-    headline: ClassVar[str] = "score"
-    manifest: ClassVar[Manifest | None] = None
-    prompt_styles: ClassVar[tuple[str, ...]] = ("default",)
-    variants: ClassVar[tuple[str, ...]] = ()
-    group: ClassVar[bool] = False
-    lengths: ClassVar[tuple[int, ...]] = ()
-    averages: ClassVar[Mapping[str, Mapping[str, float]]] = {}
-    needs: ClassVar[frozenset[str]] = frozenset()
-    cheap_score: ClassVar[bool] = False
+    name: str = ""  # filled in by `get_task`
+    version: ClassVar[str] = "1"  # raised on any change of prompt, extraction or metric
+    suite: ClassVar[str] = ""  # "synthetic", "math", ...
+    summary: ClassVar[str] = ""  # one line for `kvbench list tasks`
+    headline: ClassVar[str] = "score"  # the row column that tables show first, "score" or "score_partial"
+    manifest: ClassVar[Manifest | None] = None  # the data that the task needs; None: it generates its own
+    prompt_styles: ClassVar[tuple[str, ...]] = ("default",)  # names accepted by --prompt-style, the default first
+    variants: ClassVar[tuple[str, ...]] = ()  # reachable as ``name/variant``; ``name`` alone is the first
+    group: ClassVar[bool] = False  # ``name`` alone means every variant
+    lengths: ClassVar[tuple[int, ...]] = ()  # in tokens, as in ``name@8k``; the default first; others work too
+    averages: ClassVar[Mapping[str, Mapping[str, float]]] = {}  # printed below a group: name -> {variant: weight}
+    needs: ClassVar[frozenset[str]] = frozenset()  # for scoring: "code" (runs programs), "judge" (asks another model)
+    cheap_score: ClassVar[bool] = False  # `score` takes microseconds and cannot hang: it needs no worker process
 
     def __init__(self, variant: str = "", length: int = 0) -> None:
         self.variant = variant or (self.variants[0] if self.variants else "")

@@ -23,13 +23,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking, last_box
 from kvbench.scoring.math import score_math
 from kvbench.sources.data import FILE_LIMIT, json_type, read_jsonl, read_plain
 from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
 from kvbench.taskkit.prompts import STYLES
+from kvbench.taskkit.rows import reasoning
 
 SHOWN = 5  # how many of a file's problems the error message lists
 TEXT_FIELDS = ("context", "system", "answer_prefix", "category", "cluster_id")
@@ -55,8 +56,7 @@ class FileTask(Task):
         return [_doc(identity, item, style) for identity, item in _items(self.path)[:limit]]
 
     def gen(self, model_type: str) -> GenSpec:
-        top_k = 20 if model_type.startswith("qwen3") else 0
-        return GenSpec(max_new_tokens=8192, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
+        return reasoning(model_type, max_new_tokens=8192)
 
     def score(self, doc: Doc, output: Output) -> Score:
         if is_mathematics(doc.reference):
@@ -97,7 +97,7 @@ def fold(text: str) -> str:
 
 def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     """Return the ids and items of a file. Raises UserError with the first `SHOWN` problems and their number."""
-    label = quote(path)[1:-1]
+    label = bare(path)
     if not os.path.isfile(path):
         read_plain(path, f"--task-file {label}", FILE_LIMIT)  # its error says what the path is instead of a file
     problems: list[str] = []

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
 from kvbench.scoring.choice import letter_last, simple_evals
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.taskkit.rows import documents, reasoning
 
 ORDERS = 8  # of each question's options
 SEED = 0
@@ -54,18 +55,12 @@ class GPQADiamond(Task):
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         assert self.manifest is not None
         rows = source.rows(self.name, self.manifest)
-        try:
-            names = [str(row["Record ID"]) for row in rows]
-            if len(set(names)) < len(names):
-                raise SetupError(f"data of task {quote(self.name)}: some values of 'Record ID' occur twice.")
-            return [_doc(row, index, style) for index in range(ORDERS) for row in rows][:limit]
-        except KeyError as error:
-            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
+        orders = (documents(self, rows, partial(_doc, index, style), ids="Record ID") for index in range(ORDERS))
+        return [doc for order in orders for doc in order][:limit]
 
     def gen(self, model_type: str) -> GenSpec:
         """One sample per document: a question's eight documents give eight samples."""
-        top_k = 20 if model_type.startswith("qwen3") else 0
-        return GenSpec(n=1, max_new_tokens=32768, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
+        return reasoning(model_type, max_new_tokens=32768)
 
     def score(self, doc: Doc, output: Output) -> Score:
         letter = letter_last(output.text, output.thinking)
@@ -94,7 +89,7 @@ def option_order(record: str, index: int) -> list[int]:
     return order
 
 
-def _doc(row: Mapping[str, Any], index: int, style: str) -> Doc:
+def _doc(index: int, style: str, row: Mapping[str, Any]) -> Doc:
     record = str(row["Record ID"])
     order = option_order(record, index)
     options = "\n".join(f"{letter}) {row[OPTIONS[i]]}" for letter, i in zip(LETTERS, order))

@@ -20,14 +20,15 @@ import platform
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, bare, quote
 from kvbench.registry import tasks
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.livecodebench import SECONDS, Grades, Verdict, extract_code, grade
 from kvbench.scoring.livecodebench_tests import TestDataError, read_tests
 from kvbench.scoring.sandbox import BoxError, Limits, Sandbox, choose
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
-from kvbench.taskkit.context_template import bundled, check_ids
+from kvbench.taskkit.context_template import bundled
+from kvbench.taskkit.rows import documents, reasoning
 
 ROWS = (400, 111, 101, 101, 167, 175)  # of test.jsonl, test2.jsonl, ...
 LAST = len(ROWS)
@@ -80,19 +81,13 @@ class LiveCodeBench(Task):
         """Return the documents by `question_id`, the official order."""
         constants = json.loads(bundled("livecodebench/prompt_constants.json"))
         try:
-            rows = sorted(source.rows(self.name, self.manifest), key=lambda row: str(row["question_id"]))
-            docs = [_doc(row, style, constants) for row in rows[:limit]]
-        except KeyError as error:
-            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
+            rows = sorted(source.rows(self.name, self.manifest), key=lambda row: str(row.get("question_id")))
+            return documents(self, rows[:limit], lambda row: _doc(row, style, constants), ids="question_id")
         except ValueError as error:
             raise SetupError(f"data of task {quote(self.name)}: metadata are not JSON ({error}).") from None
-        check_ids(self.name, [doc.doc_id for doc in docs], "question_id")
-        return docs
 
     def gen(self, model_type: str) -> GenSpec:
-        """Four samples at temperature 0.6, as in G-KV; top-k 20 for Qwen3, as its authors advise, else off."""
-        top_k = 20 if model_type.startswith("qwen3") else 0
-        return GenSpec(n=4, max_new_tokens=32768, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
+        return reasoning(model_type, n=4, max_new_tokens=32768)  # four samples, as in G-KV
 
     def patience(self, doc: Doc) -> float:
         return PATIENCE
@@ -132,7 +127,7 @@ class LiveCodeBench(Task):
                 "sandbox_selftest": sandbox.digest or None,
                 "python_version": platform.python_version(),
             },
-            note=quote(verdict.detail)[1:-1],
+            note=bare(verdict.detail),
         )
 
     def sources(self) -> dict[str, str]:

@@ -16,12 +16,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
-from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.longbench import require, score_row
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
-from kvbench.taskkit.context_template import bundled, check_ids, parts, text_id
+from kvbench.taskkit.context_template import bundled, parts, text_id
+from kvbench.taskkit.rows import answer, documents
 
 HUB, REVISION = "THUDM/LongBench", "5e628be450b7e67fb7ae6e201bd6d8f7056f7672"
 SYNTHETIC = "longbench/synthetic_21_sets.jsonl"
@@ -98,12 +97,7 @@ class LongBench(Task):
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         """Return the documents. Raises SetupError now if the set's metric will need a package that is missing."""
         require(self.variant)
-        try:
-            docs = [self.doc(row) for row in self.rows(source)[:limit]]
-        except KeyError as error:
-            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
-        check_ids(self.name, [doc.doc_id for doc in docs], "_id")
-        return docs
+        return documents(self, self.rows(source)[:limit], self.doc, ids="_id")
 
     def gen(self, model_type: str) -> GenSpec:
         samsum = self.variant == "samsum"  # models would continue with further dialogues after a line end
@@ -118,7 +112,7 @@ class LongBench(Task):
         )
 
     def score(self, doc: Doc, output: Output) -> Score:
-        text = after_thinking(output.text, True) if output.thinking else output.text
+        text = answer(output)
         value = score_row(self.variant, text, doc.reference, doc.meta["all_classes"])
         return Score(value=value, aux={"no_answer": float(not text.strip())})
 

@@ -16,12 +16,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import quote
 from kvbench.registry import tasks
-from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.choice import letter_last, longbench_v2
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
-from kvbench.taskkit.context_template import bundled, check_ids, parts, text_id
+from kvbench.taskkit.context_template import bundled, parts, text_id
+from kvbench.taskkit.rows import answer, documents
 
 OFFICIAL_LIMIT = 120_000  # tokens of a prompt
 SHORT, SHORT_ROWS = "short", 180  # up to 32,000 words
@@ -62,12 +62,7 @@ class LongBenchV2(Task):
             manifest = dataclasses.replace(manifest, rows=SHORT_ROWS, where={"length": SHORT})
         rows = source.rows(self.name, manifest)
         self.short_kept = len(rows) if short else None
-        try:
-            docs = [self._doc(row) for row in rows[:limit]]
-        except KeyError as error:
-            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
-        check_ids(self.name, [doc.doc_id for doc in docs], "_id")
-        return docs
+        return documents(self, rows[:limit], self._doc, ids="_id")
 
     def gen(self, model_type: str) -> GenSpec:
         """Greedy decoding; the official script samples at temperature 0.1."""
@@ -79,7 +74,7 @@ class LongBenchV2(Task):
 
     def score(self, doc: Doc, output: Output) -> Score:
         """Score an answer; one without a letter counts as wrong (officially `compensated = False`)."""
-        text = after_thinking(output.text, True) if output.thinking else output.text
+        text = answer(output)
         letter = longbench_v2(text)
         aux = {"no_answer": float(letter is None), "letter_last": float(letter_last(text) == doc.reference)}
         return Score(value=float(letter == doc.reference), extracted=letter, aux=aux)

@@ -18,10 +18,10 @@ from typing import Any
 
 from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
-from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.html_to_tsv import row_dup_rate, score_tsv
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
-from kvbench.taskkit.context_template import bundled, check_ids, parts
+from kvbench.taskkit.context_template import bundled, parts
+from kvbench.taskkit.rows import answer, documents
 
 COMMIT = "33e64d1f165a6e0020e5f3d904d4fd4c81f3bfec"
 ARCHIVE = Manifest(
@@ -52,21 +52,15 @@ class HtmlToTsv(Task):
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         rows = source.rows(self.name, self.manifest)[:limit]
-        try:
-            if all("html" in row for row in rows):
-                docs = [_doc(row, row["html"]) for row in rows]
-            else:
-                docs = self._with_pages(rows, source)
-        except KeyError as error:
-            raise SetupError(f"data of task {quote(self.name)} have no {quote(error.args[0])}.") from None
-        check_ids(self.name, [doc.doc_id for doc in docs], "task_id")
-        return docs
+        if all("html" in row for row in rows):
+            return documents(self, rows, lambda row: _doc(row, row["html"]), ids="task_id", lacks="")
+        return self._with_pages(rows, source)
 
     def gen(self, model_type: str) -> GenSpec:
         return GenSpec(max_new_tokens=NEW_TOKENS[self.variant], thinking=False)
 
     def score(self, doc: Doc, output: Output) -> Score:
-        text = after_thinking(output.text, True) if output.thinking else output.text
+        text = answer(output)
         scores = score_tsv(text, doc.reference)
         value = scores.pop("f1")
         no_answer = {"no_answer": 1.0 - scores["extraction_rate"]}
@@ -77,7 +71,8 @@ class HtmlToTsv(Task):
         file = source.file(self.name, ARCHIVE)
         try:
             with zipfile.ZipFile(file) as archive:
-                return [_doc(row, _page(archive, row["html_path"])) for row in rows]
+                pages = (_page(archive, row["html_path"]) for row in rows)
+                return documents(self, rows, lambda row: _doc(row, next(pages)), ids="task_id", lacks="")
         except (zipfile.BadZipFile, OSError, UnicodeDecodeError) as error:
             raise SetupError(
                 f"the pages of task {quote(self.name)} in {quote(file)} cannot be read: {error}."

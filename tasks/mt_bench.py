@@ -13,13 +13,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kvbench.errors import SetupError, quote
 from kvbench.registry import tasks
 from kvbench.scoring import judge
 from kvbench.scoring.boxed import after_thinking
 from kvbench.scoring.judge import prompts
 from kvbench.sources.data import BUNDLED
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
+from kvbench.taskkit.rows import documents
 
 REFERENCES = BUNDLED / "mt_bench" / "reference_answer_gpt-4.jsonl"
 TEMPERATURES = {
@@ -46,10 +46,7 @@ class MTBench(Task):
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         assert self.manifest is not None
         rows = source.rows(self.name, self.manifest)[:limit]
-        try:
-            return [self._doc(row) for row in rows]
-        except KeyError as error:
-            raise SetupError(f"data of task {quote(self.name)} have no {quote(error.args[0])}.") from None
+        return documents(self, rows, self._doc, lacks="")
 
     def gen(self, model_type: str) -> GenSpec:
         """`max_new_tokens` is per turn; each document sets its own temperature (`TEMPERATURES`)."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from kvbench.console.redact import redact_keys
-from kvbench.errors import quote
+from kvbench.errors import bare
 
 Mark = Literal["ok", "FAIL", "n/a"]
 EVICTS_NOTHING = "evicts nothing"
@@ -50,5 +50,5 @@ def in_one_line(error: BaseException) -> str:
     # For an error inside an installed package such as torch, name the line that called the package.
     own = [f for f in frames if "site-packages" not in f.filename] or frames
     where = f" ({own[-1].filename.rpartition('/')[2]}, line {own[-1].lineno})" if own else ""
-    text = quote(redact_keys(lines[0]))[1:-1]
+    text = bare(redact_keys(lines[0]))
     return f"{type(error).__name__}: {text[:LONGEST]}{where}"

@@ -1,6 +1,6 @@
 """The program: parses a command line, calls the command, ends with its exit code. Commands: `kvbench.cli.commands`.
 
-Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the surroundings; 4 rows missing or failed; 5 a regression; 6 the
+Exit codes: 0 done; 1 a bug; 2 wrong usage or input; 3 the environment; 4 rows missing or failed; 5 a regression; 6 the
 run is in use; 129, 130 and 143 interrupted. Errors are one line, ``error: ...``, on stderr; ``--debug`` anywhere adds
 the traceback. Nothing here or in a command's checks imports torch.
 """
@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 from kvbench import __version__
 from kvbench.cli.index import COMMANDS, load
 from kvbench.console import faults, signals, streams, terminal
-from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError, quote
+from kvbench.errors import Interrupted, KVBenchError, SetupError, UserError, bare, quote
 
 EPILOG = """Start here:
   kvbench run --suite demo
@@ -172,7 +172,7 @@ def _with_commas(given: Sequence[str]) -> str:
     for place, option in enumerate(given):
         values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
         if option in LISTS and len(values) > 1:
-            return f"{option} {quote(','.join(values))[1:-1]}"
+            return f"{option} {bare(','.join(values))}"
     return ""
 
 

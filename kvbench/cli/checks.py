@@ -1,8 +1,5 @@
-"""Checks settings against each other where no weights are needed: fast, and without torch.
+"""Checks a run before torch is imported: its settings against each other, then its inputs from disk and hub.
 
-    check(config, model, problems, duplicates=False)
-
-Budgets against methods and the model's context, samples against temperature, limits against task sizes, templates.
 The engine makes the checks that need a tokenizer or a device, before the first token.
 """
 
@@ -13,14 +10,17 @@ from pathlib import Path
 
 from kvbench.config.run_config import RunConfig
 from kvbench.console.problems import Problems
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, few, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget
 from kvbench.eviction.options import check_budget
+from kvbench.runner import task_data
 from kvbench.runner.workload import load_task
+from kvbench.sources import models, vocabulary
 from kvbench.sources.models import ModelInfo
 from kvbench.task import GenSpec, Task
+from kvbench.taskkit import prompts
 from kvbench.taskkit.names import LM_EVAL
 
 
@@ -37,6 +37,31 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
     for name in config.tasks:
         with problems.collect():
             _check_task(config, load_task(name, config.task_file), model, problems, duplicates)
+
+
+def check_inputs(config: RunConfig) -> None:
+    """Read or download the model's files, the chat template, a sandbox and task data. Raises KVBenchError."""
+    if config.chat_template is not None:
+        prompts.load_template(config.chat_template)
+    known = models.describe(config.model_place, config.revision)
+    info = models.located(config.model_place, config.revision)
+    if info != known:
+        _check_again(config, info)
+    if info.folder is not None:
+        vocabulary.check_folder(info.folder, info.config)
+    if any("code" in load_task(name, config.task_file).needs for name in config.tasks):
+        from kvbench.scoring import sandbox
+
+        sandbox.require(config.unsafe_run_code)
+    task_data.fetch(config)
+
+
+def _check_again(config: RunConfig, info: ModelInfo) -> None:
+    """Repeat `check` with the model's sizes, which the hub has given by now."""
+    problems = Problems()
+    check(config, info, problems, duplicates=True)
+    problems.warnings.clear()  # the first check showed them
+    problems.stop()
 
 
 def refuse_key(key: str | None) -> None:
@@ -65,7 +90,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
         for method in grid.methods:
             with problems.collect():
                 instance = choose.make(method.name, dict(method.options))
-                # With caches per query head an option raises the least budget: the error names it.
+                # Some options keep one cache per query head and so raise the least budget: then the error names them.
                 name = method.label if instance.per_query_head else method.name
                 refuse_oracle(method.name, instance)
                 sizes: tuple[Budget | None, ...] = grid.budgets or (None,)
@@ -82,8 +107,7 @@ def _check_data(config: RunConfig, problems: Problems) -> None:
         raise SetupError(f"--data {quote(config.data)} does not exist.")
     idle = [n for n in config.tasks if not n.startswith(LM_EVAL) and not load_task(n, config.task_file).manifest]
     if len(idle) == len(config.tasks) or (idle and not data.is_dir()):
-        more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
-        these = f"{', '.join(map(quote, idle[:3]))}{more}"
+        these = few(list(map(quote, idle)), 3)
         reads = f"task {these} reads" if len(idle) == 1 else f"tasks {these} read"
         problems.warn(f"{reads} no data; --data {quote(config.data)} has no effect there.")
 
@@ -114,9 +138,9 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
 
 
 def _check_template(config: RunConfig, task: Task, spec: GenSpec, model: ModelInfo | None) -> None:
-    from kvbench.taskkit.prompts import uses_chat
-
-    chat = uses_chat(spec.chat, config.prompt_style or task.prompt_styles[0], no_chat_template=config.no_chat_template)
+    chat = prompts.uses_chat(
+        spec.chat, config.prompt_style or task.prompt_styles[0], no_chat_template=config.no_chat_template
+    )
     if chat and config.chat_template is None and model is not None and model.has_chat_template is False:
         needs = f"the tokenizer of {quote(model.name)} has no chat template and task {quote(task.name)} needs one"
         raise UserError(f"{needs}. Pass --chat-template FILE or --no-chat-template.")

@@ -1,8 +1,5 @@
 """The settings of a continued run: from its record, and from the user, who must give some settings again.
 
-    continued(out, name, gathered) -> RunConfig
-    asked(config, gathered)     # the models and tasks that kvbench may ask the hub for: `kvbench.sources.hub.only`
-
 A run's folder may come from anyone. Settings that decide rows come from its record. Settings that run code, send data
 or name a variable with a key come from the user's command line, environment or configuration file; the record only
 states their former values. A file that the user gives again must have the hash in the record.
@@ -25,13 +22,12 @@ from kvbench.config.run_config import MethodChoice, RunConfig
 from kvbench.config.settings import OPERATIONAL, PARSERS, SOURCES
 from kvbench.console.problems import Problems
 from kvbench.console.redact import HIDDEN, hide_keys
-from kvbench.errors import NEW_RUN, SetupError, UserError, quote
+from kvbench.errors import NEW_RUN, SetupError, UserError, bare, few, quote
 from kvbench.eviction import choose
 from kvbench.eviction.budget import label
 from kvbench.runner.workload import template_hash
 from kvbench.sources import models
 from kvbench.store import again, existing, manifest
-from kvbench.store.files import bare
 
 KEEPS = "A resumed run keeps its settings."
 FREE = (*again.AGAIN, *SOURCES, "keep_prompts")  # a configuration file may give these to a continued run
@@ -46,18 +42,13 @@ def continued(
     needed: Collection[str] = (*TO_ASK, *again.SCORING),
     more_plugins: bool = False,
 ) -> RunConfig:
-    """The settings of an existing run. Settings that the user gives must not differ from the run's.
+    """The settings of an existing run. Raises UserError if the user gave another value, or must give a setting again.
 
-    Args:
-        needed: settings that the user must give again if the run used them.
-        more_plugins: allow plug-ins that the run did not use.
-
-    Raises:
-        UserError: the user must give a setting again, or gave another value.
+    needed: settings that the user must give again if the run used them. more_plugins: allow further plug-ins.
     """
     _check_layers(gathered)
     refuse_secrets(gathered)
-    record = _read(out, name)
+    record = manifest.read(existing(out, name))
     given = {
         key: parse(typed.source, PARSERS[key], typed.value)
         for key in PARSERS
@@ -95,10 +86,6 @@ def _check_layers(gathered: Gathered) -> None:
                 raise UserError(f"{where}: {quote(key)} cannot be given with --resume. {KEEPS}")
     if (options := gathered.typed("method_opt")) is not None:
         raise UserError(f"{options.source} cannot be given with --resume. {KEEPS}")
-
-
-def _read(out: Path, name: str) -> dict[str, Any]:
-    return manifest.read(existing(out, name))
 
 
 def _stored(record: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,7 +128,7 @@ def _check_again(
 
 
 def _typed_with(settings: Mapping[str, Any]) -> str:
-    """The typed command with further settings."""
+    """The command that the user typed, with further settings as options."""
     typed = sys.argv[1:]
     end = typed.index("--") if "--" in typed else len(typed)  # arguments after it are no options
     return again.line(["kvbench", *typed[:end], *again.words(settings), *typed[end:]])
@@ -167,10 +154,9 @@ def _moved_to(run: str, was: str, record: Mapping[str, Any], gathered: Gathered)
     if not files:
         raise UserError(f"{_said(typed, place)} is no folder; run {quote(run)} began with the model in {quote(was)}.")
     if differing := sorted(name for name in {*recorded, *files} if recorded.get(name) != files.get(name)):
-        more = f" and {len(differing) - 1} more" if len(differing) > 1 else ""
         raise UserError(
-            f"{_said(typed, place)} differs from model {quote(was)} of run {quote(run)} in {bare(differing[0])}{more}. "
-            f"Give the folder as it was, or {NEW_RUN}."
+            f"{_said(typed, place)} differs from model {quote(was)} of run {quote(run)} in "
+            f"{few(list(map(bare, differing)), 1)}. Give the folder as it was, or {NEW_RUN}."
         )
     return str(place)
 
@@ -218,7 +204,7 @@ def _config(folder: Path, stored: Mapping[str, Any]) -> RunConfig:
         if not config.cells():
             raise ValueError(config.grids)
     except UserError as error:
-        raise UserError(f"{quote(folder / manifest.NAME)} has settings that no run has: {error}") from None
+        raise UserError(f"{quote(folder / manifest.NAME)} holds a setting that kvbench cannot use: {error}") from None
     except (KeyError, TypeError, ValueError) as error:
         raise SetupError(
             f"{quote(folder / manifest.NAME)} is damaged ({type(error).__name__} in its settings)."
@@ -262,9 +248,10 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    return "default" if kept in (None, "") else quote(hide_keys(str(kept)))[1:-1]
+    """A setting's stored value, for a message."""
+    return "default" if kept in (None, "") else bare(hide_keys(str(kept)))
 
 
 def _said(given: Given, value: Any) -> str:
     """``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
-    return f"{given.source}{' ' if given.source.startswith('--') else '='}{quote(hide_keys(str(value)))[1:-1]}"
+    return f"{given.source}{' ' if given.source.startswith('--') else '='}{bare(hide_keys(str(value)))}"

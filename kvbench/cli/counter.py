@@ -8,14 +8,7 @@ from kvbench.console.progress import Progress
 
 
 class Counter(Progress):
-    """A progress line with a count.
-
-        with Counter("attacks", len(attacks), quiet=quiet) as counter:
-            for attack in attacks:
-                counter.advance(attack.name)
-
-    The line begins and ends with the block.
-    """
+    """A progress line with a count. It is a context manager: the line begins and ends with the block."""
 
     def __init__(self, noun: str, total: int, **progress: Any) -> None:
         super().__init__(**progress)

@@ -1,8 +1,4 @@
-"""The commands, each with one line for help. A command's module is imported when the user calls the command.
-
-COMMANDS["run"].about     # for `kvbench --help`, which imports no command
-load("run", group)        # the command itself, from its module
-"""
+"""The commands, each with one line for `kvbench --help`. A command's module is imported when the user calls it."""
 
 from __future__ import annotations
 

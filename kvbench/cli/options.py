@@ -1,11 +1,7 @@
-"""The options of ``kvbench run``, and how other commands take some of them.
-
-    @takes("judge", "judge_model", "out", "quiet")
-    def score(run: ..., typed: Mapping[str, Any]) -> None: ...    # typed["judge"]
+"""The options of ``kvbench run``, and how other commands take some of them (`takes`).
 
 Options of settings are generated from the fields in `kvbench.config.settings`; all others are declared here. Numbers
-stay text: `kvbench.config.parsers` reads them, so that the message for a bad one is the same from a flag, a file or a
-variable.
+stay text: `kvbench.config.parsers` reads them, so that flags, files and environment variables share the error messages.
 """
 
 from __future__ import annotations
@@ -93,6 +89,18 @@ _OPTIONS = [
     _option("verbose", bool, "Say where each setting came from.", short="-v", default=False),
 ]
 OPTIONS = {option.name: option for option in _OPTIONS}
+
+
+def group(about: str) -> typer.Typer:
+    """A command that has commands of its own; alone, it prints its help."""
+    app = typer.Typer(help=about, invoke_without_command=True)
+
+    @app.callback()
+    def root(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            print(context.get_help())
+
+    return app
 
 
 def plain(flags: str, help: str, metavar: str = "") -> Any:

@@ -1,9 +1,6 @@
 """Turns gathered settings into a RunConfig: names go through the registries, values through their parsers. No torch.
 
-    build(gathered, problems) -> RunConfig | None
-
-Every problem goes to `problems`; None means that no grid could be made. `kvbench.cli.checks` checks settings against
-each other (budget against model, samples against temperature).
+`kvbench.cli.checks` checks settings against each other (budget against model, samples against temperature).
 """
 
 from __future__ import annotations
@@ -34,6 +31,7 @@ MISSING = {
 
 
 def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
+    """The configuration, or None if no grid could be made. Every error goes to `problems`."""
     given = gathered.first("plugin")
     before = len(problems.errors)
     with problems.collect():
@@ -123,9 +121,7 @@ class Builder:
         return members
 
     def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
-        """A budget, the tasks that a name stands for, or a method's name with the options that a file gives beside
-        it.
-        """
+        """A budget, the tasks that a name stands for, or a method's name with its options from the same table."""
         if key == "budget":
             return [parse(source, lambda raw: budget(raw, entry), typed)]
         if key == "task":

@@ -1,9 +1,4 @@
-"""Starts a run: gather settings, check them, and only then hand over to `kvbench.runner.execute`.
-
-    start(typed)     # the options of `kvbench run`, by name
-
-`execute` imports torch; the checks do not.
-"""
+"""Starts a run: gathers settings and checks them, then hands over to `kvbench.runner.execute`, which imports torch."""
 
 from __future__ import annotations
 
@@ -13,9 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.cli.checks import check, refuse_key
+from kvbench.cli.checks import check, check_inputs, refuse_key
 from kvbench.cli.continued import asked, continued
-from kvbench.cli.preflight import check_inputs
 from kvbench.cli.request import build
 from kvbench.config.layers import Gathered, Given, gather, unknown_variables
 from kvbench.config.run_config import RunConfig
@@ -174,12 +168,12 @@ def _plan(result: RunResult) -> list[dict[str, Any]]:
 def _print_plan(result: RunResult) -> None:
     """Print the plan: cells with rows, slots, memory and the speed that the hardware allows."""
     numbers = ("rows", "slots", "entries", "a slot", "tok/s at most")
-    table = terminal.grid("task", "method", "budget", *numbers, right=("budget", *numbers))
+    rows = []
     for p in _plan(result):
         sizes = (str(p[name]) for name in ("rows", "slots", "entries"))
         speed = f"{float(format(p['tokens_per_second_at_most'], '.2g')):,.10g}"  # the probe repeats to about one digit
-        table.add_row(p["task"], p["method"], p["budget"] or "-", *sizes, size(p["slot_bytes"]), speed)
-    terminal.console().print(table)
+        rows.append((p["task"], p["method"], p["budget"] or "-", *sizes, size(p["slot_bytes"]), speed))
+    terminal.table(("task", "method", "budget", *numbers), rows, right=("budget", *numbers))
     print(LIMIT)
     print(f"{result.planned} rows; nothing was run.")
 

@@ -1,9 +1,5 @@
 """Gathers settings from a suite, a config file, environment variables and flags; later sources override earlier ones.
 
-    gathered = gather(flags={"seed": "1"}, suite="demo", config=Path("c.toml"), environ=os.environ)
-    gathered.first("seed")      # Given(value="1", source="--seed")
-    gathered.record()           # every value and its source, weakest first, for run.json
-
 A config file and a suite have one format: settings at the top level or under ``[run]``, named like the flags with ``_``
 for ``-``, and any number of ``[[grid]]`` blocks, each with its own `method`, `budget`, `task` and `limit`.
 `kvbench.config.parsers` parses values; the run command checks them against each other.
@@ -75,9 +71,8 @@ def gather(
 ) -> Gathered:
     """Read suite, config file, environment variables and flags.
 
-    Args:
-        flags: options of a command with the values that the user typed, or `Given` where the flag's name is not the
-            setting's. None and empty lists count as not typed; options that are no settings are left out.
+    flags: the values that the user typed, by option, or `Given` where the flag's name is not the setting's. None and
+    empty lists count as not typed; options that are no settings are left out.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:

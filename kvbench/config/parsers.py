@@ -1,9 +1,7 @@
 """Parsers of single settings: text or TOML value in, typed value out, or an error of one sentence.
 
-The same parser serves a flag, an environment variable and a key of a file; only the label before the sentence differs.
-
-    seed: int = setting(0, whole(0, 9), "Seed of all random numbers.", panel="How much of it")    # a dataclass field
-    parse("--seed", whole(0, 9), "12")    # UserError: --seed must be a whole number from 0 to 9; got 12.
+The same parser serves a flag, an environment variable and a key of a file; only the label before the sentence differs:
+``--seed must be a whole number from 0 to 9; got 12.``
 """
 
 from __future__ import annotations

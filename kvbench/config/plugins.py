@@ -1,8 +1,5 @@
 """Methods and tasks from a user's Python file, for this process only (``--plugin FILE.py``).
 
-    load_plugin("mine.py")      # ["mymethod"]: what the file registered
-    loaded(["mine.py"])         # [{"path": ..., "sha256": ...}], for a run's record
-
 The file is imported like any module and registers with ``@methods.register`` or ``@tasks.register``. It runs with all
 rights of the user: give only files that you trust. Python runs the bytes that were hashed, and reads no compiled copy
 beside the file.
@@ -23,7 +20,7 @@ from pathlib import Path
 from kvbench import registry
 from kvbench.console.faults import words
 from kvbench.console.signals import Signalled
-from kvbench.errors import NEW_RUN, KVBenchError, UserError, quote
+from kvbench.errors import NEW_RUN, KVBenchError, UserError, bare, quote
 from kvbench.registry import NameTaken
 
 
@@ -94,13 +91,12 @@ def check_same(
         if sha256 not in was and not more:
             raise UserError(
                 f"--plugin {quote(path)} ({sha256[:12]}) is none of the plug-ins that run {quote(run)} began with "
-                f"({quote(had)[1:-1]}). Give the file as it was, or {NEW_RUN}."
+                f"({bare(had)}). Give the file as it was, or {NEW_RUN}."
             )
     for sha256, name in was.items():
         if sha256 not in has:
             raise UserError(
-                f"run {quote(run)} began with plug-in {quote(name)} ({quote(sha256[:12])[1:-1]}): "
-                "give it with --plugin."
+                f"run {quote(run)} began with plug-in {quote(name)} ({bare(sha256[:12])}): give it with --plugin."
             )
 
 
@@ -148,4 +144,4 @@ def _cause(error: BaseException, file: Path) -> str:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
     where = f", line {lines[-1]}" if lines else ""
     first = (words(error).splitlines() or [""])[0]
-    return f"{where}: {type(error).__name__}{f' ({quote(first)[1:-1]})' if first else ''} while it was imported."
+    return f"{where}: {type(error).__name__}{f' ({bare(first)})' if first else ''} while it was imported."

@@ -1,9 +1,5 @@
 """The configuration of a run: frozen dataclasses, checked at construction, with a stable hash for identity.
 
-    config = RunConfig(grids=(Grid(methods=(MethodChoice(name="gkv"),), budgets=(48, 64), tasks=("walk",)),), seed=1)
-    config.cells()                          # the grid, expanded
-    RunConfig.from_dict(config.to_dict())   # what run.json holds
-
 Names have the canonical spelling of the registries. Files, environment variables and flags become a RunConfig in
 `kvbench.config.layers`. The run command checks whether a budget fits a method or a model.
 """

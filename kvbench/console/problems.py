@@ -1,12 +1,5 @@
 """Collects the independent problems of one command, so that the user sees them together.
 
-    problems = Problems()
-    with problems.collect():
-        check_one()
-    with problems.collect():
-        check_two()
-    problems.stop()     # prints the warnings, raises when there were problems
-
 Only expected errors (`KVBenchError`) are collected; a bug ends the command where it happens.
 """
 

@@ -1,13 +1,7 @@
 """Live progress on stderr: samples done, tokens/s, KV bytes now and at the peak, the running score, time left.
 
 On a terminal it is one block that redraws itself; elsewhere one plain line every ten seconds. `KVBENCH_NO_PROGRESS` and
-``--quiet`` silence it. stdout is never written to.
-
-    progress = Progress()
-    progress.begin(total=1024, done=0)
-    progress.cell("walk gkv @48")
-    progress.update(rows_done=3, tokens=2048, kv_bytes_now=..., kv_bytes_peak=...)
-    progress.end()
+``--quiet`` silence it. It writes nothing to stdout.
 """
 
 from __future__ import annotations
@@ -17,7 +11,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import quote
+from kvbench.errors import bare
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -53,7 +47,7 @@ class Progress:
 
     def cell(self, text: str) -> None:
         """Name the cell that the engine works on now."""
-        self._cell, self._speed, self._score = quote(text)[1:-1], "", ""
+        self._cell, self._speed, self._score = bare(text), "", ""
         self._draw()
 
     def update(

@@ -29,7 +29,7 @@ from typing import Any
 from kvbench.errors import Interrupted
 
 PATIENCE = 8.0  # seconds after the first signal, the process ends without waiting for the main thread
-TOGETHER = 0.3  # seconds; a repeat within them is no second signal: timeout(1) signals process and group
+TOGETHER = 0.3  # seconds; signals within them count once, because timeout(1) signals both process and group
 SOON = 0.01  # seconds
 AGAIN = "interrupted before it finished; the same command starts anew."
 _NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
@@ -48,7 +48,7 @@ class Signalled(BaseException):
 
 @contextlib.contextmanager
 def handled() -> Iterator[None]:
-    """Handle signals inside the block, in the main thread; a block inside another one changes nothing."""
+    """Handle signals inside the block, in the main thread; a nested block changes nothing."""
     global _handling
     if _handling is not None or threading.current_thread() is not threading.main_thread():
         yield
@@ -124,7 +124,7 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then let `tell` print the line of an interrupted command, if the watching thread has not."""
+    """Clean up, then let `tell` print the line of an interrupted command, unless the watching thread printed it."""
     clean_up()
     if _handling is None or _handling.claim():
         tell(error)

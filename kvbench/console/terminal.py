@@ -1,11 +1,9 @@
-"""Output to the user: data on stdout, everything else on stderr; plain ASCII on terminals without UTF-8.
+"""Prints to the user: tables and JSON on stdout, messages on stderr; plain ASCII on terminals without UTF-8.
 
-    note("..."), warning("..."), fail(error)     # one line each on stderr
-    table(rich_table), data(document)            # stdout
-
-On stdout, text from outside (model output, file names) must pass `kvbench.errors.quote` or `clean` before it gets here.
-Text to stderr is cleaned here, and keys in it are hidden. An error keeps ``name=value``, because the user types the
-commands that it shows; the text of a foreign exception loses those values before it enters an error (`faults.words`).
+Callers escape text from outside kvbench (answers, file names) with `clean` or `kvbench.errors.quote` before they print
+it on stdout. The functions for stderr escape their text themselves and hide keys in it. In notes and warnings, every
+``name=value`` whose name announces a secret loses its value. Errors keep these values, because they show commands that
+the user types; `faults.words` removes them from the messages of other libraries.
 """
 
 from __future__ import annotations
@@ -13,11 +11,12 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from kvbench.console import streams
-from kvbench.errors import Interrupted, KVBenchError, quote
+from kvbench.errors import Interrupted, KVBenchError, bare
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -62,11 +61,7 @@ def _redact() -> ModuleType:
 
 def clean(text: str) -> str:
     """Text of unknown origin on one terminal line, with control and direction characters escaped, never raw."""
-    return "".join(quote(part)[1:-1] for part in _chunks(text, 200))
-
-
-def _chunks(text: str, size: int) -> list[str]:
-    return [text[i : i + size] for i in range(0, len(text), size)]
+    return "".join(bare(text[i : i + 200]) for i in range(0, len(text), 200))
 
 
 def ascii_only(stream: TextIO | None = None) -> bool:
@@ -101,6 +96,14 @@ def grid(*columns: str, right: tuple[str, ...] = ()) -> Any:
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
     return table
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: tuple[str, ...] = ()) -> None:
+    """Print a table on stdout."""
+    filled = grid(*columns, right=right)
+    for row in rows:
+        filled.add_row(*row)
+    console().print(filled)
 
 
 def data(document: Any) -> None:

@@ -50,9 +50,7 @@ MARK = "kvbench"  # key in lm-eval's file of answers: the model, method and budg
 class KVBenchLM(TemplateLM):
     """A model of lm-eval. `model_args`: see `kvbench.integrations.model_args`.
 
-    Raises:
-        UserError: an argument is invalid.
-        SetupError: the model cannot be loaded.
+    Raises UserError if an argument is invalid, SetupError if the model cannot be loaded.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
 """Reads lm-eval's ``--model_args`` as kvbench settings, named as in ``kvbench run``.
 
-    read({"model": "tiny", "method": "gkv", "budget": 64, "gkv.alpha": 0.9}, device=None, batch_size=1)
-
 An option of a method has the method's name as prefix: ``gkv.alpha=0.9``. lm-eval turns values that look like numbers
 into numbers, so a revision like 1234567 must be quoted: ``revision='1234567'``.
 """
@@ -36,19 +34,13 @@ TEXTS = ("method", "think_end_token", *(name for name in SETTINGS if PARSERS[nam
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelArgs:
-    """The arguments that lm-eval hands to kvbench.
+    """The arguments that lm-eval hands to kvbench."""
 
-    Attributes:
-        run: the settings shared with `kvbench run`.
-        truncate: "left" drops the first tokens of a prompt that is too long, as lm-eval's `hf` model does.
-        think_end_token: token after which the answer begins, as in `hf`.
-    """
-
-    run: RunConfig
+    run: RunConfig  # the settings shared with `kvbench run`
     choice: MethodChoice
     budget: int | float | None
-    truncate: str = "none"
-    think_end_token: str | None = None
+    truncate: str = "none"  # "left" drops the first tokens of a prompt that is too long, as lm-eval's `hf` model does
+    think_end_token: str | None = None  # token after which the answer begins, as in `hf`
 
     def method(self) -> Method:
         return choose.make(self.choice.name, dict(self.choice.options))

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import KVBenchError, UserError, quote
+from kvbench.errors import KVBenchError, UserError, bare, quote
 from kvbench.registry import did_you_mean
 from kvbench.report import agree
 from kvbench.report.agree import NOTED, ONE_BY_ONE, SAME, Mixture
@@ -81,7 +81,7 @@ def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Pat
             runs_and_tables += inside
         else:
             runs = list_runs(results)
-            known = f" Runs in {quote(results)[1:-1]}: {', '.join(runs)}." if runs else ""
+            known = f" Runs in {bare(results)}: {', '.join(runs)}." if runs else ""
             raise UserError(f"no run {quote(name)}.{did_you_mean(name, runs)}{known}")
     return list(dict.fromkeys(runs_and_tables))
 

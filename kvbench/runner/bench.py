@@ -1,7 +1,5 @@
 """Measures the engine's speed beside that of `transformers.generate`, in one process and one run.
 
-    kvbench bench --baseline transformers
-
 Random weights of a named shape, greedy decoding, equal prompts. The systems take turns, repetition by repetition, so
 that a busy machine slows both; each figure is the median over the repetitions. On a CPU, tokens are counted per second
 of process CPU time, which other processes disturb less than wall time; on a GPU per second of wall time. Ratios
@@ -75,7 +73,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """Median speeds in one state of the process, "fresh" or "warm", in tokens per clock second."""
+    """Median speeds of a process that is "fresh" or "warm": tokens per second of CPU time (on CUDA: wall time)."""
 
     kvbench: float
     kvbench_spread: tuple[float, float]  # smallest and largest
@@ -86,7 +84,7 @@ class State:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The result for one number of sequences. The clock counts process CPU time, on CUDA wall time."""
+    """The result for one number of sequences."""
 
     sequences: int
     fresh: State
@@ -210,7 +208,7 @@ def _clock(device: torch.device) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    rate: float  # tokens per clock second, reading the prompts included
+    rate: float  # generated tokens per second by `_clock`; the time includes reading the prompts
     evict_share: float
     wall_rate: float  # tokens per second of wall time
 
@@ -240,7 +238,7 @@ def _run_engine(setting: Setting, method: Method, loaded: LoadedModel, ids: torc
 
 
 def _run_generate(loaded: LoadedModel, ids: torch.Tensor, tokens: int) -> float:
-    """Tokens per clock second of transformers' own loop with its full DynamicCache."""
+    """Generated tokens per second (by `_clock`) of transformers' own loop with its full DynamicCache."""
     ids = ids.to(loaded.device)
     with torch.inference_mode():
         began = _clock(loaded.device)

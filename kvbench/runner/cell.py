@@ -54,7 +54,7 @@ class CellPlan:
     plan: SlotPlan
     max_tokens: int  # of prompt and output together
     max_output: int
-    tail: int  # most prompt tokens after the context
+    tail: int  # largest number of prompt tokens after the context
     source: str  # hash of the method's source
 
 

@@ -32,13 +32,7 @@ Key = tuple[str, int]  # document, sample
 
 @dataclass(slots=True, kw_only=True)
 class CellRun:
-    """Generates the missing rows of one cell.
-
-    Attributes:
-        on_step: see `Engine`.
-        say: receives warnings, one line each.
-        not_numbers: successive rows, up to now, with NaN or infinite logits.
-    """
+    """Generates the missing rows of one cell. `on_step`: see `Engine`; `say` receives warnings, one line each."""
 
     loaded: LoadedModel
     cell_plan: CellPlan
@@ -48,7 +42,7 @@ class CellRun:
     writer: RowWriter
     on_step: Snapshot
     say: Notice
-    not_numbers: int = 0
+    not_numbers: int = 0  # the last rows with NaN or infinite logits, without a good row between them
 
     def run(self) -> None:
         """Run until every row is written, NOT_NUMBERS ends the cell, or rows cannot be scored."""

@@ -1,9 +1,4 @@
-"""The surroundings of a run: versions, git commit, machine.
-
-    versions()      # {"kvbench": "0.1.0", "python": "3.11.9", "torch": "2.13.0+cpu", ...}
-    git_commit()    # "1a2b3c4d5e6f" or "1a2b3c4d5e6f+changes", None outside a work tree
-    machine()       # cores, memory, platform
-    devices()       # the names of visible accelerators
+"""Facts about the environment of a run: versions, git commit, machine.
 
 `devices` imports torch; the others read package metadata and system files.
 """
@@ -18,15 +13,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "numpy",
-    "pandas",
-    "pyarrow",
-    "datasets",
-    "math-verify",
+    *("torch", "transformers", "tokenizers", "safetensors", "numpy"),
+    *("pandas", "pyarrow", "datasets", "math-verify"),
 )
 OPTIONAL = ("flash-attn", "triton", "lm-eval")
 

@@ -1,7 +1,5 @@
 """Executes a run: plan the rows, skip saved rows, generate cell by cell, score, save.
 
-    result = execute(config, out=Path("results"))
-
 Data, prompts, the folder and the plan are checked before the weights are loaded. A row counts once its record is on
 disk. The command line has already done the checks that need neither torch nor a tokenizer.
 """
@@ -59,13 +57,8 @@ def execute(
 ) -> RunResult:
     """Run a configuration to the end, or continue its run.
 
-    Args:
-        out: folder of runs; the run's own folder is `run_name`, by default model and configuration hash.
-        resume: require that the run exists.
-        notice: receives one-line warnings; default prints them to stderr.
-
-    Raises:
-        KVBenchError: see the subclasses; Interrupted after Ctrl-C, SIGTERM or SIGHUP, with all finished rows saved.
+    resume: require that the run exists. notice: receives one-line warnings; by default they go to stderr. Raises
+    KVBenchError: Interrupted after Ctrl-C, SIGTERM or SIGHUP, with all finished rows saved.
     """
     say = notice or terminal.warning
     name = run_name or config.run_name()
@@ -103,7 +96,7 @@ def _run(folder: RunFolder, plan: RunPlan, done: set[str], progress: Progress | 
             progress=progress,
         )
         if rescored.prompt_mismatch:
-            say(f"{rescored.prompt_mismatch} answers without a score belong to prompts that are made differently now.")
+            say(f"{rescored.prompt_mismatch} answers without a score belong to prompts that now differ.")
         folder.seal()
     return RunResult(
         run_dir=folder.path,

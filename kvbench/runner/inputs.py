@@ -1,10 +1,4 @@
-"""The inputs of a run besides weights: the model's tokenizer and configuration, and every task's prompts.
-
-    inputs = read_inputs(config, say)
-    inputs.works["walk"].prompts
-
-It also checks the judges and sandboxes that the tasks need.
-"""
+"""Reads the inputs of a run besides weights: the model's tokenizer and configuration, and every task's prompts."""
 
 from __future__ import annotations
 
@@ -46,11 +40,9 @@ class Inputs:
 
 
 def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = None) -> Inputs:
-    """Read everything but weights. info: the model, if the hub was already asked for it.
+    """Read everything but weights, and check judge and sandbox. info: the model, if the hub was already asked for it.
 
-    Raises:
-        KVBenchError: the model or a task's data are missing, a prompt cannot be made, a judge's settings are wrong, or
-            no sandbox can isolate programs.
+    Raises KVBenchError if the model or data are missing, a prompt cannot be made, or no judge or sandbox can score.
     """
     info = info or models.fetched(config.model_place, config.revision)
     where = info.where

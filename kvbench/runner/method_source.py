@@ -1,11 +1,9 @@
 """The source files that decide which entries a method keeps, and one hash over them.
 
-    source_of(method)       # Source(hash="1f0c2b9a4d5e", files={"kvbench/methods/gkv.py": "9a41...", ...})
-
-These are the method's own module, its direct and indirect imports from `kvbench.methods`, `kvbench.eviction` and its
-own package, the same for every method that it holds (both parts of ``snapkv+gkv``, the base of ``ada-kv``), and the
-module that selects entries by score. The files are read and parsed, never imported. The engine is not included, since
-kvbench's version stands for it; nor are modules that a plug-in imports from elsewhere.
+The files are the method's own module, its direct and indirect imports from `kvbench.methods`, `kvbench.eviction` and
+its own package, the same for every method that it holds (both parts of ``snapkv+gkv``, the base of ``ada-kv``), and the
+module that selects entries by score. They are read and parsed, never imported. Changes of the engine show in kvbench's
+version instead. Modules that a plug-in imports from elsewhere are not hashed.
 """
 
 from __future__ import annotations
@@ -84,7 +82,7 @@ def _read(name: str) -> _Module | None:
 
 
 def _path(name: str) -> Path | None:
-    """A module's file. A module that is not imported yet is searched in its package, which is imported."""
+    """Return a module's file. A module that no code has imported yet is searched in the folders of its package."""
     if file := getattr(sys.modules.get(name), "__file__", None):
         return Path(file)
     package = next((p for p in (*SHARED, name.partition(".")[0]) if name.startswith(f"{p}.")), name)
@@ -97,9 +95,7 @@ def _path(name: str) -> Path | None:
 
 
 def _label(name: str, path: Path) -> str | None:
-    """``kvbench/methods/gkv.py``: the same wherever a package is installed. None for a plug-in, which was not
-    imported by its name.
-    """
+    """Return ``kvbench/methods/gkv.py`` wherever kvbench is installed; None for a plug-in."""
     if path.name == "__init__.py":
         return f"{name.replace('.', '/')}/__init__.py"
     return f"{name.replace('.', '/')}{path.suffix}" if path.stem == name.rpartition(".")[2] else None

@@ -1,10 +1,6 @@
 """Scores stored answers, without generating: only the answers without a score, or all answers again.
 
-    with RunFolder.resume("results", "r1", environment=versions) as folder:
-        rescore(folder, read_inputs(config, say).works, wanted=lambda entry: not entry.ok)
-        folder.seal()
-
-The run's own tasks make the documents anew; an answer is scored only if its prompt is still the same. A new score is
+The run's tasks build the documents again; an answer is scored only if its prompt is still the same. A new score is
 one more record in the journal, with the same answer.
 """
 
@@ -37,21 +33,13 @@ KEPT = "kept"  # counted like a status: the answer keeps its score, because no j
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rescored:
-    """Counts of answers by the result of scoring them again.
+    """Counts of answers by the result of scoring them again."""
 
-    Attributes:
-        scored: have a new score.
-        failed: could not be scored, by status.
-        prompt_mismatch: belong to prompts that the task makes differently now.
-        waiting: have no score, and no judge is given.
-        kept: keep their score, because no judge is given.
-    """
-
-    scored: int = 0
-    failed: Mapping[str, int] = field(default_factory=dict)
-    prompt_mismatch: int = 0
-    waiting: int = 0
-    kept: int = 0
+    scored: int = 0  # have a new score
+    failed: Mapping[str, int] = field(default_factory=dict)  # could not be scored, by status
+    prompt_mismatch: int = 0  # belong to prompts that the task makes differently now
+    waiting: int = 0  # have no score, and no judge is given
+    kept: int = 0  # keep their score, because no judge is given
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +58,7 @@ def rescore(
 ) -> Rescored:
     """Score the answers of a run that are `wanted`.
 
-    Raises:
-        SetupError: the judge refuses the key, or no scoring process starts. Scores made before are saved.
+    Raises SetupError if the judge refuses the key, or no scoring process starts; earlier scores are saved.
     """
     entries = read_journal(folder.path).entries
     chosen = [e for e in entries.values() if e.generated and wanted(e)]
@@ -102,17 +89,13 @@ def rescore(
 
 
 class _Scoring:
-    """The answers that are being scored; their scores are written in the order in which they were submitted.
-
-    Attributes:
-        counts: answers by the status that they ended with, or KEPT.
-    """
+    """The answers that are being scored; their scores are written in the order in which they were submitted."""
 
     def __init__(
         self, works: Mapping[str, TaskWork], journal: Journal, pool: ScorePool, progress: Progress | None
     ) -> None:
         self.works, self.journal, self.pool, self.progress = works, journal, pool, progress
-        self.counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()  # answers by their final status, or KEPT
         self._waiting: deque[tuple[Future[Score], _Job]] = deque()
 
     def submit(self, job: _Job, output: Output) -> None:

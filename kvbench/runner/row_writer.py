@@ -6,42 +6,26 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from dataclasses import dataclass
 
 from kvbench.console import signals
 from kvbench.errors import SetupError
 from kvbench.records import Generation
 from kvbench.runner.cell import CellPlan
-from kvbench.runner.rows import make_row
+from kvbench.runner.rows import Answer, make_row
 from kvbench.runner.workload import PlannedRow, TaskWork
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import Journal
-from kvbench.task import Output, Score
+from kvbench.task import Score
 
 BACKLOG = 64  # most answers that wait for scores while generation continues
 LATER = Score(value=None, status="unscored", note="interrupted before it was scored")
 MOMENT = 1.0  # seconds between two commits while waiting
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    planned: PlannedRow
-    generation: Generation
-    cell_plan: CellPlan
-
-
 class RowWriter:
     """Writes the rows of a run.
 
-    Args:
-        host: columns that say where the rows were made.
-        keep_prompts: store questions of gated data too.
-
-    Attributes:
-        saved: rows on the disk.
-        failed: rows without a score, by status.
-        scores: headline scores of the cell under way.
-        refused: the error when the judge refuses the key or no scoring process starts.
+    host: columns that say where the rows were made. keep_prompts: store questions of gated data too.
     """
 
     def __init__(
@@ -54,18 +38,18 @@ class RowWriter:
         keep_prompts: bool,
     ) -> None:
         self.journal, self.pool, self.works, self.host, self.keep_prompts = journal, pool, works, host, keep_prompts
-        self.saved = 0
-        self.failed: Counter[str] = Counter()
-        self.scores: list[float] = []
-        self.refused: SetupError | None = None
-        self._waiting: dict[Future[Score], _Answer] = {}
+        self.saved = 0  # rows on the disk
+        self.failed: Counter[str] = Counter()  # rows without a score, by status
+        self.scores: list[float] = []  # headline scores of the present cell
+        self.refused: SetupError | None = None  # the judge refuses the key, or no scoring process starts
+        self._waiting: dict[Future[Score], Answer] = {}
 
     def add(self, planned: PlannedRow, generation: Generation, cell_plan: CellPlan) -> None:
         """Score one finished sample and write its row. Blocks while more than BACKLOG answers wait for scores."""
-        answer, task = _Answer(planned, generation, cell_plan), self.works[cell_plan.cell.task].task
+        answer, task = Answer(planned, generation, cell_plan), self.works[cell_plan.cell.task].task
         with signals.shield():
             if generation.status == "ok":
-                self._waiting[self.pool.submit(task, planned.prompt.doc, output_of(planned, generation))] = answer
+                self._waiting[self.pool.submit(task, planned.prompt.doc, answer.output())] = answer
             else:
                 self._write(answer, None)
         self.collect(most=BACKLOG)
@@ -108,10 +92,10 @@ class RowWriter:
             self.refused = error
             return Score(value=None, status="unscored", note=str(error))
 
-    def _write(self, answer: _Answer, score: Score | None) -> None:
+    def _write(self, answer: Answer, score: Score | None) -> None:
         """Write one row. A failed sample keeps its text and has no score."""
         generation, task = answer.generation, self.works[answer.cell_plan.cell.task].task
-        row = make_row(answer.planned, generation, score, task, answer.cell_plan, self.host)
+        row = make_row(answer, score, task, self.host)
         if row["status"] not in ("ok", "unscored"):
             self.failed[row["status"]] += 1
         elif score is not None and (headline := row[task.headline]) is not None:
@@ -119,16 +103,3 @@ class RowWriter:
         gated = bool(task.manifest and task.manifest.gated)
         prompt = answer.planned.prompt.text if self.keep_prompts or not gated else None
         self.saved += len(self.journal.append(row, prompt=prompt, output=generation.text, turns=generation.turns))
-
-
-def output_of(row: PlannedRow, generation: Generation) -> Output:
-    """A finished sample as a task's `score` receives it."""
-    usage = generation.usage
-    return Output(
-        text=generation.text,
-        turns=generation.turns,
-        stop_reason=generation.stop_reason,
-        prompt_tokens=len(row.prompt.ids),
-        output_tokens=usage.output_tokens if usage else len(generation.token_ids),
-        thinking=row.prompt.thinking,
-    )

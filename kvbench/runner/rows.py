@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from kvbench.records import Generation, Usage
 from kvbench.runner import env
 from kvbench.runner.workload import PlannedRow, make_method
 from kvbench.store.schema import OK
-from kvbench.task import Score, Task
+from kvbench.task import Output, Score, Task
 
 if TYPE_CHECKING:
     from kvbench.runner.cell import CellPlan
@@ -17,15 +17,34 @@ if TYPE_CHECKING:
 MEASURED = tuple(f.name for f in fields(Usage) if f.name not in ("prompt_tokens", "output_tokens", "budget_entries"))
 
 
-def make_row(
-    planned: PlannedRow,
-    generation: Generation,
-    score: Score | None,
-    task: Task,
-    cell_plan: CellPlan,
-    host: dict[str, str],
-) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A finished sample of a planned row."""
+
+    planned: PlannedRow
+    generation: Generation
+    cell_plan: CellPlan
+
+    @property
+    def output_tokens(self) -> int:
+        usage = self.generation.usage
+        return usage.output_tokens if usage else len(self.generation.token_ids)
+
+    def output(self) -> Output:
+        """The sample as a task's `score` receives it."""
+        return Output(
+            text=self.generation.text,
+            turns=self.generation.turns,
+            stop_reason=self.generation.stop_reason,
+            prompt_tokens=len(self.planned.prompt.ids),
+            output_tokens=self.output_tokens,
+            thinking=self.planned.prompt.thinking,
+        )
+
+
+def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, str]) -> dict[str, Any]:
     """Build the row of a finished sample. `score` is None when generation failed; then every score column is null."""
+    planned, generation, cell_plan = answer.planned, answer.generation, answer.cell_plan
     cell, doc = cell_plan.cell, planned.prompt.doc
     usage = generation.usage
     floor, budget = None, planned.identity["budget"]
@@ -44,7 +63,7 @@ def make_row(
         "note": generation.note or None,
         "stop_reason": generation.stop_reason or None,
         "prompt_tokens": len(planned.prompt.ids),
-        "output_tokens": usage.output_tokens if usage else len(generation.token_ids),
+        "output_tokens": answer.output_tokens,
         "floor": floor,
         "score_pass": 0,
         "kvbench_version": env.version("kvbench"),

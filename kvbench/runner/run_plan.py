@@ -1,9 +1,5 @@
 """The plan of a run, made before its weights are loaded, and its record in run.json.
 
-    plan = RunPlan.make(config, before, name, dry_run=False, say=terminal.warning)
-    plan.rows               # how many rows the run will have
-    plan.record(sources)    # `environment` of run.json
-
 Missing inputs, a method that the engine cannot serve and a changed model are errors here.
 """
 
@@ -34,31 +30,22 @@ from kvbench.store import again
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """A run before its weights are loaded.
-
-    Attributes:
-        model: the record of the model, its files and the chat template.
-        threads: of torch.
-        early: the loaded model, if only its weights could show its shape.
-    """
+    """A run before its weights are loaded."""
 
     config: RunConfig
     inputs: Inputs
-    model: Mapping[str, Any]
+    model: Mapping[str, Any]  # the record of the model, its files and the chat template
     methods: Mapping[MethodChoice, MethodState]
     shape: ModelShape
     cells: tuple[CellPlan, ...]
     device: torch.device
     dtype: torch.dtype
-    threads: int
-    early: LoadedModel | None
+    threads: int  # of torch
+    early: LoadedModel | None  # the loaded model, if only its weights could show its shape
 
     @classmethod
     def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
-        """Read all inputs and plan every cell. before: the record of a run of this name, if any.
-
-        Raises KVBenchError.
-        """
+        """Read all inputs and plan every cell. before: the record of a run of this name. Raises KVBenchError."""
         device = pick_device(config.device)
         dtype = pick_dtype(config.dtype, device)
         check_attn(config.attn, device, dtype)

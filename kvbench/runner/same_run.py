@@ -1,9 +1,5 @@
 """Checks that a continued run still has the model, template, methods and questions that it began with.
 
-    before = began(out, "r1", config)           # the record in run.json; empty for a new run
-    check_model("r1", before, model_record(config, state))
-    notices = check("r1", before, record, allow_version_change=False)
-
 A run's record (`environment` in run.json) has a hash for each file that decides its rows. A file that differs is
 refused by name: a report would average rows of two models, or of two states of a method. Messages escape all text of a
 record, since a folder may come from anyone.
@@ -11,20 +7,19 @@ record, since a folder may come from anyone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kvbench.config import plugins
 from kvbench.config.run_config import MethodChoice, RunConfig
-from kvbench.errors import NEW_RUN, UserError, quote
+from kvbench.errors import NEW_RUN, UserError, bare, few, quote
 from kvbench.runner.cell import MethodState
 from kvbench.runner.workload import template_hash
 from kvbench.sources import hub
 from kvbench.sources.model_files import makes_prompts
 from kvbench.sources.models import State
 from kvbench.store import check_run_name, manifest
-from kvbench.store.files import bare
 
 MOST = 4  # files or methods that a message lists
 
@@ -95,7 +90,7 @@ def check_model(
     if was and has:
         if changes := _changes(was, has):
             raise UserError(f"{_describe(changes, f'of model {model} ', run)}, or {NEW_RUN}.")
-    elif (old := _revision(before)) != (new := _revision(now)):
+    elif (old := before.get("model", {}).get("model_revision")) != (new := now["model"]["model_revision"]):
         former = f"; --revision {old} takes the former one" if hub.is_commit(old) else ""
         raise UserError(
             f"model {model} is at revision {bare(new)} now; run {quote(run)} began with {bare(old)}. "
@@ -127,11 +122,16 @@ def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, v
                     f"({part} {bare(was['data'].get(part))}, now {bare(has['data'].get(part))}). "
                     f"{NEW_RUN.capitalize()}."
                 )
-        if versions and was["version"] != has["version"]:
-            raise UserError(
-                f"task {quote(task)} is at version {bare(has['version'])}; run {quote(run)} began with "
-                f"{bare(was['version'])}. {NEW_RUN.capitalize()}."
-            )
+        if versions:
+            _check_version(run, f"task {quote(task)}", was, has)
+
+
+def _check_version(run: str, what: str, was: Mapping[str, Any], has: Mapping[str, Any]) -> None:
+    if was["version"] != has["version"]:
+        raise UserError(
+            f"{what} is at version {bare(has['version'])}; run {quote(run)} began with {bare(was['version'])}. "
+            f"{NEW_RUN.capitalize()}."
+        )
 
 
 def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], allowed: bool) -> list[str]:
@@ -140,11 +140,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
     edited = []
     for entry in now["methods"]:
         label, was = quote(entry["method"]), known.get(entry["method"], entry)
-        if was["version"] != entry["version"]:
-            raise UserError(
-                f"method {label} is at version {bare(entry['version'])}; run {quote(run)} began with "
-                f"{bare(was['version'])}. {NEW_RUN.capitalize()}."
-            )
+        _check_version(run, f"method {label}", was, entry)
         if changes := _changes(_hashes(was["artefacts"]), _hashes(entry["artefacts"])):
             raise UserError(f"{_describe(changes, f'of method {label} ', run)}, or {NEW_RUN}.")
         if was["source"] != entry["source"]:
@@ -152,7 +148,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
     if not edited:
         return []
     files = _edited_files(before, now, {file for entry in edited for file in entry["files"]})
-    methods = _few([quote(entry["method"]) for entry in edited])
+    methods = few([quote(entry["method"]) for entry in edited], MOST)
     text = f"the source of method{'s' * (len(edited) > 1)} {methods} changed since run {quote(run)} began ({files})"
     if not allowed:
         raise UserError(f"{text}. Put it back, give --allow-version-change, or {NEW_RUN}.")
@@ -162,7 +158,7 @@ def _check_methods(run: str, before: Mapping[str, Any], now: Mapping[str, Any], 
 def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterable[str]) -> str:
     """Names of changed files, for a message. `own`: the files that the methods import now."""
     was, has = (_hashes(record.get("method_files", [])) for record in (before, now))
-    return _few(sorted(bare(file) for file in own if was.get(file) != has[file])) or "it imports other files"
+    return few(sorted(bare(file) for file in own if was.get(file) != has[file]), MOST) or "it imports other files"
 
 
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
@@ -191,11 +187,6 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
             )
 
 
-def _revision(record: Mapping[str, Any]) -> str | None:
-    revision: str | None = record.get("model", {}).get("model_revision")
-    return revision
-
-
 def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:
     """Hashes as a list of names and hashes: as a key, ``token.json`` would look like the name of a secret."""
     return [{"name": name, "hash": digest} for name, digest in sorted(hashes.items())]
@@ -218,7 +209,7 @@ def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run
     since = f"since run {quote(run)} began"
     if len(changes) > 1:
         listed = [f"{name} ({_fate(*pair)})" for name, pair in changes.items()]
-        return f"{len(changes)} files {of}changed {since}: {_few(listed)}. Put them back"
+        return f"{len(changes)} files {of}changed {since}: {few(listed, MOST)}. Put them back"
     ((name, (was, has)),) = changes.items()
     if was is None:
         return f"{name} {of}was added {since}. Remove it"
@@ -229,8 +220,3 @@ def _describe(changes: Mapping[str, tuple[str | None, str | None]], of: str, run
 
 def _fate(was: str | None, has: str | None) -> str:
     return "added" if was is None else "removed" if has is None else f"was {bare(was[:12])}, is {bare(has[:12])}"
-
-
-def _few(words: Sequence[str]) -> str:
-    more = len(words) - MOST
-    return ", ".join(words[:MOST]) + (f" and {more} more" if more > 0 else "")

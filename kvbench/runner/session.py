@@ -1,9 +1,5 @@
 """Drives one execution cell by cell through engine, scores and journal, until it is done or stopped.
 
-    runner = Runner(folder, plan, saved, progress, say)
-    with runner.failures():
-        runner.run(loaded, done)
-
 Signals and failures end it with all finished rows saved.
 """
 
@@ -34,12 +30,7 @@ AFTER_STOP = 3.0  # seconds to wait for scores after a signal or a failure
 
 
 class Runner:
-    """State of one execution.
-
-    Args:
-        done: rows that were saved before.
-        say: receives warnings, one line each.
-    """
+    """State of one execution. done: rows that were saved before; say: receives warnings, one line each."""
 
     def __init__(self, folder: RunFolder, plan: RunPlan, done: int, progress: Progress | None, say: Notice) -> None:
         self.folder, self.plan, self.progress, self.say = folder, plan, progress, say
@@ -83,7 +74,9 @@ class Runner:
                 works, keep = self.plan.inputs.works, self.plan.config.keep_prompts
                 writer = self.writer = RowWriter(journal, pool, works, self.host, keep_prompts=keep)
                 try:
-                    self._cells(loaded, done, writer)
+                    for cell_plan in self.plan.cells:
+                        if missing := [row for row in cell_plan.rows if row.key not in done]:
+                            self._cell(loaded, cell_plan, missing, writer)
                 except (signals.Signalled, Exception):
                     if not journal.failed:
                         writer.leave(AFTER_STOP)
@@ -91,12 +84,6 @@ class Runner:
         finally:
             if self.progress:
                 self.progress.end()
-
-    def _cells(self, loaded: LoadedModel, done: set[str], writer: RowWriter) -> None:
-        for cell_plan in self.plan.cells:
-            missing = [row for row in cell_plan.rows if row.key not in done]
-            if missing:
-                self._cell(loaded, cell_plan, missing, writer)
 
     def _cell(self, loaded: LoadedModel, cell_plan: CellPlan, missing: list[PlannedRow], writer: RowWriter) -> None:
         if self.progress:

@@ -1,10 +1,4 @@
-"""Fetches the data of a run's tasks before torch is imported, and reports missing data of all tasks together.
-
-    fetch(config)                              # raises SetupError
-    all_missing(first, names, config, data)    # the error for every task that lacks its data
-
-The data source is that of the run's settings.
-"""
+"""Fetches the data of a run's tasks before torch is imported, and reports missing data of all tasks together."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The work of a run: the documents of each task as token ids, and every planned row with its key.
 
-    works = {name: TaskWork.load(...) for name in config.tasks}
-    plan = [row for cell in config.cells() for row in works[cell.task].rows(cell, ...)]
-
 No torch and no weights; the tokenizer comes from transformers.
 """
 
@@ -89,12 +86,10 @@ class TaskWork:
     def load(
         cls, name: str, config: RunConfig, source: Data, tokenizer: Any, model_type: str, context: int
     ) -> TaskWork:
-        """Load documents and render prompts.
+        """Load documents and render prompts. Raises SetupError if data are missing.
 
-        Raises:
-            UserError: no chat template (B049), --max-new-tokens beyond the model's context (B032), or a query-agnostic
-                run of documents that have no context.
-            SetupError: data are missing.
+        Raises UserError without a chat template (B049), for --max-new-tokens beyond the model's context (B032), and for
+        a query-agnostic run of documents that have no context.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style or task.prompt_styles[0]

@@ -1,9 +1,5 @@
 """Ask the Hugging Face hub whether a repository exists, at which commit, and with which files.
 
-    answer = ask("model", "Qwen/Qwen3-4B", None)      # Answer(commit="1cfa...", files=("config.json", ...))
-    why(error)                                         # "gated", "missing", ... for exceptions of the hub's libraries
-    with only({"org/model"}): ...                      # kvbench may download nothing else
-
 The hub's libraries retry a refused connection for half a minute per file. kvbench asks first, with at most `TRIES`
 attempts, so that the user learns of a wrong name or a missing network within seconds.
 """
@@ -26,13 +22,8 @@ TRIES = 3
 SECONDS = 10.0  # per attempt
 PAUSE = 1.0  # seconds before the second attempt; doubled for the third
 _UNREACHABLE = {
-    "ConnectionError",
-    "OfflineModeIsEnabled",
-    "ConnectError",
-    "TimeoutException",
-    "TransportError",
-    "LocalEntryNotFoundError",
-    "gaierror",
+    *("ConnectionError", "OfflineModeIsEnabled", "ConnectError", "TimeoutException", "TransportError"),
+    *("LocalEntryNotFoundError", "gaierror"),
 }
 LONGEST = 96  # characters of a repository's name
 _PART = r"[A-Za-z0-9_](?:[\w.-]*\w)?"  # '-' and '.' only inside

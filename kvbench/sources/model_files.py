@@ -1,10 +1,4 @@
-"""Hash the files in a model's folder that affect which tokens the model generates.
-
-    found = hashes(folder)      # {"config.json": "1f0c...", "model.safetensors": "9a41...", ...}
-    combined(found)             # one hash of 16 hex digits
-
-No torch, no transformers.
-"""
+"""Hash the files in a model's folder that affect which tokens the model generates. No torch, no transformers."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, few, quote
 from kvbench.sources import model_files
 from kvbench.store.strict_json import lenient
 
@@ -24,18 +24,15 @@ def check(name: str, folder: Path) -> None:
     if not files:
         raise none_there(name, sorted(folder.iterdir()))
     if missing := lacking(folder):
-        more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-        raise SetupError(f"{quote(name)} lacks weights that its index names: {missing[0]}{more}. Download it again.")
+        raise SetupError(f"{quote(name)} lacks weights that its index names: {few(missing, 1)}. Download it again.")
     for path in files:
         size = path.stat().st_size
         expected = _safetensors_size(path)
         if expected is None or size < expected:
-            says = (
-                "its header cannot be read"
-                if expected is None
-                else f"header says {expected:,} bytes, file has {size:,}"
-            )
-            raise SetupError(f"{path.name} is damaged ({says}). Download it again.")
+            sizes = "its header cannot be read"
+            if expected is not None:
+                sizes = f"header says {expected:,} bytes, file has {size:,}"
+            raise SetupError(f"{path.name} is damaged ({sizes}). Download it again.")
 
 
 def none_there(name: str, files: Sequence[Path]) -> SetupError:

@@ -1,9 +1,5 @@
 """Find a model and read its configuration, without torch and without weights.
 
-    describe("tiny"), describe("./folder"), describe("org/name")  ->  ModelInfo
-    fetched("org/name")                                           ->  ModelInfo, after a request to the hub
-    state(info)                                                   ->  State: commit, or hashes of the files
-
 A name that looks like a path is never sent to the hub. For a hub name, `describe` reads only the local cache; facts
 that the cache lacks are None until `fetched` asks the hub. Damaged and pickled weights raise an error before loading.
 """

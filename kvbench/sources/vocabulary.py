@@ -1,8 +1,4 @@
-"""Check that a model has an embedding for every token: a token without an embedding would crash a run.
-
-check(600, 512)                  # SetupError
-tokens(Path("model"))            # 512, counted in tokenizer.json, without transformers
-"""
+"""Check that a model has an embedding for every token: a token without an embedding would crash a run."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Settings that kvbench never takes from a run's record, and commands that give them again.
 
-    used(info)                    # {"plugin": ["mine.py"], "judge": "https://...", ...} of a run.json
-    resume_command(run_dir)       # "kvbench run --resume r1 --plugin mine.py"
-    words({"plugin": ["a b.py"]}) # ["--plugin", "a b.py"]; `line` quotes them for a shell
-
 In a record, plug-ins, addresses and variables with keys are only information for the user, who types them again to
 continue a run. A folder from elsewhere therefore neither runs code nor contacts a server.
 """

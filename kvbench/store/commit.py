@@ -12,12 +12,7 @@ from collections.abc import Callable, Sequence
 
 
 class Commit:
-    """A sync in a background thread, which the constructor starts.
-
-    Attributes:
-        keys: the rows that are safe once the sync succeeds.
-        seconds: how long the sync took.
-    """
+    """A sync in a background thread, which the constructor starts. `keys`: the rows that are safe once it succeeds."""
 
     def __init__(self, sync: Callable[[], None], keys: Sequence[str]) -> None:
         self.keys, self.seconds = list(keys), 0.0

@@ -9,6 +9,7 @@ root or on a read-only mount. A disk that loses data after fsync is beyond these
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -27,6 +28,19 @@ _KINDS = {
     stat.S_IFSOCK: "a socket",
     stat.S_IFREG: "a file",
 }
+_REMEDIES = {
+    "free space": (errno.ENOSPC,),
+    "free space or ask for a larger quota": (errno.EDQUOT,),
+    "raise the limit on file sizes (ulimit -f)": (errno.EFBIG,),
+    "see that the network disk is mounted and answers": (
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.ENOTCONN,
+        errno.EHOSTDOWN,
+    ),
+    "see that the folder can be written": (errno.EROFS, errno.EACCES, errno.EPERM),
+    "raise the limit on open files (ulimit -n)": (errno.EMFILE, errno.ENFILE),
+}
 _AS_IT_IS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)
 _LEFTOVER = re.compile(r"\.[\w.]+\.\d+-[0-9a-f]{8}\.tmp")
 
@@ -35,14 +49,14 @@ def crash_point(name: str) -> None:
     """Mark a moment between two steps of a write, where tests kill the process."""
 
 
-def bare(value: object) -> str:
-    """A value escaped as by `quote`, without the quotes."""
-    return quote(value)[1:-1]
-
-
 def reason(error: OSError) -> str:
     """The system's message in lower case: "no space left on device" for ENOSPC."""
     return (os.strerror(error.errno) if error.errno else str(error)).lower()
+
+
+def remedy(error: OSError) -> str:
+    """Advice to the user before trying again, as a clause."""
+    return next((text for text, numbers in _REMEDIES.items() if error.errno in numbers), "check the disk")
 
 
 def sync_folder(folder: Path) -> None:
@@ -59,9 +73,7 @@ def sync_folder(folder: Path) -> None:
 def open_plain(path: Path, flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file.
 
-    Raises:
-        SetupError: it is a link, a folder, a pipe or a device.
-        OSError: it does not exist, or cannot be opened.
+    Raises SetupError for a link, a folder, a pipe or a device, OSError if the file cannot be opened.
     """
     _must_be(path, os.lstat(path), stat.S_IFREG)  # checked before opening, which may have an effect on a device
     fd = os.open(path, flags | _AS_IT_IS | os.O_CLOEXEC)

@@ -1,13 +1,7 @@
 """A run's folder, from its first check to its sealed tables.
 
-    with RunFolder.open("results", "r1", config, environment=versions, command=sys.argv, planned=960) as run:
-        done = run.done_keys()
-        with run.journal() as journal:
-            ...
-        run.seal()
-
 `open` and `resume` check names, folders, settings and versions before any work. The run is locked until the folder is
-closed. Files that kvbench did not make are never replaced.
+closed. kvbench never replaces files that it did not make.
 """
 
 from __future__ import annotations
@@ -16,12 +10,11 @@ import os
 import stat
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from kvbench.errors import NEW_RUN, SetupError, UserError, quote
+from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
 from kvbench.store import manifest, tables
-from kvbench.store.files import bare, is_leftover, probe, reason, remove_leftovers, sync_folder
+from kvbench.store.files import is_leftover, probe, reason, remove_leftovers, sync_folder
 from kvbench.store.journal import Journal
 from kvbench.store.lock import RunLock
 from kvbench.store.names import check_run_name
@@ -31,14 +24,7 @@ LOCK = "lock"
 
 
 class RunFolder:
-    """An opened, locked run. Made by `open` and `resume`.
-
-    Attributes:
-        notices: warnings for the user, one line each.
-        info: the content of run.json.
-        config: the run's settings as the user gave them, a part of `info`.
-        planned: how many rows the run will have, if known.
-    """
+    """An opened, locked run, made by `open` or `resume`. `notices`: warnings to the user; `info`: run.json."""
 
     def __init__(self, path: Path, lock: RunLock, notices: list[str], info: dict[str, Any]) -> None:
         self.path, self.name = path, path.name
@@ -64,10 +50,8 @@ class RunFolder:
     ) -> RunFolder:
         """A new run, or the run of that name continued when its configuration is the same.
 
-        Args:
-            environment: the record of versions, devices and inputs, in JSON types; `manifest.VERSIONS` are compared.
-            take_over: take the lock of a process on another host.
-            allow_version_change: continue with other versions of kvbench, torch or transformers.
+        environment: the record of versions, devices and inputs, in JSON types. `allow_version_change` allows other
+        `manifest.VERSIONS`; `take_over` takes the lock of a process on another host.
         """
         check_run_name(name)
         path = check_out(out) / name
@@ -96,25 +80,10 @@ class RunFolder:
             raise
 
     @classmethod
-    def resume(
-        cls,
-        out: str | Path,
-        name: str,
-        *,
-        environment: Mapping[str, Any],
-        take_over: bool = False,
-        allow_version_change: bool = False,
-    ) -> RunFolder:
-        """An existing run with its own settings."""
+    def resume(cls, out: str | Path, name: str, **how: Any) -> RunFolder:
+        """An existing run with its own settings. how: further arguments of `open`."""
         info = manifest.read(existing(out, check_run_name(name, "--resume")))
-        return cls.open(
-            out,
-            name,
-            info["config"],
-            environment=environment,
-            take_over=take_over,
-            allow_version_change=allow_version_change,
-        )
+        return cls.open(out, name, info["config"], **how)
 
     def done_keys(self) -> set[str]:
         """Keys of the rows that need not run again. Adds a notice about records dropped from the journal."""
@@ -141,9 +110,7 @@ class RunFolder:
     def __enter__(self) -> RunFolder:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 

@@ -1,14 +1,9 @@
 """The journal: rows are safe from the moment they are acknowledged.
 
-    with Journal(run_dir) as journal:
-        saved = journal.append(row, prompt=prompt, output=output)  # keys of the rows that became safe, often none
-        saved = journal.poll()   # once per engine step: begins to commit what has waited for two seconds
-        saved = journal.flush()  # commits now, and waits for the disk
-
 A record is ``crc32 SPACE json LF`` in one write(). Every process writes its own segment and never reopens a
 segment: a kill can cut a large write in the middle, and in a shared file the next writer's record would be glued to the
 torn record. A row is acknowledged only after fdatasync, which runs beside the generation if the disk is slow. Only one
-thread may write to a journal; several threads need a lock.
+thread may write to a journal.
 """
 
 from __future__ import annotations
@@ -22,7 +17,6 @@ import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NoReturn
 
 from kvbench.console import signals
@@ -30,9 +24,8 @@ from kvbench.console.redact import redact_keys
 from kvbench.errors import SetupError, quote
 from kvbench.store.again import resume_command
 from kvbench.store.commit import Commit
-from kvbench.store.files import crash_point, own_folder, reason, sync_folder
+from kvbench.store.files import crash_point, own_folder, reason, remedy, sync_folder
 from kvbench.store.host import boot_id, host_name
-from kvbench.store.remedies import remedy
 from kvbench.store.schema import check_row, clean_text
 
 FOLDER = "journal"
@@ -51,12 +44,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 class Journal:
-    """Appends rows to a new segment of the run's journal.
-
-    Args:
-        run_dir: the run's folder.
-        rows_before: rows that were safe before, for the message when the disk is full.
-    """
+    """Appends rows to a new segment of the run's journal. `rows_before`: rows that were safe before, for messages."""
 
     def __init__(self, run_dir: Path, *, rows_before: int = 0) -> None:
         self.run_dir = run_dir
@@ -70,7 +58,7 @@ class Journal:
         self._commit: Commit | None = None  # under way
         self._last_commit = -COMMIT_SECONDS
         self._pid = os.getpid()
-        self._failed = False
+        self.failed = False  # it takes no more rows
 
     def append(
         self,
@@ -80,15 +68,12 @@ class Journal:
         output: str | None = None,
         turns: Sequence[str] = (),
     ) -> list[str]:
-        """Write one row with its texts. Returns the keys of the rows that became safe by this call, often none.
+        """Write one row with its texts, and return the keys of the rows that became safe by this call, often none.
 
-        turns: the answers of all turns, if there are several; `output` is the last.
-
-        Raises:
-            SetupError: the disk is full or broken, or the folder is gone; the journal takes no more rows.
-            ValueError: the row does not fit the schema.
+        turns: the answers of all turns, if there are several; `output` is the last. Raises ValueError if the row does
+        not fit the schema; SetupError if the disk or the folder fails, after which the journal takes no more rows.
         """
-        if self._failed or os.getpid() != self._pid:
+        if self.failed or os.getpid() != self._pid:
             raise RuntimeError("this journal has failed, or belongs to another process")
         text = {"prompt": prompt, "output": output, "turns": json.dumps(turns) if len(turns) > 1 else None}
         text = {name: None if value is None else clean_text(value) for name, value in text.items()}
@@ -106,11 +91,6 @@ class Journal:
             saved += self._collect(PATIENCE_SECONDS)
         return saved
 
-    @property
-    def failed(self) -> bool:
-        """Whether the journal takes no more rows."""
-        return self._failed
-
     def flush(self) -> list[str]:
         """Bring all written rows to the disk. Returns the keys that became safe."""
         saved = self._collect(None)
@@ -122,7 +102,7 @@ class Journal:
     def close(self) -> None:
         """Commit and close; warn if the disk was slow. The segment is never opened for writing again."""
         try:
-            if not self._failed and os.getpid() == self._pid:
+            if not self.failed and os.getpid() == self._pid:
                 self.flush()
         finally:
             if self._fd >= 0:
@@ -130,14 +110,12 @@ class Journal:
                 if self.slowest_flush > SLOW_SECONDS:
                     slow = f"writing to {quote(self.run_dir)} is slow: a commit took {self.slowest_flush:.1f} s."
                     print(f"warning: {redact_keys(slow)}", file=sys.stderr, flush=True)
-            self._fd, self._failed = -1, True
+            self._fd, self.failed = -1, True
 
     def __enter__(self) -> Journal:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _begin(self) -> None:
@@ -210,7 +188,7 @@ class Journal:
         except OSError:
             there = None
         if there is None or (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
-            self._failed = True
+            self.failed = True
             saved, waiting = _are(self._rows_before + self.saved), _are(self._unsaved())
             raise SetupError(
                 f"{quote(self.run_dir)} was moved or deleted during the run: {saved} saved, {waiting} not. "
@@ -218,7 +196,7 @@ class Journal:
             )
 
     def _fail(self, error: OSError) -> NoReturn:
-        self._failed = True
+        self.failed = True
         advice = remedy(error)
         raise SetupError(
             f"cannot write in {quote(self.run_dir)} ({reason(error)}): {_are(self._rows_before + self.saved)} saved. "

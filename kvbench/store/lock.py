@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from kvbench.console import signals
-from kvbench.errors import NEW_RUN, RunInUseError, SetupError, quote
-from kvbench.store.files import bare, open_plain, reason
+from kvbench.errors import NEW_RUN, RunInUseError, SetupError, bare, quote
+from kvbench.store.files import open_plain, reason
 from kvbench.store.host import boot_id, host_name, is_alive, start_ticks
 from kvbench.store.strict_json import document
 
@@ -63,11 +63,9 @@ class RunLock:
         self._fd = -1
 
     def acquire(self, *, take_over: bool = False) -> list[str]:
-        """Take the lock. Returns warnings, one line each.
+        """Take the lock, and return warnings, one line each.
 
-        Raises:
-            RunInUseError: another process has it, or may have it.
-            SetupError: the file cannot be made.
+        Raises RunInUseError if another process has or may have it, SetupError if the file cannot be made.
         """
         signals.at_end(self.release)
         try:
@@ -123,7 +121,7 @@ class RunLock:
             return self._open()
         if os.fstat(fd).st_nlink > 1:
             os.close(fd)
-            raise SetupError(f"{quote(self.path)} has a second name (a hard link), as no lock has. Remove it.")
+            raise SetupError(f"{quote(self.path)} has a second name (a hard link), which no lock has. Remove it.")
         return fd, False
 
     def _flock(self, fd: int) -> bool:

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.console.redact import hide_keys, hide_secrets, redact_argv, redact_config
-from kvbench.errors import NEW_RUN, SetupError, UserError, quote
-from kvbench.store.files import bare, read_plain, reason, replacing
+from kvbench.errors import NEW_RUN, SetupError, UserError, bare, quote
+from kvbench.store.files import read_plain, reason, replacing
 from kvbench.store.identity import digest
 from kvbench.store.schema import FORMAT
 from kvbench.store.shape import why_not
@@ -86,9 +86,7 @@ def write(run_dir: Path, manifest: Mapping[str, Any]) -> None:
 def read(run_dir: Path) -> dict[str, Any]:
     """The content of run.json, checked.
 
-    Raises:
-        UserError: there is none, it has another format, or it was changed by hand.
-        SetupError: it cannot be read, or is a link.
+    Raises UserError if it is missing, changed by hand or of another format, SetupError if it is a link or unreadable.
     """
     path = run_dir / NAME
     try:

@@ -10,9 +10,8 @@ import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, BinaryIO
 
-from kvbench.errors import UserError
+from kvbench.errors import UserError, bare
 from kvbench.store import manifest
-from kvbench.store.files import bare
 from kvbench.store.schema import FORMAT_KEY
 
 if TYPE_CHECKING:
@@ -29,13 +28,8 @@ class Damaged(ValueError):
 def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str], row_bytes: int) -> pa.Table:
     """The columns of `schema`, cast to its types, with the file's metadata.
 
-    Args:
-        required: columns that have a value in every row.
-        row_bytes: largest average size of an unpacked row.
-
-    Raises:
-        UserError: the file is not kvbench's, or has another format.
-        Damaged: it cannot be decoded.
+    required: columns that have a value in every row. row_bytes: largest average size of an unpacked row. Raises
+    UserError if the file is not kvbench's or has another format, Damaged if it cannot be decoded.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

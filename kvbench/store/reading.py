@@ -17,10 +17,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.store import manifest, parquet, tables
 from kvbench.store.again import repair_command
-from kvbench.store.files import bare, open_plain, reason
+from kvbench.store.files import open_plain, reason
 from kvbench.store.frames import TEXT_NAMES, columns_as_lists, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.recovery import JournalContent, TextReader, read_journal
 from kvbench.store.schema import DETERMINISTIC, NAMES, OK, REQUIRED, sort_key
@@ -131,9 +131,7 @@ def read_texts(run_dir: str | Path) -> pd.DataFrame:
 def read_columns(path: str | Path, columns: Collection[str] = NAMES) -> pa.Table:
     """Columns of one rows.parquet.
 
-    Raises:
-        UserError: there is none, it is not kvbench's, or it has another format.
-        SetupError: it is damaged.
+    Raises SetupError if it is damaged, UserError if it is missing, not kvbench's or of another format.
     """
     file = Path(path)
     in_a_run = (file.parent / manifest.NAME).is_file()  # follow a link that the user typed, none in a run's folder

@@ -3,10 +3,10 @@
 `read_journal` may run at any time, also while others write: each segment is read up to the length it had when opened.
 Texts are not kept in memory; `TextReader` fetches them one by one.
 
-A torn last record is dropped and a damaged one skipped; both are reported, and their rows run again. A record with a
-right checksum that is no row counts as damaged: a journal may come from anyone. Of several records of a row the one
-with the highest score pass counts; among equals the first "ok" by segment name and position, or without one the last
-failure.
+A torn last record is dropped and a damaged record skipped; both are reported, and their rows run again. A record whose
+checksum is right but which is no row counts as damaged, because a journal may come from anyone. If a row has several
+records, the record with the highest score pass counts. Among equal score passes, this is the first "ok" record by
+segment name and position, or without an "ok" record the last failure.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
-from kvbench.errors import SetupError, quote
-from kvbench.store.files import bare, open_plain, own_folder, plain_size
+from kvbench.errors import SetupError, bare, few, quote
+from kvbench.store.files import open_plain, own_folder, plain_size
 from kvbench.store.journal import FOLDER, SUFFIX
 from kvbench.store.schema import OK, UNSCORED, is_text, read_row
 from kvbench.store.strict_json import parse
@@ -30,7 +29,7 @@ _LONGEST = 256 << 20  # bytes of a record
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One row and where its record stands."""
+    """A row, and the place of its record in the journal."""
 
     row: dict[str, Any]
     segment: str
@@ -100,9 +99,7 @@ class TextReader:
     def __enter__(self) -> TextReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for fd in self._fds.values():
             os.close(fd)
 
@@ -148,7 +145,7 @@ def read_journal(run_dir: Path) -> JournalContent:
                 state.add(Entry(record["row"], name, offset, len(line)))
         if damaged:
             state.dropped += len(damaged)
-            shown = ", ".join(map(str, damaged[:5])) + (f" and {len(damaged) - 5} more" if len(damaged) > 5 else "")
+            shown = few(list(map(str, damaged)), 5)
             state.notices.append(f"{bare(name)}: damaged records are skipped, at offset {shown}; their rows run again.")
     if state.nondeterministic_duplicates:
         n = state.nondeterministic_duplicates

@@ -30,19 +30,13 @@ UNSCORED = ("unscored", "grader_error", "judge_error", "sandbox_error")  # gener
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column.
-
-    Attributes:
-        kind: name (repeats, hence dictionary-encoded), text, int32, int64, float64, bool or time.
-        unit: JSON marks text that holds a JSON object.
-        varies: empty when two runs must agree on it; otherwise timing or host.
-    """
+    """One column."""
 
     name: str
-    kind: str
-    unit: str
+    kind: str  # name (repeats, hence dictionary-encoded), text, int32, int64, float64, bool or time
+    unit: str  # JSON marks text that holds a JSON object
     meaning: str
-    varies: str = ""
+    varies: str = ""  # empty when two runs must agree on it; otherwise timing or host
 
 
 COLUMNS: tuple[Column, ...] = (

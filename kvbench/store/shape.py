@@ -1,14 +1,12 @@
 """The types of the parts of a run.json, checked when one is read, so that no reader finds a text in place of a table.
 
-    why_not(content)      # "" or the first part of another type, as in "environment.tasks"
-
 Only parts that kvbench reads are listed; parts with a question mark may be absent.
 """
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvbench.store.names import is_run_name
@@ -28,12 +26,8 @@ def _text(value: Any) -> bool:
     return _given(value) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 
-def _perhaps(value: Any) -> bool:
-    return value is None or _text(value)
-
-
-def _perhaps_given(value: Any) -> bool:
-    return value is None or _given(value)
+def _or_null(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: value is None or fits(value)
 
 
 def _encodes(text: str) -> bool:
@@ -57,6 +51,7 @@ def _setting(value: Any) -> bool:
     return isinstance(value, _SCALAR) and (not isinstance(value, str) or _encodes(value))
 
 
+_perhaps, _perhaps_given = _or_null(_text), _or_null(_given)
 _HASH = {"name": _text, "hash": _text}
 _GIVEN_HASH = {"name": _given, "hash": _text}  # of a file whose path a user gave
 _METHOD = {"name": _text, "options": {ANY: lambda v: isinstance(v, _SCALAR)}}
@@ -64,14 +59,10 @@ _GRID = {
     "methods": [_METHOD],
     "budgets": [lambda v: _count(v) or _text(v)],
     "tasks": [_given],
-    "limit?": lambda v: v is None or _count(v),
+    "limit?": _or_null(_count),
 }
-_LAYER = {
-    "kv_heads": _size,
-    "head_dim": _size,
-    "value_dim": _size,
-    "window": lambda v: v is None or _size(v),
-}
+_LAYER = {"kv_heads": _size, "head_dim": _size, "value_dim": _size, "window": _or_null(_size)}
+_TASK = {"version": _text, "data": {"sha256?": _perhaps, "revision?": _perhaps}, "prompts?": _text}
 _ENVIRONMENT = {
     "kvbench_version?": _perhaps,
     "torch_version?": _perhaps,
@@ -81,9 +72,7 @@ _ENVIRONMENT = {
     "device?": _perhaps,
     "plugin?": [_given],
     "plugins?": [{"path": _given, "sha256": _text}],
-    "tasks?": {
-        ANY: {"version": _text, "data": {"sha256?": _perhaps, "revision?": _perhaps}, "prompts?": _text},
-    },
+    "tasks?": {ANY: _TASK},
     "data?": _perhaps_given,
     "data_variable?": _perhaps_given,
     "data_revision?": _perhaps_given,
@@ -114,7 +103,7 @@ _CONTENT = {
         "task_file?": _perhaps_given,
         ANY: _setting,
     },
-    "planned?": lambda v: v is None or _count(v),
+    "planned?": _or_null(_count),
     "environment": _ENVIRONMENT,
     "command?": [lambda v: isinstance(v, str)],
     "hashes": {ANY: _text},

@@ -1,9 +1,5 @@
 """Readers for JSON of any origin. Every kind of invalid input raises ValueError.
 
-    parse(data)       # one value; NaN, infinities and nesting beyond the interpreter's limit are refused
-    lenient(data)     # `parse` with NaN and infinities, which other programs write
-    document(data)    # `parse` with limits: nesting depth, whole numbers of 64 bits
-
 Python's own reader takes NaN, reads 1e400 as infinity, and ends deep nesting with a RecursionError.
 """
 
@@ -18,9 +14,9 @@ LARGEST = 2**64  # seeds are unsigned
 
 
 def parse(data: bytes | str) -> Any:
-    """One JSON value. Raises ValueError."""
+    """One JSON value. Raises ValueError, also for NaN, infinities and nesting beyond the interpreter's limit."""
     try:
-        return json.loads(data, parse_constant=_constant, parse_float=_finite)
+        return json.loads(data, parse_constant=constant, parse_float=finite)
     except RecursionError:
         raise ValueError("nested too deeply") from None
 
@@ -50,12 +46,13 @@ def _inside(value: dict[str, Any] | list[Any]) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else value
 
 
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON")
+def constant(name: str) -> Any:
+    """Refuse NaN and the infinities, which Python's reader takes."""
+    raise ValueError(f"{name} is not allowed")
 
 
-def _finite(text: str) -> float:
+def finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError("a number without a finite value")
+        raise ValueError(f"number {text[:20]} is too large")
     return value

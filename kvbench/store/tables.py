@@ -17,11 +17,19 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from kvbench.errors import NEW_RUN, SetupError, quote
 from kvbench.store import manifest
 from kvbench.store.again import repair_command
-from kvbench.store.files import crash_point, open_plain, read_plain, reason, remove_leftovers, replacing, sync_folder
+from kvbench.store.files import (
+    crash_point,
+    open_plain,
+    read_plain,
+    reason,
+    remedy,
+    remove_leftovers,
+    replacing,
+    sync_folder,
+)
 from kvbench.store.frames import TEXT_NAMES, rows_schema, texts_schema, to_frame, to_table
 from kvbench.store.lock import RunLock
 from kvbench.store.recovery import Entry, JournalContent, TextReader, read_journal, segments_on_disk
-from kvbench.store.remedies import remedy
 from kvbench.store.schema import COLUMNS, FORMAT, sort_key
 from kvbench.store.strict_json import document
 
@@ -37,10 +45,9 @@ _OPTIONS: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
 
 
 def seal(run_dir: Path) -> dict[str, Any]:
-    """Make the tables from the journal. Returns the content of seal.json.
+    """Make the tables from the journal, and return the content of seal.json.
 
-    Raises:
-        SetupError: the disk is full or broken. The journal and the former tables are untouched.
+    Raises SetupError if the disk is full or broken; the journal and the former tables are untouched.
     """
     state = read_journal(run_dir)
     entries = sorted(state.entries.values(), key=lambda e: sort_key(e.row))
@@ -91,9 +98,7 @@ def _remedy(run_dir: Path) -> str:
 def read_seal(run_dir: Path) -> dict[str, Any] | None:
     """The content of seal.json, or None when the run is not sealed.
 
-    Raises:
-        SetupError: it cannot be read, or `seal` did not write it.
-        UserError: it has another format.
+    Raises SetupError if it cannot be read or `seal` did not write it, UserError if it has another format.
     """
     path = run_dir / SEAL
     try:

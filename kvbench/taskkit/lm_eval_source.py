@@ -1,9 +1,5 @@
 """Read lm-eval's definition of a task (YAML and generation settings), and its rows from a data folder.
 
-    gsm8k = definition("gsm8k")        # Definition(path=.../gsm8k.yaml, config=TaskConfig(...)); UserError if unknown
-    generation(gsm8k.config.generation_kwargs)            # as a GenSpec
-    local = LocalRows.find(gsm8k, data, "lm_eval:gsm8k")  # None: lm-eval loads its own data set
-
 Only tasks in the lm-eval package are found. A YAML file may name Python functions; third-party functions run only if
 the user points lm-eval to them (``kvbench lm-eval --include_path``).
 
@@ -63,9 +59,7 @@ class Definition:
 def definition(name: str) -> Definition:
     """Find a task of lm-eval by name.
 
-    Raises:
-        UserError: the task is unknown, a group, or of a kind that kvbench does not run.
-        SetupError: lm-eval is not installed.
+    Raises UserError for an unknown task, a group, or a kind that kvbench does not run; SetupError without lm-eval.
     """
     try:
         import lm_eval.tasks
@@ -166,17 +160,11 @@ def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class LocalRows:
-    """Rows from a folder instead of lm-eval's data set.
+    """Rows from a folder instead of lm-eval's data set."""
 
-    Attributes:
-        asked: the rows to ask.
-        examples: rows for few-shot examples; None: the examples are drawn from the other asked rows.
-        official: False if lm-eval draws the examples from a separate split, which the folder lacks.
-    """
-
-    asked: list[dict[str, Any]]
-    examples: list[dict[str, Any]] | None
-    official: bool
+    asked: list[dict[str, Any]]  # the questions
+    examples: list[dict[str, Any]] | None  # rows for few-shot examples; None: drawn from the other questions
+    official: bool  # False if lm-eval draws the examples from a separate split, which the folder lacks
 
     @classmethod
     def find(cls, of: Definition, source: DataSource, task: str) -> LocalRows | None:

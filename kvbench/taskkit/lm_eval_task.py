@@ -72,8 +72,8 @@ class LMEvalTask(Task):
         rows = LocalRows.find(yaml, source, self.name)
         if rows is None and not hub.may_ask(self.name):
             raise SetupError(
-                f"task {quote(self.name)} has lm-eval load its data from the hub, and only the run's folder asks for "
-                f"it. Give --task {shlex.quote(self.name)} again, or a folder with --data."
+                f"lm-eval would download the data of task {quote(self.name)}, and only the run's folder names the "
+                f"task. Give --task {shlex.quote(self.name)} again, or a folder with --data."
             )
         try:
             revision = None if rows else commit(yaml.config, source)

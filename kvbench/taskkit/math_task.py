@@ -10,42 +10,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from kvbench.errors import SetupError, quote
 from kvbench.scoring.math import score_math
 from kvbench.task import DataSource, Doc, GenSpec, Output, Score, Task
 from kvbench.taskkit.prompts import STYLES
+from kvbench.taskkit.rows import documents, reasoning
 
 
 class MathTask(Task):
-    """Mathematics problems with one final answer.
-
-    Class attributes:
-        samples, max_new_tokens: defaults of --samples and --max-new-tokens.
-        integer: every reference is an integer, so the cross-check `int_match` makes sense.
-        column: the data's column with the problem.
-    """
+    """Mathematics problems with one final answer."""
 
     suite = "math"
     prompt_styles = tuple(name for name in STYLES if name != "plain")
-    samples: ClassVar[int] = 32
-    max_new_tokens: ClassVar[int] = 32768
-    integer: ClassVar[bool] = False
-    column: ClassVar[str] = "problem"
+    samples: ClassVar[int] = 32  # default of --samples
+    max_new_tokens: ClassVar[int] = 32768  # default of --max-new-tokens
+    integer: ClassVar[bool] = False  # every reference is an integer: the score `int_match` compares integers
+    column: ClassVar[str] = "problem"  # the data's column with the problem
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
         assert self.manifest is not None
         rows = source.rows(self.name, self.manifest)[:limit]
-        try:
-            return [self._doc(row, style) for row in rows]
-        except KeyError as error:
-            raise SetupError(f"data of task {quote(self.name)} have no column {quote(error.args[0])}.") from None
+        return documents(self, rows, lambda row: self._doc(row, style))
 
     def gen(self, model_type: str) -> GenSpec:
-        """Temperature 0.6 and top-p 0.95 as in the papers; top-k 20 for Qwen3, as its authors advise, else off."""
-        top_k = 20 if model_type.startswith("qwen3") else 0
-        return GenSpec(
-            n=self.samples, max_new_tokens=self.max_new_tokens, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True
-        )
+        return reasoning(model_type, n=self.samples, max_new_tokens=self.max_new_tokens)
 
     def score(self, doc: Doc, output: Output) -> Score:
         return score_math(output.text, doc.reference, thinking=output.thinking, integer=self.integer)

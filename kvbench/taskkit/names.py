@@ -1,8 +1,4 @@
-"""Names of tasks: ``base[/variant][@length]``, patterns and groups.
-
-    get_task("ruler/vt@8k")          # one task
-    expand("longbench")              # the members of a group: ["longbench/narrativeqa", ...]
-    expand("ruler/niah_*@4k")        # the matches of a pattern
+"""Names of tasks: ``base[/variant][@length]`` such as ``ruler/vt@8k``, patterns (``ruler/niah_*@4k``) and groups.
 
 Case and surrounding blanks do not matter. A length is a number of tokens; ``k`` stands for 1024.
 """

@@ -1,15 +1,8 @@
 """Turn a document into the text and tokens of a prompt: prompt styles, chat template, thinking switch.
 
-    turn = STYLES["default"].turn(problem)                  # a task builds its documents' turns
-    check_template(tokenizer, task="aime24", chat=True)     # before a run: UserError without a usable template
-    text = render(doc, tokenizer, chat=True, thinking=True)
-    ids = encode(tokenizer, text, chat=True)
-
 A rendered template already holds the special tokens, so `encode` adds none (Llama and DeepSeek tokenizers would add a
 second start token). Raw text gets the tokenizer's own special tokens. Templates run only in transformers' sandboxed
-Jinja.
-
-Not covered: few-shot examples, images.
+Jinja. Not covered: few-shot examples, images.
 """
 
 from __future__ import annotations
@@ -19,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.console.faults import words
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.task import Doc, Turn
 
 INSTRUCTION = "Please reason step by step, and put your final answer within \\boxed{}."
@@ -98,7 +91,7 @@ def _check_syntax(text: str, origin: str) -> None:
         jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(text)
     except jinja2.TemplateSyntaxError as error:
         if "unknown tag" not in str(error.message):  # transformers defines further tags
-            raise UserError(f"chat template {quote(origin)[1:-1]}, line {error.lineno}: {error.message}.") from None
+            raise UserError(f"chat template {bare(origin)}, line {error.lineno}: {error.message}.") from None
 
 
 def template_text(tokenizer: Any, chat_template: str | None = None) -> str | None:

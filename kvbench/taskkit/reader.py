@@ -1,11 +1,4 @@
-"""The parts of a model that tasks and prompts need: tokenizer, chat template and context length, no weights.
-
-reader = ModelReader(tokenizer=tokenizer, model_type="qwen3", context=32768, chat=True)
-reader.count("some text")
-reader.cut(turn, 7500)             # the first and last 3750 tokens of a turn's text
-talk = Talk(doc, reader, thinking=False, keep=True)
-talk.follow(("first answer",))     # the prompt after the first answer
-"""
+"""The parts of a model that tasks and prompts need: tokenizer, chat template and context length, no weights."""
 
 from __future__ import annotations
 

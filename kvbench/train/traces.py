@@ -16,7 +16,7 @@ from pathlib import Path
 from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.records import Request
 from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Turn
@@ -105,7 +105,7 @@ def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> li
     for line, row in read_jsonl(Path(path), str(path)):
         text = row.get("question", row.get("prompt"))
         if not isinstance(text, str) or not text.strip():
-            raise UserError(f"{quote(path)[1:-1]}:{line}: field 'question' is missing or empty.")
+            raise UserError(f"{bare(path)}:{line}: field 'question' is missing or empty.")
         doc = Doc(doc_id=str(line), turns=(Turn(question=text),), reference=None)
         ids = tuple(reader.ids(reader.text(doc, thinking=None)))
         room = loaded.context - len(ids)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvbench.errors import SetupError
-from kvbench.taskkit.context_template import bundled, check_ids, parts, text_id
+from kvbench.taskkit.context_template import bundled, parts, text_id
 
 
 @pytest.mark.parametrize(
@@ -30,9 +29,3 @@ def test_bundled_text_keeps_its_line_ends():
 def test_names_of_texts():
     assert text_id("a") == text_id("a") != text_id("b")
     assert len(text_id("\ud800")) == 16
-
-
-def test_an_id_stands_for_one_row():
-    check_ids("x", ["a", "b"], "_id")
-    with pytest.raises(SetupError, match=r"data of task 'x': some values of '_id' occur twice"):
-        check_ids("x", ["a", "b", "a"], "_id")

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvbench import registry
-from kvbench.cli.commands.audit_parity import audit_parity, plain
+from kvbench.cli.commands.audit_parity import audit_parity, label_value
 from kvbench.cli.counter import Counter
-from kvbench.cli.options import Plugins
+from kvbench.cli.options import Document, Plugins, Text, Texts, plain
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
@@ -41,40 +41,18 @@ def audit(
         list[str] | None,
         typer.Argument(metavar="METHOD", help="Methods to check; A+B: A on the prompt, B after.", show_default=False),
     ] = None,
-    every: Annotated[bool, typer.Option("--all", help="Check every method.", metavar="")] = False,
-    method_opt: Annotated[
-        list[str] | None,
-        typer.Option("--method-opt", metavar="[METHOD.]NAME=VALUE", help="An option of a method.", show_default=False),
-    ] = None,
+    every: Annotated[bool, plain("--all", "Check every method.")] = False,
+    method_opt: Annotated[Texts, plain("--method-opt", "An option of a method.", "[METHOD.]NAME=VALUE")] = None,
     plugin: Plugins = None,
     model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            metavar="MODEL",
-            help="Folder or hub name. Default: the built-in model and three small random ones.",
-            show_default=False,
-        ),
+        Text, plain("--model", "Folder or hub name. Default: the built-in model and three small random ones.", "MODEL")
     ] = None,
-    parity: Annotated[
-        str | None,
-        typer.Option(
-            "--parity", metavar="DIR", help="Compare with decisions recorded from the papers' code.", show_default=False
-        ),
-    ] = None,
-    sandbox: Annotated[
-        str | None,
-        typer.Option("--sandbox", metavar="DIR", help="Run hostile programs in the sandbox.", show_default=False),
-    ] = None,
-    throughput: Annotated[
-        bool, typer.Option("--throughput", help="With --sandbox: also how fast programs are graded.", metavar="")
-    ] = False,
-    scorers: Annotated[
-        str | None,
-        typer.Option("--scorers", metavar="DIR", help="Compare with recorded official scores.", show_default=False),
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", metavar="")] = False,
+    parity: Annotated[Text, plain("--parity", "Compare with decisions recorded from the papers' code.", "DIR")] = None,
+    sandbox: Annotated[Text, plain("--sandbox", "Run hostile programs in the sandbox.", "DIR")] = None,
+    throughput: Annotated[bool, plain("--throughput", "With --sandbox: also how fast programs are graded.")] = False,
+    scorers: Annotated[Text, plain("--scorers", "Compare with recorded official scores.", "DIR")] = None,
+    json: Document = False,
+    quiet: Annotated[bool, plain("--quiet -q", "No progress.")] = False,
 ) -> int:
     """Check on small models that methods hold the engine's invariants: budget, memory, batches, positions.
 
@@ -179,5 +157,5 @@ def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[
 def _label(name: str, method: Method) -> str:
     if "(" in name:
         return name
-    changed = ", ".join(f"{option}={plain(value)}" for option, value in choose.changed(name, method))
+    changed = ", ".join(f"{option}={label_value(value)}" for option, value in choose.changed(name, method))
     return f"{name}({changed})" if changed else name

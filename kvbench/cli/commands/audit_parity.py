@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +15,10 @@ if TYPE_CHECKING:
 
 
 def audit_parity(folder: Path, as_json: bool) -> int:
-    """Run all cases below a folder, print a table or one JSON document to stdout.
+    """Run all cases below a folder, and print tables or one JSON document.
 
-    Returns:
-        The exit code: 0 when at least one case is covered, every decision of every covered case equals the reference's
-        up to ties, and every value equals it up to rounding; 1 otherwise.
+    Returns exit code 0 if at least one case is covered, all decisions equal the reference's up to ties, and all values
+    equal the reference's up to rounding; else 1.
     """
     from kvbench.audit.parity.cases import load_cases
     from kvbench.audit.parity.compare import run_case
@@ -73,21 +70,20 @@ def _row(case: Case, plan: CasePlan, results: list[StepResult]) -> dict[str, Any
 def _print_tables(
     rows: list[dict[str, Any]], numbers: list[dict[str, Any]], not_covered: list[dict[str, str]], equal: bool
 ) -> None:
-    from rich.console import Console
-
-    console = Console(file=sys.stdout)
-    decisions = ("case", "method and options", "steps", "min overlap", "equal up to ties")
-    console.print(_table("decisions against the reference code", decisions, 2, map(_cells, rows)))
+    numeric = ("steps", "min overlap", "equal up to ties", "numbers", "difference / tolerance", "equal")
+    decisions = ("case", "method and options", *numeric[:3])
+    print("decisions against the reference code")
+    terminal.table(decisions, map(_cells, rows), right=numeric)
     if numbers:
         cells = (
             (n["case"], n["value"], f"{n['numbers']}", f"{n['error']:.2g}", "yes" if n["equal"] else "NO")
             for n in numbers
         )
-        values = ("case", "value", "numbers", "difference / tolerance", "equal")
-        console.print(_table("values against the reference code", values, 2, cells))
+        print("values against the reference code")
+        terminal.table(("case", "value", *numeric[3:]), cells, right=numeric)
     if not_covered:
-        reasons = ("case", "variant", "reason")
-        console.print(_table("not covered", reasons, 3, (tuple(entry.values()) for entry in not_covered)))
+        print("not covered")
+        terminal.table(("case", "variant", "reason"), (tuple(entry.values()) for entry in not_covered))
     good = sum(row["equal"] for row in rows)
     covered = len({row["case"] for row in rows + numbers})
     verdict = "all decisions equal up to ties" if equal else "DECISIONS DIFFER" if rows else "nothing was compared"
@@ -96,24 +92,12 @@ def _print_tables(
     compared = f"{good} of {len(rows)} comparisons"
     if numbers:
         compared += f" and {sum(row['equal'] for row in numbers)} of {len(numbers)} values"
-    console.print(f"{compared} on {covered} cases; {len(not_covered)} cases not covered: {verdict}.")
-
-
-def _table(title: str, headings: Sequence[str], left: int, rows: Iterable[Sequence[str]]) -> Any:
-    """A table whose first `left` columns are text and whose others are numbers."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for index, heading in enumerate(headings):
-        table.add_column(heading, justify="left" if index < left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+    print(f"{compared} on {covered} cases; {len(not_covered)} cases not covered: {verdict}.")
 
 
 def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     """The cells of a table row: one comparison of decisions."""
-    options = " ".join(f"{name}={plain(value)}" for name, value in row["options"].items())
+    options = " ".join(f"{name}={label_value(value)}" for name, value in row["options"].items())
     steps = str(row["steps"])
     if row["mode"] == "sorted steps":
         steps += " in text order"
@@ -125,6 +109,6 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     return row["case"], f"{row['method']} {options}".strip(), steps, f"{row['min_overlap']:.3f}", verdict
 
 
-def plain(value: Any) -> str:
+def label_value(value: Any) -> str:
     """An option's value as in a label: true, false, or the value's text."""
     return str(value).lower() if isinstance(value, bool) else str(value)

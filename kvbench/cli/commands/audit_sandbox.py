@@ -19,10 +19,9 @@ from kvbench.scoring.sandbox import SelfTest, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
-    """Run the programs of `folder`. Root also runs them as an ordinary user.
+    """Run the programs of `folder`; root also runs them as an ordinary user. Returns exit code 1 if an attack succeeds.
 
-    Returns:
-        The exit code: 0 when no attack succeeds and at least one tier works, 1 otherwise.
+    Raises SetupError if no tier works.
     """
     from kvbench.audit.attacks.corpus import audit, read_corpus
     from kvbench.audit.attacks.grader import BY_NAME
@@ -94,17 +93,16 @@ def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
 
 
 def _show(document: Mapping[str, Any], reports: list[SelfTest]) -> None:
-    console = terminal.console()
     places = list(dict.fromkeys((row["tier"], row["user"]) for row in document["attacks"]))
     names = [f"{tier}, {'root' if user == 0 else f'uid {user}'}" for tier, user in places]
-    table = terminal.grid("attack", "class", *names)
     by_attack: dict[str, dict[tuple[str, int], Mapping[str, Any]]] = {}
     for row in document["attacks"]:
         by_attack.setdefault(row["attack"], {})[row["tier"], row["user"]] = row
+    lines = []
     for attack, rows in by_attack.items():
         cells = [_cell(rows[place]) if place in rows else "-" for place in places]
-        table.add_row(terminal.clean(attack), terminal.clean(next(iter(rows.values()))["class"]), *cells)
-    console.print(table)
+        lines.append((terminal.clean(attack), terminal.clean(next(iter(rows.values()))["class"]), *cells))
+    terminal.table(("attack", "class", *names), lines)
     for report in reports:
         if report.problems:
             print(f"{report.tier} does not work here: {terminal.clean(report.problems[0])}.")

@@ -18,11 +18,7 @@ SHOWN = 3  # printed differences per file
 
 
 def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
-    """Compare every golden file of a folder, and print a table or one JSON document.
-
-    Returns:
-        The exit code: 0 when every value of every row is equal, 1 otherwise.
-    """
+    """Compare every golden file of a folder, and print the result. Returns exit code 1 unless all values are equal."""
     from kvbench.audit import scorers
 
     goldens = scorers.read_goldens(folder)
@@ -43,12 +39,9 @@ def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
 
 
 def _print(files: Sequence[dict[str, Any]], rows: Sequence[Row], equal: bool) -> None:
-    table = terminal.grid("file", "rows", "equal", "", right=("rows", "equal"))
-    for file in files:
-        table.add_row(
-            file["file"], str(file["rows"]), str(file["equal"]), "ok" if file["equal"] == file["rows"] else "DIFFERS"
-        )
-    terminal.console().print(table)
+    verdicts = ("ok" if f["equal"] == f["rows"] else "DIFFERS" for f in files)
+    lines = [(f["file"], str(f["rows"]), str(f["equal"]), verdict) for f, verdict in zip(files, verdicts, strict=True)]
+    terminal.table(("file", "rows", "equal", ""), lines, right=("rows", "equal"))
     for file in files:
         wrong = [row for row in rows if row.file == file["file"] and not row.equal]
         for row in wrong[:SHOWN]:

@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 
 from kvbench import registry
-from kvbench.cli.options import DataRevision, Document, Plugins, plain
+from kvbench.cli.options import DataRevision, Document, Plugins, group, plain
 from kvbench.config.parsers import split
 from kvbench.config.plugins import load_plugins
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import Progress, size
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.sources.data import Data
 from kvbench.sources.data.export import fetch as fetch_data
 from kvbench.task import Manifest
@@ -38,7 +38,7 @@ PATH = """Examples:
 CONTINUES = "tasks fetched; the same command goes on where it was cut off."
 FINE = ("ok", "generated", "by lm-eval")  # states that need no repair
 
-app = typer.Typer(help="Task data: fetch them, check what is here, show where.", invoke_without_command=True)
+app = group("Task data: fetch them, check what is here, show where.")
 
 Tasks = Annotated[list[str], typer.Argument(metavar="TASK...", help="Tasks, groups or patterns.", show_default=False)]
 AnyTasks = Annotated[
@@ -47,12 +47,6 @@ AnyTasks = Annotated[
 ]
 Folder = Annotated[str | None, plain("--data", "Look here. Default: KVBENCH_DATA, bundled, hub.", "DIR")]
 Target = Annotated[str | None, plain("--out", "Folder to put them into. Default: KVBENCH_DATA, else data.", "DIR")]
-
-
-@app.callback()
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
 
 
 @app.command("fetch", epilog=FETCH)
@@ -101,7 +95,7 @@ def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: 
                 raise UserError(
                     f"lm-eval downloads the data of {quote(name)} itself. Run the task once where there is a network "
                     "(HF_HUB_OFFLINE=1 then uses what is cached), or give a folder with "
-                    f"lm_eval/{quote(name.removeprefix(LM_EVAL))[1:-1]}.jsonl (--data or KVBENCH_DATA)."
+                    f"lm_eval/{bare(name.removeprefix(LM_EVAL))}.jsonl (--data or KVBENCH_DATA)."
                 )
     problems.stop()
     for name, manifest in named.items() if not quiet else ():
@@ -113,12 +107,12 @@ def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: 
 
 
 def _print_fetched(rows: list[dict[str, Any]]) -> None:
-    table = terminal.grid("task", "rows", "licence", "file", right=("rows",))
+    lines = []
     for row in rows:
         gated = " (gated)" if row["gated"] else ""
         count = "-" if row["rows"] is None else str(row["rows"])
-        table.add_row(row["task"], count, (row["licence"] or "not stated") + gated, row["location"])
-    terminal.console().print(table)
+        lines.append((row["task"], count, (row["licence"] or "not stated") + gated, row["location"]))
+    terminal.table(("task", "rows", "licence", "file"), lines, right=("rows",))
 
 
 @app.command("check", epilog=CHECK)
@@ -135,7 +129,7 @@ def check(
     """
     load_plugins(plugin or [])
     problems = Problems()
-    wanted = _manifests(tasks or _all(), problems)
+    wanted = _manifests(tasks or [name for name in registry.tasks.names() if name != "file"], problems)
     problems.stop()
     source = _source(data, data_revision)
     seen: dict[str, dict[str, Any]] = {}
@@ -171,7 +165,7 @@ def path(
     problems = Problems()
     wanted = _manifests(tasks, problems)
     problems.stop()
-    source, files = _source(data, None), dict[str, list[str]]()
+    source, files = _source(data), dict[str, list[str]]()
     for name, manifest in wanted.items():
         if manifest is None:
             continue
@@ -187,7 +181,7 @@ def path(
     problems.stop()
 
 
-def _source(data: str | None, revision: str | None) -> Data:
+def _source(data: str | None, revision: str | None = None) -> Data:
     source = Data(data, revision=revision)
     for option, folder in (("--data", source.path), ("KVBENCH_DATA", source.env_path)):
         if folder is not None and not folder.exists():
@@ -205,10 +199,6 @@ def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | Non
                     raise UserError("task 'file' is the file given with --task-file; it has no other data.")
                 manifests |= {member: get_task(member).manifest for member in expand(part)}
     return manifests
-
-
-def _all() -> list[str]:
-    return [name for name, _ in registry.tasks.items() if name != "file"]
 
 
 def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
@@ -238,26 +228,20 @@ def _state(source: Data, name: str, manifest: Manifest) -> dict[str, Any]:
 
 
 def _print(rows: list[dict[str, Any]]) -> None:
-    table = terminal.grid("task", "data", "source", "rows", "hash", "where", right=("rows",))
+    lines = []
     for row in rows:
-        hashed = row.get("sha256") or row.get("revision")
-        where = row.get("note") or row.get("location") or ""
-        table.add_row(
-            row["task"],
-            row["state"],
-            row.get("source", "-"),
-            "-" if row.get("rows") is None else str(row["rows"]),
-            hashed[:12] if hashed else "-",
-            terminal.clean(where),
-        )
-    terminal.console().print(table)
+        hashed = (row.get("sha256") or row.get("revision") or "-")[:12]
+        where = terminal.clean(row.get("note") or row.get("location") or "")
+        count = "-" if row.get("rows") is None else str(row["rows"])
+        lines.append((row["task"], row["state"], row.get("source", "-"), count, hashed, where))
+    terminal.table(("task", "data", "source", "rows", "hash", "where"), lines, right=("rows",))
 
 
 class _Bytes(Progress):
     """Progress of a download in bytes instead of rows."""
 
     def show(self, name: str, done: int, total: int | None) -> None:
-        if quote(name)[1:-1] != self._cell:
+        if bare(name) != self._cell:
             self.end()
             self.begin(total or 0, 0)
             self.cell(name)

@@ -31,10 +31,8 @@ def doctor(
     if json:
         terminal.data({"ok": not bad, "checks": checks})
     else:
-        table = terminal.grid("check", "", "found")
-        for check in checks:
-            table.add_row(check["check"], "ok" if check["ok"] else "PROBLEM", terminal.clean(check["found"]))
-        terminal.console().print(table)
+        rows = [(c["check"], "ok" if c["ok"] else "PROBLEM", terminal.clean(c["found"])) for c in checks]
+        terminal.table(("check", "", "found"), rows)
     if bad:
         raise SetupError(f"{len(bad)} of {len(checks)} checks found a problem: {', '.join(c['check'] for c in bad)}.")
 
@@ -79,10 +77,8 @@ def _threads() -> str:
 
 
 def _accelerators() -> str:
-    return (
-        "; ".join(f"{d['device']} {d['name']} {size(d['memory_bytes'])}" for d in env.devices())
-        or "none; runs on the CPU"
-    )
+    found = (f"{d['device']} {d['name']} {size(d['memory_bytes'])}" for d in env.devices())
+    return "; ".join(found) or "none; runs on the CPU"
 
 
 def _sandbox() -> str:

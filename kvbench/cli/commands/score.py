@@ -54,9 +54,7 @@ def score(
     with hub.only(asked(settings, gathered)):
         result = _score(settings, folder, every=every, take_over=typed["take_over"], quiet=quiet)
     if result.prompt_mismatch:
-        terminal.warning(
-            f"{result.prompt_mismatch} answers belong to prompts that are made differently now; not scored."
-        )
+        terminal.warning(f"{result.prompt_mismatch} answers belong to prompts that now differ; they are not scored.")
     report_on(folder, quiet=quiet or json)
     _tell(result, folder, settings, json=json)
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import math
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvbench.cli.counter import Counter
+from kvbench.cli.options import Text, Texts, plain
 from kvbench.config.parsers import BadValue, number, parse, whole
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
@@ -42,28 +44,21 @@ TABLE_SAMPLES = 32
 
 
 def train(
-    kind: Annotated[
-        str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(NAMES)}.", show_default=False)
-    ],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the files.", show_default=False)],
+    kind: Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(NAMES)}.")],
+    out: Annotated[str, plain("--out", "Folder for the files.", "DIR")],
     model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Folder, hub name, or tiny.")] = TINY,
     data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="FILE", help="JSON lines with a field 'question'. Default: built-in tasks."),
+        Text, plain("--data", "JSON lines with a field 'question'. Default: built-in tasks.", "FILE")
     ] = None,
-    samples: Annotated[
-        str | None, typer.Option("--samples", metavar="N", help="Texts to read, or questions to ask.")
-    ] = None,
-    steps: Annotated[str | None, typer.Option("--steps", metavar="N", help="Optimiser steps.")] = None,
-    lr: Annotated[str | None, typer.Option("--lr", metavar="X", help="Peak learning rate.")] = None,
-    batch: Annotated[str | None, typer.Option("--batch", metavar="N", help="Answers per step.")] = None,
-    opt: Annotated[
-        list[str] | None, typer.Option("--opt", metavar="NAME=VALUE", help="A setting of the recipe; repeatable.")
-    ] = None,
+    samples: Annotated[Text, plain("--samples", "Texts to read, or questions to ask.", "N")] = None,
+    steps: Annotated[Text, plain("--steps", "Optimiser steps.", "N")] = None,
+    lr: Annotated[Text, plain("--lr", "Peak learning rate.", "X")] = None,
+    batch: Annotated[Text, plain("--batch", "Answers per step.", "N")] = None,
+    opt: Annotated[Texts, plain("--opt", "A setting of the recipe; repeatable.", "NAME=VALUE")] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
-    json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.", metavar="")] = False,
+    json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
+    quiet: Annotated[bool, plain("--quiet -q", "No progress, no table.")] = False,
 ) -> None:
     """Train what a method needs for a model, or estimate a table of heads from the model's attention.
 
@@ -89,22 +84,12 @@ def train(
     with problems.collect():
         describe(model)
     problems.stop()
-    folder = check_out(out)
+    training = _Training(kind, model, check_out(out), data, numbers, options, device, json, quiet)
     if kind in RECIPES:
         with signals.phase(lambda: CONTINUES):
-            _recipe(
-                kind,
-                model,
-                folder,
-                data,
-                numbers=numbers,
-                options=options,
-                device=device,
-                json=json,
-                quiet=quiet,
-            )
+            training.train()
     else:
-        _table(kind, model, folder, numbers, device, json=json, quiet=quiet)
+        training.estimate()
 
 
 def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
@@ -129,67 +114,85 @@ def _options(kind: str, model: str, given: list[str]) -> dict[str, Any]:
     return known
 
 
-def _recipe(
-    kind: str,
-    model: str,
-    folder: Path,
-    data: str | None,
-    *,
-    numbers: dict[str, Any],
-    options: dict[str, Any],
-    device: str,
-    json: bool,
-    quiet: bool,
-) -> None:
-    from kvbench.engine.model.weights import Base
-    from kvbench.train.loop import steps_done
-    from kvbench.train.loop import train as run_loop
-    from kvbench.train.prepare import prepare
-    from kvbench.train.processes import is_first
+@dataclass(frozen=True, slots=True)
+class _Training:
+    """The checked options of the command. `numbers`: samples, steps, lr, batch and seed; None: the recipe's own."""
 
-    entry: Entry = RECIPES[kind]
-    first = is_first()
-    quiet = quiet or not first
-    samples = numbers["samples"] or entry.traces
-    with Counter("answers", samples + entry.held_out, quiet=quiet) as counter:
-        counter.cell(f"{kind} {model}: the model answers")
-        ready = prepare(
-            kind,
-            model,
-            data=data,
-            samples=samples,
-            steps=numbers["steps"] or entry.steps,
-            lr=numbers["lr"] or (entry.tiny_lr if model == TINY else None) or entry.lr,
-            batch=numbers["batch"] or entry.batch,
-            seed=numbers["seed"],
-            options=options,
-            device=device,
-            out=folder,
-            tick=counter.at,
-        )
-    before = steps_done(folder)
-    with Counter("steps", ready.recipe.settings.steps, quiet=quiet) as counter:
-        counter.cell(f"{kind} {model}, continuing after step {before}" if before else f"{kind} {model}")
+    kind: str
+    model: str
+    folder: Path
+    data: str | None
+    numbers: dict[str, Any]
+    options: dict[str, Any]
+    device: str
+    json: bool
+    quiet: bool
 
-        def tick(done: int, figures: dict[str, float]) -> None:
-            counter.at(done, "  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+    def train(self) -> None:
+        """Train by a recipe. Only the first of several processes prints."""
+        from kvbench.engine.model.weights import Base
+        from kvbench.train.loop import steps_done
+        from kvbench.train.loop import train as run_loop
+        from kvbench.train.prepare import prepare
+        from kvbench.train.processes import is_first
 
-        done = run_loop(
-            ready.recipe,
-            folder,
-            base=Base(name=model, config=ready.loaded.model.config, fingerprint=ready.loaded.fingerprint),
-            revision=ready.revision,
-            command=_command(kind, model, data, ready.recipe.settings),
-            tick=tick,
-        )
-    if not first:
-        return
-    if not done.improved(ready.recipe):
-        terminal.warning(f"the held-out {ready.recipe.figure} did not improve; train longer or with other settings.")
-    if not quiet:
-        _print_trained(done)
-    if json:
-        terminal.data(done.card | {"path": str(done.path)})
+        entry: Entry = RECIPES[self.kind]
+        first = is_first()
+        quiet = self.quiet or not first
+        samples, name = self.numbers["samples"] or entry.traces, f"{self.kind} {self.model}"
+        with Counter("answers", samples + entry.held_out, quiet=quiet) as counter:
+            counter.cell(f"{name}: the model answers")
+            ready = prepare(
+                self.kind,
+                self.model,
+                data=self.data,
+                samples=samples,
+                steps=self.numbers["steps"] or entry.steps,
+                lr=self.numbers["lr"] or (entry.tiny_lr if self.model == TINY else None) or entry.lr,
+                batch=self.numbers["batch"] or entry.batch,
+                seed=self.numbers["seed"],
+                options=self.options,
+                device=self.device,
+                out=self.folder,
+                tick=counter.at,
+            )
+        before = steps_done(self.folder)
+        with Counter("steps", ready.recipe.settings.steps, quiet=quiet) as counter:
+            counter.cell(f"{name}, continuing after step {before}" if before else name)
+
+            def tick(done: int, figures: dict[str, float]) -> None:
+                counter.at(done, "  ".join(f"{name} {value:.4g}" for name, value in figures.items()))
+
+            done = run_loop(
+                ready.recipe,
+                self.folder,
+                base=Base(name=self.model, config=ready.loaded.model.config, fingerprint=ready.loaded.fingerprint),
+                revision=ready.revision,
+                command=_command(self.kind, self.model, self.data, ready.recipe.settings),
+                tick=tick,
+            )
+        if not first:
+            return
+        if not done.improved(ready.recipe):
+            figure = ready.recipe.figure
+            terminal.warning(f"the held-out {figure} did not improve; train longer or with other settings.")
+        if not quiet:
+            _print_trained(done)
+        if self.json:
+            terminal.data(done.card | {"path": str(done.path)})
+
+    def estimate(self) -> None:
+        """Estimate a table of heads."""
+        from kvbench.train.recipes.head_tables import make
+
+        samples, seed = self.numbers["samples"] or TABLE_SAMPLES, self.numbers["seed"]
+        with Counter("samples", samples, quiet=self.quiet) as counter:
+            counter.cell(f"{self.kind} {self.model}")
+            table = make(self.model, self.folder, samples=samples, seed=seed, device=self.device, tick=counter.at)
+        if not self.quiet:
+            _print_table(table)
+        if self.json:
+            terminal.data(table.card | {"path": str(table.path)})
 
 
 def _command(kind: str, model: str, data: str | None, settings: Settings) -> str:
@@ -201,38 +204,20 @@ def _command(kind: str, model: str, data: str | None, settings: Settings) -> str
     return f"{head} --samples {settings.more['samples']} {numbers}{own} --out DIR"
 
 
-def _table(
-    kind: str, model: str, folder: Path, numbers: dict[str, Any], device: str, *, json: bool, quiet: bool
-) -> None:
-    from kvbench.train.recipes.head_tables import make
-
-    samples = numbers["samples"] or TABLE_SAMPLES
-    with Counter("samples", samples, quiet=quiet) as counter:
-        counter.cell(f"{kind} {model}")
-        table = make(model, folder, samples=samples, seed=numbers["seed"], device=device, tick=counter.at)
-    if not quiet:
-        _print_table(table)
-    if json:
-        terminal.data(table.card | {"path": str(table.path)})
-
-
 def _print_trained(done: Trained) -> None:
     """Print held-out figures before and after training."""
-    table = terminal.grid("held out", "before", "after", right=("before", "after"))
-    for name in done.after:
-        table.add_row(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}")
-    terminal.console().print(table)
+    rows = [(name, f"{done.before[name]:.4g}", f"{done.after[name]:.4g}") for name in done.after]
+    terminal.table(("held out", "before", "after"), rows, right=("before", "after"))
     _print_files(done.path)
 
 
 def _print_table(heads: HeadTable) -> None:
     """Print the most important heads."""
     columns = ("layer", "query head", "importance")
-    table = terminal.grid(*columns, right=columns)
     width, importance = heads.table.shape[1], heads.table.flatten()
-    for index in importance.argsort(descending=True)[:SHOWN].tolist():
-        table.add_row(str(index // width), str(index % width), f"{importance[index]:.3f}")
-    terminal.console().print(table)
+    first = importance.argsort(descending=True)[:SHOWN].tolist()
+    rows = [(str(index // width), str(index % width), f"{importance[index]:.3f}") for index in first]
+    terminal.table(columns, rows, right=columns)
     if len(importance) > SHOWN:
         print(f"and {len(importance) - SHOWN} more heads")
     _print_files(heads.path)

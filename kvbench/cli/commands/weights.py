@@ -7,6 +7,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from kvbench.cli.options import group, plain
 from kvbench.console import terminal
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.terms.gates import Gate
@@ -21,29 +22,17 @@ EPILOG = """Examples:
 """
 METHODS = ("trimkv", "retention", "foresightkv")
 
-app = typer.Typer(help="Trained weights of methods: import published checkpoints.", invoke_without_command=True)
-
-
-@app.callback()
-def _root(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        print(context.get_help())
+app = group("Trained weights of methods: import published checkpoints.")
 
 
 @app.command("import", epilog=EPILOG)
 def import_(
-    source: Annotated[
-        str, typer.Argument(metavar="SOURCE", help="File or folder: .safetensors, .pth.", show_default=False)
-    ],
-    method: Annotated[
-        str, typer.Option("--method", metavar="METHOD", help="trimkv, retention, foresightkv.", show_default=False)
-    ],
-    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Folder of their model.", show_default=False)],
-    out: Annotated[str, typer.Option("--out", metavar="DIR", help="Folder for the two files.", show_default=False)],
-    gate: Annotated[
-        str | None, typer.Option("--gate", metavar="GATE", help="rg or rg2, where SOURCE leaves it open.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or folder: .safetensors, .pth.")],
+    method: Annotated[str, plain("--method", "trimkv, retention, foresightkv.", "METHOD")],
+    model: Annotated[str, plain("--model", "Folder of their model.", "MODEL")],
+    out: Annotated[str, plain("--out", "Folder for the two files.", "DIR")],
+    gate: Annotated[str | None, plain("--gate", "rg or rg2, where SOURCE leaves it open.", "GATE")] = None,
+    json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
 ) -> None:
     """Convert gates or scorers from their authors' checkpoints, and check that they fit a model.
 

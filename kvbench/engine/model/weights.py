@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 
 from kvbench import __version__, tiny
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.eviction.api import Weights
 from kvbench.eviction.learned import LearnedWeights
 from kvbench.sources.models import TINY
@@ -172,7 +172,7 @@ def find(weights: Weights, model_folder: Path | None, model: str = "MODEL") -> P
         missing = f"{quote(path)} does not exist"
     if path is not None and path.is_file():
         return path
-    command = f"'kvbench train {weights.recipe} --model {quote(model)[1:-1]} --out DIR'"
+    command = f"'kvbench train {weights.recipe} --model {bare(model)} --out DIR'"
     if isinstance(weights, LearnedWeights) and weights.path == "auto":
         how = f", which {command} makes" if weights.recipe else ""
         raise UserError(

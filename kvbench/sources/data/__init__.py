@@ -1,9 +1,5 @@
 """Task data from a folder, the bundled files or the hub; kvbench never falls back to another source silently.
 
-    data = Data("my-data")                 # Data(): KVBENCH_DATA, then bundled, then the hub at the pinned revision
-    rows = data.rows("aime24", manifest)
-    data.used["aime24"]                    # for the run's record: source, location, revision, hashes of the data
-
 Order: ``--data``, ``KVBENCH_DATA``, bundled, hub. If the user gives a folder that lacks the task's file, this is an
 error, and kvbench does not try the next source. Row count and ids are compared with the task's manifest. Inside a data
 folder, a manifest's sample replaces a missing file; a note and the run's record say so.

@@ -1,7 +1,5 @@
 """The download cache, and downloads from web addresses.
 
-    download("https://host/dev-v2.0.json", sha256="80a5...")    # Path in the cache; downloads only if it is absent
-
 The cache is the folder ``kvbench`` in ``XDG_CACHE_HOME`` (``~/.cache``). The hub's library has its own cache.
 Downloads use https, or http to localhost. A file that is too large or has a different hash is never kept.
 """
@@ -97,7 +95,7 @@ def download(url: str, *, sha256: str = "", limit: int = LIMIT, bar: Bar | None 
 def _check_request(request: object) -> None:
     url = str(getattr(request, "url", ""))
     if not _may(url):
-        raise SetupError(f"a download was sent on to {quote(url)}, which is not https.")
+        raise SetupError(f"the server redirects the download to {quote(url)}, which is not https.")
 
 
 def _may(url: str) -> bool:

@@ -1,7 +1,5 @@
 """Copy task data from the hub into a folder for ``--data``, for machines without a network.
 
-    fetch("gsm8k", manifest, Path("data"))     # data/gsm8k/gsm8k_test.jsonl
-
 Raw files are copied unchanged: to the manifest's `path` if one file holds the rows in their offline form, else
 beside it under their own names. Tables, and rows with renamed columns, become JSON lines. Correct files in the folder
 stay, so a repeated command continues an interrupted one.
@@ -25,11 +23,8 @@ from kvbench.task import Manifest
 def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = None, bar: Bar | None = None) -> DataUsed:
     """Put a task's data into `out` unless `out` has them, and read them once to check them.
 
-    Args:
-        revision: the hub's revision instead of the pinned one; the rows may then differ from the manifest.
-
-    Raises:
-        SetupError: the data cannot be downloaded or written, or differ from the manifest.
+    revision: the hub's revision instead of the pinned one; the rows may then differ from the manifest. Raises
+    SetupError if the data cannot be downloaded or written, or differ from the manifest.
     """
     there = Data(out, allow_mismatch=True, env={})
     if revision is None and in_folder(out, manifest, "--data") is not None:

@@ -1,9 +1,5 @@
 """Read the rows of files: JSON lines, a JSON list, or CSV, plain or in a zip archive; one row in memory at a time.
 
-    reading = Reading([Path("test.jsonl"), Path("test2.jsonl")])
-    for row in reading: ...
-    reading.sha256                      # of all bytes read
-
 A file whose first character is ``[`` is a list, a file whose name ends in ``.csv`` is a table with a head, any other
 file is JSON lines. Every row is an object. Infinite numbers, NaN and text that is not UTF-8 are errors; a byte-order
 mark, CRLF and blank lines are accepted.
@@ -15,7 +11,6 @@ import csv
 import hashlib
 import io
 import json
-import math
 import stat
 import zipfile
 import zlib
@@ -23,7 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
+from kvbench.store.strict_json import constant, finite, parse
 
 FILE_LIMIT = 512 * 1024 * 1024  # bytes of a user's own file
 CHUNK = 1 << 20
@@ -33,11 +29,9 @@ Row = dict[str, Any]
 
 
 class Reading:
-    """The rows of data files, one file after the other. `sha256` is complete after the last row.
+    """The rows of data files, one file after the other. `sha256` (of all bytes read) is complete after the last row.
 
-    Args:
-        member: the name of the file with the rows, if each of `files` is an archive.
-        name: the name of the rows in messages; by default the first file's path.
+    member: the name of the file with the rows, if each of `files` is an archive. name: of the rows, for messages.
     """
 
     def __init__(self, files: Sequence[Path], member: str = "", name: str = "") -> None:
@@ -54,7 +48,7 @@ class Reading:
         for file in self.files:
             name = self.name if len(self.files) == 1 else str(file)
             try:
-                check_plain(file, quote(name)[1:-1], None)
+                check_plain(file, bare(name), None)
                 with file.open("rb") as stream:
                     if self.member:
                         with zipfile.ZipFile(stream) as archive, archive.open(self.member) as inside:
@@ -71,7 +65,7 @@ class Reading:
                 raise SetupError(f"cannot read {quote(name)}: {error.strerror or error}.") from None
 
     def _rows(self, stream: IO[bytes], name: str) -> Iterator[Row]:
-        label = quote(name)[1:-1]
+        label = bare(name)
         buffered = io.BufferedReader(_Hashing(stream, self._digest), CHUNK)
         text = io.TextIOWrapper(buffered, encoding="utf-8-sig", newline="")  # its destructor closes `buffered`
         if name.endswith(".csv"):
@@ -109,7 +103,7 @@ def read_jsonl(file: Path, label: str, *, problems: list[str] | None = None) -> 
     `label` is the file's name in messages. Raises UserError if it is not a regular file, not UTF-8 or not JSON objects.
     With a list `problems`, lines that are not JSON objects are skipped and described there instead.
     """
-    name = quote(label)[1:-1]
+    name = bare(label)
     check_plain(file, name, FILE_LIMIT)
     try:
         with file.open("rb") as stream:
@@ -173,7 +167,7 @@ def _not_utf8(name: str, byte: int, offset: int) -> UserError:
 
 def _list_rows(text: TextIO, name: str) -> Iterator[Row]:
     """Yield the objects of ``[{...}, {...}]``, with only the current row and one block in memory."""
-    decoder = json.JSONDecoder(parse_constant=_refuse, parse_float=_finite)
+    decoder = json.JSONDecoder(parse_constant=constant, parse_float=finite)
     held, place, number, ended = "", 0, 0, False
 
     def more() -> None:
@@ -237,10 +231,10 @@ def _csv_rows(text: TextIO, name: str) -> Iterator[Row]:
 
 def _parse_line(line: str, where: str) -> Row:
     try:
-        row = json.loads(line, parse_constant=_refuse, parse_float=_finite)
+        row = parse(line)
     except json.JSONDecodeError as error:
         raise UserError(f"{where}: not JSON ({_plain_words(error)} at column {error.colno}).") from None
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise UserError(f"{where}: not JSON ({_why(error)}).") from None
     if not isinstance(row, dict):
         raise UserError(f"{where}: must be an object {{...}}; got {json_type(row)}.")
@@ -255,26 +249,9 @@ def _why(error: Exception) -> str:
     return "nested too deeply" if isinstance(error, RecursionError) else str(error).split(":")[0].split(";")[0]
 
 
-def _refuse(constant: str) -> None:
-    raise ValueError(f"{constant} is not allowed")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(f"number {text[:20]} is too large")
-    return value
-
-
 def json_type(value: object) -> str:
     """Return the JSON type of a parsed value, in words."""
-    names = {
-        dict: "object",
-        list: "list",
-        str: "text",
-        bool: "true/false",
-        int: "number",
-        float: "number",
-        type(None): "null",
-    }
+    names = {dict: "object", list: "list", str: "text", bool: "true/false", int: "number", float: "number"}
+    if value is None:
+        return "null"
     return names.get(type(value), type(value).__name__)

@@ -1,8 +1,5 @@
 """Download and cache data from the hub or a web address, at the revision that a manifest pins.
 
-    cached(manifest, revision)            # Place, or None; sends no request
-    fetch("aime24", manifest, revision)   # Place, after a download if the cache lacks the data
-
 The `datasets` library, which knows the layout of repositories, reads a table once; kvbench keeps the rows as JSON
 lines. Raw files stay in the cache of the hub's library. A data set that needs a loading script is an error.
 """
@@ -17,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from kvbench.console.faults import words
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, bare, quote
 from kvbench.sources import hub
 from kvbench.sources.data import cache
 from kvbench.sources.data.location import Place
@@ -29,7 +26,7 @@ TABLES = (".parquet", ".jsonl", ".json", ".arrow", ".csv", ".tsv")
 
 
 def cached(manifest: Manifest, revision: str | None) -> Place | None:
-    """Return the place of the data in the cache, or None if any are missing."""
+    """Return the place of the data in the cache, or None if any are missing. Sends no request."""
     if manifest.url:
         file = cache.place(manifest.url)
         return _from_url(manifest, file) if file.is_file() else None
@@ -48,7 +45,7 @@ def fetch(task: str, manifest: Manifest, revision: str | None, bar: cache.Bar | 
     if (place := cached(manifest, revision)) is not None:
         return place
     if not hub.may_ask(task):
-        why = f"only the run's folder asks for it (--task {quote(task)[1:-1]} again lets kvbench download it)"
+        why = f"only the run's folder asks for it (--task {bare(task)} again lets kvbench download it)"
         raise elsewhere(task, manifest, why)
     if manifest.url:
         try:
@@ -93,7 +90,7 @@ def hub_error(error: Exception, task: str, manifest: Manifest, revision: str | N
 
 def elsewhere(task: str, manifest: Manifest, why: str = "the hub is unreachable") -> DataMissing:
     """Return the error for data that are not cached and that kvbench cannot download because of `why`."""
-    name = quote(task)[1:-1]
+    name = bare(task)
     if name.startswith("lm_eval:"):  # lm-eval downloads its own data
         how = f"run it once where there is a network, or give a folder with {manifest.path}"
         how += " (--data or KVBENCH_DATA); HF_HUB_OFFLINE=1 uses what is cached"

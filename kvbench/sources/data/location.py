@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from kvbench.errors import SetupError
+from kvbench.errors import SetupError, few
 from kvbench.sources.data.formats import Reading, Row
 from kvbench.task import Manifest
 
@@ -18,29 +18,20 @@ FORMS = (".jsonl", ".json", ".csv")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """The files that hold a task's rows, in reading order.
-
-    Attributes:
-        member: the file with the rows inside each file, if these are archives.
-        raw: the rows are as on the hub, before kvbench renames columns and adds ids.
-        table: the file is kvbench's copy of a table on the hub, identified by its revision, not by its bytes.
-        sample: the manifest's path of a sample that replaces the data; "" for the data themselves.
-        name: the place's name in records and messages; by default the first file.
-    """
+    """The files that hold a task's rows, in reading order."""
 
     source: Source
     files: tuple[Path, ...]
-    member: str = ""
-    raw: bool = False
-    table: bool = False
-    sample: str = ""
+    member: str = ""  # the file with the rows inside each file, if these are archives
+    raw: bool = False  # the rows are as on the hub, before kvbench renames columns and adds ids
+    table: bool = False  # kvbench's copy of a table on the hub, identified by its revision, not by its bytes
+    sample: str = ""  # the manifest's path of a sample that replaces the data; "" for the data themselves
     revision: str | None = None
-    name: str = ""
+    name: str = ""  # in records and messages; by default the first file
 
     @property
     def location(self) -> str:
-        more = f" and {len(self.files) - 1} more" if len(self.files) > 1 else ""
-        return self.name or f"{self.files[0]}{more}"
+        return self.name or few(list(map(str, self.files)), 1)
 
     def reading(self) -> Reading:
         return Reading(self.files, self.member)

@@ -1,23 +1,18 @@
-"""Errors for data that are not on this machine, with the command that fetches the data of all tasks of a run.
-
-raise together([first, *data.missing(others)], names)    # one error instead of one per task
-"""
+"""Errors for data that are not on this machine, with the command that fetches the data of all tasks of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, bare, quote
 from kvbench.task import Manifest
 
 
 class DataMissing(SetupError):
     """A task's data are not on this machine and cannot be downloaded.
 
-    Attributes:
-        where: why the data are missing: "--data has no data" or "the hub is unreachable".
-        folder: the data folder that lacks them, if one was given.
+    where: the reason, "--data has no data" or "the hub is unreachable". folder: the given data folder without them.
     """
 
     def __init__(self, text: str, *, task: str, manifest: Manifest, where: str, folder: Path | None = None) -> None:
@@ -32,7 +27,7 @@ def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
         return first
     fetch = f"kvbench data fetch {' '.join(names)}"
     if first.folder is not None:
-        out = quote(first.folder)[1:-1]
+        out = bare(first.folder)
         text = f"{first.where} for {len(errors)} tasks. '{fetch} --out {out}' on a connected machine adds them."
     else:
         text = f"the data of {len(errors)} tasks are not on this machine and {first.where}. '{fetch}' on a connected "

@@ -28,8 +28,8 @@ class DataUsed:
     location: str  # files, or the hub's name of the data set
     revision: str | None  # commit on the hub
     sha256: str | None  # of the bytes that hold the rows
-    ids_sha256: str | None  # of the sorted ids, one per line
-    rows: int | None
+    ids_sha256: str | None = None  # of the sorted ids, one per line
+    rows: int | None = None
     mismatch: str = ""
     sample: bool = False
     also: tuple[DataUsed, ...] = ()  # further data of the same task
@@ -38,10 +38,8 @@ class DataUsed:
 class Data:
     """The data source of a run.
 
-    Args:
-        path: ``--data``, a folder with files at the manifests' paths, or the data file if the run has one task.
-        revision: overrides the pinned hub revisions.
-        allow_mismatch: record a different row count or different ids instead of raising SetupError.
+    path: ``--data``, a folder with files at the manifests' paths, or the data file if the run has one task. revision:
+    overrides the pinned hub revisions. allow_mismatch: record other rows or ids instead of raising SetupError.
     """
 
     def __init__(
@@ -171,17 +169,8 @@ def _examine(task: str, manifest: Manifest, place: Place, kept: list[dict[str, A
         mismatch = f"a sample: {count}{of} ({place.sample})"
     else:
         mismatch = _mismatch(manifest, count, ids, ids_sha256)
-    return DataUsed(
-        task=task,
-        source=place.source,
-        location=place.location,
-        revision=place.revision,
-        sha256=None if place.table else reading.sha256,
-        ids_sha256=ids_sha256,
-        rows=count,
-        mismatch=mismatch,
-        sample=bool(place.sample),
-    )
+    sha256 = None if place.table else reading.sha256
+    return _used(task, place, sha256, mismatch, ids_sha256=ids_sha256, rows=count)
 
 
 def _examine_file(task: str, manifest: Manifest, place: Place) -> DataUsed:
@@ -192,15 +181,19 @@ def _examine_file(task: str, manifest: Manifest, place: Place) -> DataUsed:
     except OSError as error:
         raise SetupError(f"cannot read {quote(file)}: {error.strerror}.") from None
     wrong = manifest.url_sha256 and sha256 != manifest.url_sha256
+    return _used(task, place, sha256, f"sha256 {sha256[:12]} instead of {manifest.url_sha256[:12]}" if wrong else "")
+
+
+def _used(task: str, place: Place, sha256: str | None, mismatch: str, **rows: Any) -> DataUsed:
     return DataUsed(
         task=task,
         source=place.source,
         location=place.location,
         revision=place.revision,
         sha256=sha256,
-        ids_sha256=None,
-        rows=None,
-        mismatch=f"sha256 {sha256[:12]} instead of {manifest.url_sha256[:12]}" if wrong else "",
+        mismatch=mismatch,
+        sample=bool(place.sample),
+        **rows,
     )
 
 

@@ -1,8 +1,5 @@
 """RULER's prompts (Hsieh et al. 2024, arXiv:2404.06654), generated for every tokenizer and length.
 
-    room = Room(name="ruler/vt@4096", asked=4096, wrapping=20, new_tokens=30, count=reader.count)
-    rows = make_rows("vt", room, Sources(source, "ruler/vt@4096"), 500)       # from kvbench.taskkit.ruler.make
-
 For the same tokenizer, length and word lists the rows equal those of NVIDIA/RULER's own generators (commit c3f5e3b,
 seed 42) byte for byte, because every subtask draws its random numbers in the same order. The first n rows are the same
 whatever the number of rows. ``tasks/ruler.py`` says why kvbench does not use lm-eval's RULER.

@@ -1,8 +1,5 @@
 """Count the tokens of texts, and keep the counts on disk for later runs.
 
-    with TokenCounts(reader.count, cache_file(tokenizer, "vt", 4096)) as count:
-        rows = make_rows("vt", Room(count=count, ...), ...)
-
 Most of the time to make a set of prompts goes into counting tokens: seconds at 4K, many minutes at 128K. The file holds
 counts by the hash of each text, not the prompts (gigabytes of copyrighted texts). A count depends on the text and the
 tokenizer only, and the file's name holds the tokenizer's hash, so counts stay valid when the generator, the seed or the
@@ -16,7 +13,6 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from kvbench.errors import SetupError
@@ -41,9 +37,7 @@ class TokenCounts:
     def __enter__(self) -> TokenCounts:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self.file and self.new:
             with suppress(SetupError), keeping(self.file) as stream:  # a full or read-only disk keeps no counts
                 stream.write(json.dumps(self.known).encode())

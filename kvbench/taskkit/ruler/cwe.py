@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from kvbench.taskkit.ruler.fit_length import Room, largest, shuffled
 from kvbench.taskkit.ruler.material import Material
-from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
+from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
 
 COMMON = 10
 STEP = 10
@@ -31,24 +31,15 @@ class CommonWords:
         per_word = room.count(self.draw(SAMPLE).text) / SAMPLE
         high = max(int(room.length // per_word) * 2, 2 * STEP)
         size = largest(lambda s: room.tokens(self.draw(s)) <= room.length, STEP, high) or STEP
-        rows = []
-        for _ in range(n):
-            prompt, tokens = room.fit(self.draw, size, STEP)
-            rows.append(Row(prompt=prompt, tokens=tokens + room.wrapping))
-        return rows
+        return [room.fit(self.draw, size, STEP) for _ in range(n)]
 
-    def draw(self, size: int) -> Prompt:
+    def draw(self, size: int) -> Filled:
         """Draw a prompt with `size` different words."""
         family = FAMILIES["cwe"]
         words, repeats = self.example
         example = family.fill(*self._list(words, repeats))
         prompt = family.fill(*self._list(size, self.repeats))
-        return Prompt(
-            context=f"{example.text} {_numbered(example.outputs)}\n{prompt.context}",
-            question=prompt.question,
-            answer_prefix=prompt.answer_prefix,
-            outputs=prompt.outputs,
-        )
+        return replace(prompt, context=f"{example.text} {_numbered(example.outputs)}\n{prompt.context}")
 
     def _list(self, size: int, repeats: tuple[int, int]) -> tuple[str, list[str]]:
         """Draw a numbered list of `size` different words; return it and its common words."""

@@ -10,13 +10,13 @@ import random
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from itertools import accumulate
 
-from kvbench.taskkit.ruler.fit_length import Room, haystack_size
+from kvbench.taskkit.ruler.fit_length import Room
 from kvbench.taskkit.ruler.material import Material
 from kvbench.taskkit.ruler.niah import NOISE
-from kvbench.taskkit.ruler.recipes import Prompt, Row
+from kvbench.taskkit.ruler.recipes import Filled, Row
 
 DEPTHS = tuple(range(0, 101, 10))  # per cent
 STEP = 10  # sentences
@@ -40,43 +40,30 @@ SANDWICH_PROMPT = (
 
 @dataclass(kw_only=True)
 class Grid:
-    """The prompts of one length.
-
-    Args:
-        essays: the haystack is essays, otherwise RULER's noise sentences.
-        sandwich: the needle is the sentence about San Francisco, otherwise a random number of seven digits.
-    """
+    """The prompts of one length."""
 
     room: Room
     material: Material
-    essays: bool
-    sandwich: bool
+    essays: bool  # the haystack is essays, otherwise RULER's noise sentences
+    sandwich: bool  # the needle is the sentence about San Francisco, otherwise a random number of seven digits
 
     def __post_init__(self) -> None:
         self._sizes = cache(self._size)
 
     def row(self, depth: int, number: int) -> Row:
         """Return the row with needle `number` at a depth in per cent."""
-        prompt, tokens = self.room.fit(lambda size: self._prompt(depth, number, size), self._sizes(number), 1)
-        before = self.room.count(prompt.user[: prompt.user.find(prompt.outputs[0])])
-        return Row(prompt=prompt, tokens=tokens + self.room.wrapping, needle_at=before)
+        return self.room.fit(partial(self._prompt, depth, number), self._sizes(number), 1, needle=True)
 
     def _size(self, number: int) -> int:
-        room = self.room
-        return haystack_size(
-            lambda size: room.count(self._prompt(0, number, size).text),
-            length=room.length,
-            extra=room.new_tokens,
-            step=STEP,
-        )
+        return self.room.size(partial(self._prompt, 0, number), STEP)
 
-    def _prompt(self, depth: int, number: int, size: int) -> Prompt:
+    def _prompt(self, depth: int, number: int, size: int) -> Filled:
         hay = self._hay(number, size)
         place = boundary(hay, depth)
         key = str(random.Random(f"niah-{self.room.asked}-{depth}-{number}").randint(10**6, 10**7 - 1))
         needle = SANDWICH if self.sandwich else NEEDLE.format(key=key)
         before, question, prefix = SANDWICH_PROMPT if self.sandwich else KEY_PROMPT
-        return Prompt(
+        return Filled(
             context=before + " ".join([*hay[:place], needle, *hay[place:]]) + ("\n\n" if self.sandwich else "\n"),
             question=question,
             answer_prefix=prefix,

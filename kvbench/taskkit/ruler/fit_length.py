@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import TypeVar
 
 from kvbench.errors import UserError, quote
-from kvbench.taskkit.ruler.recipes import SEED, Prompt
+from kvbench.taskkit.ruler.recipes import SEED, Filled, Row
 
 Item = TypeVar("Item")
 DRAWS = 100  # of the smallest size before a row fails; the tokens of draws of one size differ a little
@@ -22,46 +22,46 @@ DRAWS = 100  # of the smallest size before a row fails; the tokens of draws of o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The length that a prompt must fit into, in tokens.
+    """The length that a prompt must fit into, in tokens."""
 
-    Attributes:
-        name: the task's name, for messages.
-        asked: the length in the task's name.
-        wrapping: tokens that the chat template adds.
-        new_tokens: tokens reserved for the answer.
-        count: counts a text's tokens without special tokens.
-    """
-
-    name: str
-    asked: int
-    wrapping: int
-    new_tokens: int
-    count: Callable[[str], int]
+    name: str  # of the task, for messages
+    asked: int  # the length in the task's name
+    wrapping: int  # tokens that the chat template adds
+    new_tokens: int  # tokens reserved for the answer
+    count: Callable[[str], int]  # counts a text's tokens without special tokens
 
     @property
     def length(self) -> int:
         """Return the tokens that the text and its answer may take."""
         return self.asked - self.wrapping
 
-    def tokens(self, prompt: Prompt) -> int:
+    def tokens(self, prompt: Filled) -> int:
         return self.count(prompt.text) + self.new_tokens
 
-    def fit(self, build: Callable[[int], Prompt], size: int, step: int) -> tuple[Prompt, int]:
-        """Return the first draw that fits, and its tokens. The first draw has `size`, each later one `step` less.
+    def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
+        """Return the largest haystack found whose draw fits with `extra` further tokens; `step` if no size fits."""
+        per_unit = self.count(draw(step).text) / step
+        high = max(int((self.length / per_unit) * 3), 2 * step)
+        return largest(lambda size: self.tokens(draw(size)) + extra <= self.length, step, high) or step
 
-        Raises UserError if none of `DRAWS` draws of the smallest size fits.
+    def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
+        """Return the first draw that fits. The first draw has `size`, each later one `step` less.
+
+        needle: count the tokens before the first answer. Raises UserError if none of `DRAWS` draws of the smallest size
+        fits.
         """
         shortest: int | None = None
         draws = 0
         while draws < DRAWS:
             try:
-                prompt = build(size)
+                prompt = draw(size)
             except ValueError:  # too little hay for the needles; handled like a draw that is too long, as officially
                 pass
             else:
                 tokens = self.tokens(prompt)
                 if tokens <= self.length:
-                    return prompt, tokens
+                    before = self.count(prompt.user.partition(prompt.outputs[0])[0]) if needle else None
+                    return Row(prompt=prompt, tokens=tokens + self.wrapping, needle_at=before)
                 shortest = min(tokens, shortest or tokens)
             if size > step:
                 size -= step
@@ -80,13 +80,6 @@ class Room:
             f"task {quote(self.name)} does not fit into {self.asked} tokens with this tokenizer{made}. "
             f"Take a longer one, such as @{enough}."
         )
-
-
-def haystack_size(tokens: Callable[[int], int], *, length: int, extra: int, step: int) -> int:
-    """Return the largest size found whose text and `extra` tokens fit into `length`; `step` if no size fits."""
-    per_unit = tokens(step) / step
-    high = max(int((length / per_unit) * 3), 2 * step)
-    return largest(lambda size: tokens(size) + extra <= length, step, high) or step
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 import string
 from dataclasses import dataclass
+from functools import partial
 
 from kvbench.taskkit.ruler.fit_length import Room, shuffled
-from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
+from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
 
 ALPHA = 2.0
 LETTERS = 6
@@ -35,17 +36,7 @@ class FrequentWords:
         while self.room.count(_prompt(vocabulary, size).text) < self.length:
             size += step
         size -= step
-        return [self._row(self._vocabulary(), size, step) for _ in range(n)]
-
-    def _row(self, vocabulary: list[str], size: int, step: int) -> Row:
-        """Return a row with `size` words, or fewer if those are too long."""
-        while size > 0:
-            prompt = _prompt(vocabulary, size)
-            tokens = self.room.count(prompt.text)
-            if tokens <= self.length:
-                return Row(prompt=prompt, tokens=tokens + self.room.new_tokens + self.room.wrapping)
-            size -= step
-        raise self.room.too_short()
+        return [self.room.fit(partial(_prompt, self._vocabulary()), size, step) for _ in range(n)]
 
     def _vocabulary(self) -> list[str]:
         """Draw the coded words of a row, the most frequent first."""
@@ -58,7 +49,7 @@ class FrequentWords:
         return [NOISE, *shuffled(sorted(words))[1:]]
 
 
-def _prompt(vocabulary: list[str], size: int) -> Prompt:
+def _prompt(vocabulary: list[str], size: int) -> Filled:
     import numpy as np
     from scipy.special import zeta
 

@@ -14,11 +14,9 @@ from kvbench.taskkit.ruler.vt import VariableTracking
 
 
 def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]:
-    """Return the first `n` rows of a subtask.
+    """Return the first `n` rows of a subtask. Raises SetupError if words, essays or documents are unavailable.
 
-    Raises:
-        UserError: the length is too small, or there are fewer than `n` questions.
-        SetupError: words, essays or documents are unavailable.
+    Raises UserError if the length is too small, or if there are fewer than `n` questions.
     """
     if room.length <= room.new_tokens:
         raise room.too_short()

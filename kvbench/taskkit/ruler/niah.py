@@ -15,9 +15,9 @@ from functools import cached_property, lru_cache
 from itertools import accumulate
 from typing import overload
 
-from kvbench.taskkit.ruler.fit_length import Room, haystack_size, shuffled
+from kvbench.taskkit.ruler.fit_length import Room, shuffled
 from kvbench.taskkit.ruler.material import Material
-from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
+from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
 
 NOISE = "The grass is green. The sky is blue. The sun is yellow. Here we go. There and back again."
 NEEDLE = "One of the special magic {kind} for {key} is: {value}."
@@ -44,17 +44,10 @@ class Needles:
     def rows(self, n: int) -> list[Row]:
         room = self.room
         step = 500 if self.haystack == "essay" else 25 if room.asked >= 4096 else 5
-        size = haystack_size(
-            lambda s: room.count(self.draw(s).text), length=room.length, extra=room.new_tokens, step=step
-        )
-        rows = []
-        for _ in range(n):
-            prompt, tokens = room.fit(self.draw, size, step)
-            before = prompt.user[: prompt.user.find(prompt.outputs[0])]
-            rows.append(Row(prompt=prompt, tokens=tokens + room.wrapping, needle_at=room.count(before)))
-        return rows
+        size = room.size(self.draw, step)
+        return [room.fit(self.draw, size, step, needle=True) for _ in range(n)]
 
-    def draw(self, size: int) -> Prompt:
+    def draw(self, size: int) -> Filled:
         """Draw a prompt with `size` words of essays, or `size` sentences of another haystack."""
         hidden = []
         for _ in range(self.keys_hidden):

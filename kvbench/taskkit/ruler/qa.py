@@ -8,9 +8,9 @@ from functools import cached_property, partial
 from typing import Any
 
 from kvbench.errors import SetupError, UserError, quote
-from kvbench.taskkit.ruler.fit_length import Room, haystack_size, shuffled
+from kvbench.taskkit.ruler.fit_length import Room, shuffled
 from kvbench.taskkit.ruler.material import Material
-from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
+from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
 
 STEP = 10
 
@@ -42,16 +42,10 @@ class QuestionAnswering:
         known = len(self._set[0])
         if n > known:
             raise UserError(f"task {quote(room.name)} has {known} questions; --limit {n} is too many.")
-        size = haystack_size(
-            lambda s: room.count(self.draw(0, s).text), length=room.length, extra=room.new_tokens, step=STEP
-        )
-        rows = []
-        for index in range(n):
-            prompt, tokens = room.fit(partial(self.draw, index), size, STEP)
-            rows.append(Row(prompt=prompt, tokens=tokens + room.wrapping))
-        return rows
+        size = room.size(partial(self.draw, 0), STEP)
+        return [room.fit(partial(self.draw, index), size, STEP) for index in range(n)]
 
-    def draw(self, index: int, size: int) -> Prompt:
+    def draw(self, index: int, size: int) -> Filled:
         """Draw a prompt of `size` documents for one question. Raises ValueError if its own documents are more."""
         questions, documents = self._set
         question = questions[index]
@@ -81,7 +75,7 @@ class QuestionAnswering:
             return squad(self.material.squad()) if self.documents == "squad" else hotpotqa(self.material.hotpotqa())
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise SetupError(
-                f"data of task {quote(self.room.name)} have not the form of {self.documents} "
+                f"data of task {quote(self.room.name)} do not have the form of {self.documents} "
                 f"({type(error).__name__}: {quote(error)})."
             ) from None
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvbench.errors import UserError, quote
-from kvbench.task import Doc, Task, Turn
+from kvbench.task import Doc, Task
 from kvbench.taskkit.ruler.counts import TokenCounts, cache_file
 from kvbench.taskkit.ruler.fit_length import Room
 from kvbench.taskkit.ruler.recipes import Row
@@ -39,9 +39,8 @@ def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
 def document(doc_id: str, row: Row, category: str) -> Doc:
     """Return a row as a document of one turn."""
     prompt = row.prompt
-    turn = Turn(context=prompt.context, question=prompt.question, answer_prefix=prompt.answer_prefix)
     meta = {"category": category} | ({} if row.needle_at is None else {"needle_at": row.needle_at})
-    return Doc(doc_id=doc_id, turns=(turn,), reference=prompt.outputs, meta=meta, cluster_id=prompt.cluster)
+    return Doc(doc_id=doc_id, turns=(prompt,), reference=prompt.outputs, meta=meta, cluster_id=prompt.cluster)
 
 
 def place_of_needle(doc: Doc) -> dict[str, float]:

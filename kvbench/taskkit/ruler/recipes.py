@@ -9,25 +9,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kvbench.task import Turn
+
 SEED = 42
 LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
-# Replacements that put a prompt with a single answer into the singular, as in the official generator.
-_SINGULAR = (("Some", "A"), ("are all", "is"), ("are", "is"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prompt:
-    """One prompt in three parts, and its answers. `cluster` names a source that several prompts share."""
+class Filled(Turn):
+    """A filled template with its answers. `cluster` names a source that several filled templates share."""
 
-    context: str
-    question: str
-    answer_prefix: str
     outputs: tuple[str, ...]
     cluster: str = ""
-
-    @property
-    def user(self) -> str:
-        return self.context + self.question
 
     @property
     def text(self) -> str:
@@ -36,16 +29,11 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A prompt that fits.
+    """A prompt that fits into the length of its task."""
 
-    Attributes:
-        tokens: of the prompt, the chat template and the answer together.
-        needle_at: tokens before the first answer (needle subtasks only).
-    """
-
-    prompt: Prompt
-    tokens: int
-    needle_at: int | None = None
+    prompt: Filled
+    tokens: int  # of the prompt, the chat template and the answer together
+    needle_at: int | None = None  # tokens before the first answer (needle subtasks only)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +47,13 @@ class Family:
 
     def fill(
         self, context: str, outputs: list[str], *, singular: bool = False, cluster: str = "", **words: object
-    ) -> Prompt:
+    ) -> Filled:
         """Return the prompt around a context; the question starts with the template's first word after the context."""
-        before, after, prefix = (self._part(part, singular, words) for part in self._parts())
+        parts = (*self.template.split("{context}"), self.answer_prefix)
+        before, after, prefix = (_singular(part) if singular else part for part in parts)
+        before, after, prefix = (part.format(**words) for part in (before, after, prefix))
         question = after.lstrip()
-        return Prompt(
+        return Filled(
             context=before + context + after[: len(after) - len(question)],
             question=question,
             answer_prefix=prefix,
@@ -71,15 +61,11 @@ class Family:
             cluster=cluster,
         )
 
-    def _parts(self) -> tuple[str, str, str]:
-        before, after = self.template.split("{context}")
-        return before, after, self.answer_prefix
 
-    @staticmethod
-    def _part(part: str, singular: bool, words: Mapping[str, object]) -> str:
-        for many, one in _SINGULAR if singular else ():
-            part = part.replace(many, one)
-        return part.format(**words)
+def _singular(part: str) -> str:
+    for many, one in (("Some", "A"), ("are all", "is"), ("are", "is")):  # as in the official generator
+        part = part.replace(many, one)
+    return part
 
 
 @dataclass(frozen=True, slots=True)

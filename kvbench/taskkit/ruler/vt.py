@@ -8,12 +8,13 @@ from __future__ import annotations
 import random
 import string
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 
 from kvbench.errors import UserError, quote
-from kvbench.taskkit.ruler.fit_length import Room, haystack_size
+from kvbench.taskkit.ruler.fit_length import Room
 from kvbench.taskkit.ruler.niah import NOISE
-from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Prompt, Row
+from kvbench.taskkit.ruler.recipes import FAMILIES, SEED, Filled, Row
 
 HOPS = 4
 EXAMPLE_LENGTH = 500  # tokens
@@ -34,19 +35,10 @@ class VariableTracking:
         room = self.room
         example = self._example()
         step = 10 if room.asked >= 4096 else 5
-        size = haystack_size(
-            lambda s: room.count(self.draw(s).text),
-            length=room.length,
-            extra=room.new_tokens + room.count(example),
-            step=step,
-        )
-        rows = []
-        for _ in range(n):
-            prompt, tokens = room.fit(lambda s: self._after(example, self.draw(s)), size, step)
-            rows.append(Row(prompt=prompt, tokens=tokens + room.wrapping))
-        return rows
+        size = room.size(self.draw, step, extra=room.count(example))
+        return [room.fit(lambda s: self._after(example, self.draw(s)), size, step) for _ in range(n)]
 
-    def draw(self, size: int, *, example: bool = False) -> Prompt:
+    def draw(self, size: int, *, example: bool = False) -> Filled:
         """Draw a prompt with `size` copies of the noise. Raises ValueError if these are fewer than the assignments."""
         names: list[str] = []
         while len(names) <= HOPS:
@@ -64,9 +56,9 @@ class VariableTracking:
 
     def _example(self) -> str:
         room = replace(self.room, asked=EXAMPLE_LENGTH, new_tokens=0)
-        size = haystack_size(lambda s: room.count(self.draw(s, example=True).text), length=room.length, extra=0, step=5)
+        draw = partial(self.draw, example=True)
         try:
-            prompt, _ = room.fit(lambda s: self.draw(s, example=True), size, 5)
+            prompt = room.fit(draw, room.size(draw, 5), 5).prompt
         except UserError:
             raise UserError(
                 f"task {quote(room.name)} needs an example of at most {EXAMPLE_LENGTH} tokens; "
@@ -74,7 +66,7 @@ class VariableTracking:
             ) from None
         return f"{prompt.text} {' '.join(prompt.outputs)}\n"
 
-    def _after(self, example: str, prompt: Prompt) -> Prompt:
+    def _after(self, example: str, prompt: Filled) -> Filled:
         """Return the prompt after the example, which gets new names and a new value."""
         for name in example.split()[-HOPS - 1 :]:
             example = example.replace(name, self._name(len(name)))

@@ -1,10 +1,5 @@
 """The named settings of the synthetic tasks, and the score that any method reaches (`floor`).
 
-    cell = CELLS["orbit-300"]
-    problem = cell.generate(HELD_OUT + i)
-    score = cell.score(problem, output_text)
-    floor(cell.knobs, budget=64, interval=32)
-
 `budgets` are suggestions: methods were seen to differ at these. Nothing enforces them.
 """
 

@@ -1,8 +1,5 @@
 """`chain`: the prompt lists a plan of additions; the trace works through it and reads each plan line exactly once.
 
-    problem = chain.generate(seed, chain.Knobs(n_facts=6, n_steps=8, n_distract=6, n_filler=10))
-    chain.score(problem, output)
-
 This tests foresight: past attention does not tell which plan line comes next, or points at lines that are done.
 It suits methods that predict future attention; as the only task it is unfair to methods that use past attention.
 

@@ -1,9 +1,4 @@
-"""Build a problem piece by piece.
-
-    draft = Draft()
-    draft.ask(" Facts", ":", ...)                # the prompt
-    draft.write(FACT, " 4", "2"); draft.end_step()   # the trace
-    draft.finish(answer="42")
+"""Build a problem piece by piece: `ask` adds to the prompt, `write` to the trace.
 
 Every piece must be one token of the vocabulary. `vocabulary.ids` and a test check this; this module does not.
 """

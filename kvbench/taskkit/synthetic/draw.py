@@ -1,8 +1,5 @@
 """Random choices that are the same on every machine and in every Python version.
 
-    draw = Draw("walk", seed)
-    draw.below(10), draw.between(3, 5), draw.chance(0.3), draw.pick(items), draw.sample(items, 4)
-
 Python promises the same numbers in every version only for `random.Random.random` (not for `shuffle` and `sample`), so
 every method here uses that call alone. Not for cryptography, and too slow for bulk numeric work.
 """

@@ -1,8 +1,5 @@
 """`lookup`: the prompt lists many facts and then names some of them; the trace lists the values of these.
 
-    problem = lookup.generate(seed, lookup.Knobs(n_facts=16, n_ask=8, n_filler=12))
-    lookup.score(problem, output)
-
 This tests retrieval from the prompt: the attention of the question's queries shows which entries are needed. With a
 large `n_ask` the budget must hold many facts at once. For long generation see `walk`.
 """

@@ -1,8 +1,5 @@
 """`walk`: a short prompt with ten facts, then a long trace whose every step needs one of these facts.
 
-    problem = walk.generate(seed, walk.Digits(n_steps=300))        # or walk.Lines(n_lines=30)
-    walk.score(problem, output)                                    # Score(exact, partial, answer)
-
 `Digits`: x[n+1] = (x[n-2] + v[x[n]]) mod 10 until the last three digits are 0 0 0. The values v never occur in the
 trace, so the prompt is their only source. Each is read about once per ten tokens: attention shows what to keep.
 `Lines`: each line adds to a register the fact that the register's last digit names. Each line repeats the fact that it

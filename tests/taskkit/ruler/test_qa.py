@@ -61,5 +61,5 @@ def test_data_of_another_form(parse, data):
     material = MadeUp()
     material.squad = material.hotpotqa = lambda: data
     subtask, name = ("qa_1", "squad") if parse is squad else ("qa_2", "hotpotqa")
-    with pytest.raises(SetupError, match=f"data of task '{subtask}' have not the form of {name}"):
+    with pytest.raises(SetupError, match=f"data of task '{subtask}' do not have the form of {name}"):
         make_rows(subtask, room(subtask, 2048), material, 1)

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 
 import pytest
 from support.ruler import room
 
 from kvbench.errors import UserError
-from kvbench.taskkit.ruler.fit_length import DRAWS, haystack_size, largest, shuffled
-from kvbench.taskkit.ruler.recipes import Prompt
+from kvbench.taskkit.ruler.fit_length import DRAWS, largest, shuffled
+from kvbench.taskkit.ruler.recipes import Filled
 
 
 @pytest.mark.parametrize("best", [3, 4, 57, 99, 100])
@@ -24,9 +25,12 @@ def test_largest(best: int):
 
 
 def test_haystack_size():
-    assert haystack_size(lambda size: 10 * size, length=1000, extra=95, step=5) == 90
-    assert haystack_size(lambda size: 10 * size, length=1000, extra=995, step=5) == 5  # none fits: the least
-    assert haystack_size(lambda size: 100 + size, length=400, extra=0, step=5) == 57  # the search ends at 3 x estimate
+    def size(tokens: Callable[[int], int], length: int, new_tokens: int, extra: int) -> int:
+        return room("vt", length, new_tokens=new_tokens).size(lambda s: prompt(tokens(s) - 1), 5, extra=extra)
+
+    assert size(lambda size: 10 * size, 1000, 90, 5) == 90
+    assert size(lambda size: 10 * size, 1000, 900, 95) == 5  # none fits: the least
+    assert size(lambda size: 100 + size, 400, 0, 0) == 57  # the search ends at 3 x estimate
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 17, 300])
@@ -37,30 +41,30 @@ def test_shuffled_is_the_seeded_shuffle(count: int):
     assert shuffled(given) == expected
 
 
-def prompt(words: int) -> Prompt:
-    return Prompt(context="word " * words, question="?", answer_prefix="", outputs=("x",))
+def prompt(words: int) -> Filled:
+    return Filled(context="word " * words, question="?", answer_prefix="", outputs=("x",))
 
 
 def test_fit_shrinks_step_by_step():
     made: list[int] = []
 
-    def build(size: int) -> Prompt:
+    def build(size: int) -> Filled:
         made.append(size)
         if size == 13:
             raise ValueError  # too little hay
         return prompt(10 * size)
 
-    fitted, tokens = room("vt", 100, new_tokens=29).fit(build, 23, 5)
+    row = room("vt", 100, wrapping=9, new_tokens=29).fit(build, 23, 5)
     assert made == [23, 18, 13, 8, 3]
-    assert (fitted, tokens) == (prompt(30), 60)
+    assert (row.prompt, row.tokens, row.needle_at) == (prompt(30), 69, None)
 
 
 def test_fit_draws_the_smallest_again_then_gives_up():
     draws = iter([prompt(90), prompt(95), prompt(80), prompt(70)])
-    assert room("vt", 100, new_tokens=10).fit(lambda size: next(draws), 9, 5)[1] == 91
+    assert room("vt", 100, new_tokens=10).fit(lambda size: next(draws), 9, 5).tokens == 91
     made: list[int] = []
 
-    def build(size: int) -> Prompt:
+    def build(size: int) -> Filled:
         made.append(size)
         return prompt(600 + size)
 

@@ -1,0 +1,38 @@
+"""Turn rows of data into documents, and the sampling that reasoning tasks share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from kvbench.errors import SetupError, quote
+from kvbench.scoring.boxed import after_thinking
+from kvbench.task import Doc, GenSpec, Output, Task
+
+
+def documents(
+    task: Task, rows: Iterable[Mapping[str, Any]], make: Callable[[Any], Doc], *, ids: str = "", lacks: str = "column "
+) -> list[Doc]:
+    """Return one document per row.
+
+    Raises SetupError if a row lacks a column, or if two documents share an id, which is in the column `ids`. `lacks`:
+    what `make` lacks when it raises KeyError, for the message.
+    """
+    try:
+        docs = [make(row) for row in rows]
+    except KeyError as error:
+        raise SetupError(f"data of task {quote(task.name)} have no {lacks}{quote(error.args[0])}.") from None
+    if ids and len({doc.doc_id for doc in docs}) < len(docs):
+        raise SetupError(f"data of task {quote(task.name)}: some values of {quote(ids)} occur twice.")
+    return docs
+
+
+def reasoning(model_type: str, *, n: int = 1, max_new_tokens: int) -> GenSpec:
+    """Return temperature 0.6 and top-p 0.95, as in the papers; top-k 20 for Qwen3, as its authors advise."""
+    top_k = 20 if model_type.startswith("qwen3") else 0
+    return GenSpec(n=n, max_new_tokens=max_new_tokens, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
+
+
+def answer(output: Output) -> str:
+    """Return the output without its thinking block, if the model thinks."""
+    return after_thinking(output.text, True) if output.thinking else output.text

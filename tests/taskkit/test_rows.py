@@ -1,0 +1,28 @@
+"""Rows of data as documents."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvbench.errors import SetupError
+from kvbench.task import Doc, Turn
+from kvbench.taskkit.names import get_task
+from kvbench.taskkit.rows import documents
+
+
+def make(row: dict[str, Any]) -> Doc:
+    return Doc(doc_id=row["_id"], turns=(Turn(question="?"),), reference=None)
+
+
+def test_an_id_stands_for_one_row():
+    task = get_task("gsm8k")
+    assert [doc.doc_id for doc in documents(task, [{"_id": "a"}, {"_id": "b"}], make, ids="_id")] == ["a", "b"]
+    with pytest.raises(SetupError, match=r"data of task 'gsm8k': some values of '_id' occur twice"):
+        documents(task, [{"_id": "a"}, {"_id": "b"}, {"_id": "a"}], make, ids="_id")
+
+
+def test_a_missing_column_is_named():
+    with pytest.raises(SetupError, match=r"data of task 'gsm8k' have no column '_id'"):
+        documents(get_task("gsm8k"), [{"id": "a"}], make)
