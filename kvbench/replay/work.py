@@ -1,6 +1,4 @@
-"""The settings of a replay that a run does not have, and the progress line. Imports no torch: the command makes both
-before any check.
-"""
+"""A replay's settings beside those of a run, and its progress line. Imports no torch, as the command checks first."""
 
 from __future__ import annotations
 
@@ -36,7 +34,7 @@ class Work:
 
     @property
     def methods(self) -> bool:
-        """Whether the chosen methods must read the answers, because not all analyses need only the full cache."""
+        """Whether the chosen methods must read the answers: for the comparison, or for some analysis."""
         return not self.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
 

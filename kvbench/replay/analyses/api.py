@@ -2,10 +2,6 @@
 
 An analysis is one file in this folder, with a class under ``@register("name")``. It must not import torch at import
 time, because ``--help`` lists the analyses.
-
-    @register("sparsity")
-    class Sparsity(AttentionAnalysis):
-        about = "entries that hold 90, 95 and 99% of the attention, by layer"
 """
 
 from __future__ import annotations
@@ -20,15 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from kvbench.errors import UserError, quote
 from kvbench.eviction.budget import entries, label
 from kvbench.registry import did_you_mean
+from kvbench.replay.analyses.tally import Tally
 
 if TYPE_CHECKING:
     import torch
 
     from kvbench.replay.choices import Chosen
-    from kvbench.replay.traces import Trace
+    from kvbench.replay.traces import ForcedTrace
 
-WINDOW = 16  # queries per window; G-KV and R-KV score entries by as many (w)
-MASS = 0.9  # attended tokens: the smallest set with this share of the attention
+WINDOW = 16  # queries per window, as many as G-KV and R-KV score entries by
+MASS = 0.9  # attended tokens are the fewest with this share of the attention
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]  # head and lines; the first column is text, the others are numbers
@@ -45,7 +42,7 @@ class Study:
     """
 
     task: str
-    traces: Sequence[Trace]
+    traces: Sequence[ForcedTrace]
     interval: int
     text: Callable[[int], str] = str
     right: Mapping[tuple[str, int], bool] = field(default_factory=dict)
@@ -57,7 +54,7 @@ class Window:
 
     Attributes:
         layer: index in the model; traces: indices into `Study.traces` of the b traces read together.
-        index, count: number of this window, and of all windows of the answer; windows come in order per layer.
+        index, count: the window's number from 0, and the answer's windows; windows come in order per layer.
         first: position of its first query.
         weights: [b, Hq, w, N] float32, N = first + w tokens; kv_heads: Hk.
     """
@@ -78,7 +75,7 @@ class Moment:
     Attributes:
         bounded: whether the method also evicts while decoding.
         traces: indices into `Study.traces`; layers: model indices of the L layers that are evicted.
-        index, count: number of this block, and of all blocks of the answer.
+        index, count: the block's number from 0, and the answer's blocks.
         prompt: tokens of the prompt; seen: tokens read so far.
         held: [L, b, Hk, seen] 1 for tokens that are held, else 0; for methods that keep entries per query head, the
             share of a KV head's query heads that hold the token. copies: heads of the cache per KV head.
@@ -105,7 +102,7 @@ class Moment:
 
 
 class Analysis(ABC):
-    """One analysis of one task.
+    """One analysis of one task; `tally` holds its sums.
 
     Attributes:
         about: one line for ``--help``.
@@ -121,7 +118,7 @@ class Analysis(ABC):
     plotted: ClassVar[bool] = True
 
     def __init__(self, study: Study) -> None:
-        self.study = study
+        self.study, self.tally = study, Tally(study)
 
     @abstractmethod
     def rows(self) -> list[Row]:
@@ -186,7 +183,7 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
 
 
 def top_mass(paid: torch.Tensor) -> torch.Tensor:
-    """Return [..., N] bool: the smallest set of tokens with the share MASS of each row's sum; older ones at a tie."""
+    """Return [..., N] bool: per row, the fewest tokens with a share of at least MASS of its sum; at a tie the older."""
     ordered = paid.sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(dim=-1) - ordered.values
     wanted = before < MASS * ordered.values.sum(dim=-1, keepdim=True)
@@ -211,3 +208,8 @@ def panel(row: Row) -> str:
 
 def fixed(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def cells(row: Row, *names: str, digits: int = 3) -> list[str]:
+    """Return some values of a row as text: numbers with `digits` decimals unless they are whole, None as "-"."""
+    return [fixed(v, digits) if v is None or isinstance(v, float) else str(v) for v in map(row.__getitem__, names)]
