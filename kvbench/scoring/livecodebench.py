@@ -1,9 +1,7 @@
 """Grade a program on a LiveCodeBench problem, by two verdicts.
 
-    code = extract_code(answer)
-    grades = grade(code, ["1 2\\n"], ["3\\n"], None, sandbox=choose())
-    grades.lcb.passed, grades.lcb.code          # as LiveCodeBench's own checker: comparable with published numbers
-    grades.native.passed                        # as an ordinary process with an ordinary standard input
+`lcb` is that of LiveCodeBench's own checker, comparable with published numbers; `native` that of an ordinary process
+with an ordinary standard input.
 
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see

@@ -119,7 +119,7 @@ class ReferenceCache:
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
     def load(self, case: Case, step: int) -> None:
-        """Replace entries and states by those that the reference had before a step."""
+        """Replace entries and states by the reference's before a step."""
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):
@@ -196,9 +196,8 @@ class ReferenceCache:
         def cached(x: torch.Tensor) -> torch.Tensor:
             return x[index : index + 1].gather(2, at.expand(-1, -1, -1, x.shape[-1]))
 
-        keys = (
-            torch.zeros(*layer.positions.shape, 1) if self.k is None else cached(self.k)
-        )  # without keys the method reads positions only
+        # Without keys the method reads positions only.
+        keys = torch.zeros(*layer.positions.shape, 1) if self.k is None else cached(self.k)
         queries = None if self.q is None else self.q[index : index + 1, :, first_query : self.seen]
         more: dict[str, Any] = {} if self.v is None else {"values": cached(self.v)}
         return make_view(

@@ -1,9 +1,8 @@
 """A judge at an OpenAI-compatible address: POST {base URL}/chat/completions.
 
-A request is repeated after a passing failure (status 408, 425, 429 or 5xx, a time-out, a lost connection), after
-growing pauses or Retry-After up to a limit; any other failure is final. A try takes at most `seconds`, even if the
-server sends slowly. Redirects are not followed. The key is added when the request is sent; no field, exception, note or
-log holds it, and it is removed from the server's texts.
+`Endpoint` repeats a request after a passing failure (status 408, 425, 429 or 5xx, a time-out, a lost connection); the
+pauses grow, or follow Retry-After up to a limit. Any other failure is final. Redirects are not followed. The key is
+added when a request is sent; no field, exception, note or log holds it, and it is removed from the server's texts.
 """
 
 from __future__ import annotations
