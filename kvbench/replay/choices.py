@@ -39,11 +39,7 @@ class Chosen:
     def columns(self) -> dict[str, Any]:
         """The columns that name this method and budget in every table."""
         share = self.budget if isinstance(self.budget, float) else None
-        return {
-            "method": self.method.label,
-            "budget": self.budget if share is None else None,
-            "budget_share": share,
-        }
+        return {"method": self.method.label, "budget": self.budget if share is None else None, "budget_share": share}
 
     @property
     def label(self) -> str:

@@ -19,17 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import (
-    WINDOW,
-    AttentionAnalysis,
-    Row,
-    Study,
-    Table,
-    Window,
-    cells,
-    register,
-    top_mass,
-)
+from kvbench.replay.analyses.api import WINDOW, AttentionAnalysis, Row, Study, Table, Window, cells, register, top_mass
 
 if TYPE_CHECKING:
     import torch

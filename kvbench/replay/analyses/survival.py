@@ -14,17 +14,7 @@ import itertools
 from collections.abc import Sequence
 
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import (
-    MethodAnalysis,
-    Moment,
-    Row,
-    Table,
-    fixed,
-    panel,
-    register,
-    size,
-    top_mass,
-)
+from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Table, fixed, panel, register, size, top_mass
 
 YOUNGEST = 16  # ages up to this form one bin; each further bin doubles the age
 

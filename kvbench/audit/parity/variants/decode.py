@@ -94,15 +94,13 @@ VARIANTS: Variants = {
     ("h2o", "h2o_real_drop"): _h2o_real_drop,
     ("h2o", "gkv_repo_sum_form"): _gkv_repo,
     ("h2o", "kvcache_factory_prefill"): _h2o_prefill,
-    ("streamingllm", "official_call"): _streaming(
-        lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"]),
-    ),
+    ("streamingllm", "official_call"): _streaming(lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"])),
     ("streamingllm", "official_evict_for_space"): _streaming(  # evicts before `num_coming` tokens arrive
-        lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"]),
+        lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"])
     ),
     ("streamingllm", "decode_rkv_repo"): _streaming(lambda _, h: (h["first_tokens"], h["budget"])),
     ("streamingllm", "kvcache_factory_prefill"): _streaming(  # everything but the window is a sink there
-        lambda _, h: (h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"]),
+        lambda _, h: (h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"])
     ),
     ("streamingllm", "kvpress_prefill"): _streaming(lambda case, h: (h["n_sink"], kvpress_budget(case))),
     ("knorm", "kvpress_prefill"): kvpress_plans("knorm"),
