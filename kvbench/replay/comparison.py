@@ -26,32 +26,21 @@ PER_TOKEN = ("loss", "loss_full", "entropy", "divergence", "agrees")
 
 @dataclass(slots=True, kw_only=True)
 class TraceFigures:
-    """The figures of one trace with n answer tokens. The field that counts a sum's terms is named with the sum.
-
-    Attributes:
-        loss, loss_full: [n] negative log-likelihood of every token in nats, under eviction and with the full cache.
-        entropy: [n] of the full cache's predictions.
-        divergence: [n] KL(full || evicted); agrees: [n] 1 where both caches give the same greedy token.
-        cosine: [L, Hq] between the outputs of attention heads under both caches, summed over `rows` tokens.
-        lost: attention that queries under the full cache pay to entries that the method no longer holds, a mean over
-            layers and heads, summed over `rows` tokens.
-        overlap: share of the oracle's entries that the method holds too, summed over `choices` blocks.
-        entries: held per layer and KV head, summed over `rows` tokens; most: the largest count.
-    """
+    """The figures of one trace with n answer tokens."""
 
     trace: ForcedTrace
-    loss: Floats
-    loss_full: Floats
-    entropy: Floats
-    divergence: Floats
-    agrees: Floats
-    cosine: Floats
+    loss: Floats  # [n] negative log-likelihood of every token in nats, under eviction
+    loss_full: Floats  # [n] the same with the full cache
+    entropy: Floats  # [n] of the full cache's predictions
+    divergence: Floats  # [n] KL(full || evicted)
+    agrees: Floats  # [n] 1 where both caches give the same greedy token
+    cosine: Floats  # [L, Hq] between the outputs of attention heads under both caches, summed over `rows` tokens
     rows: int
-    lost: float
-    overlap: float
+    lost: float  # full cache's attention to entries not held, a mean over layers and heads, summed over `rows` tokens
+    overlap: float  # share of the oracle's entries that the method holds too, summed over `choices` blocks
     choices: int
-    entries: float
-    most: float
+    entries: float  # held per layer and KV head, summed over `rows` tokens
+    most: float  # largest number of entries held
 
 
 class Comparison(Listener):

@@ -123,15 +123,5 @@ def stored_answers(
 
 def _request(work: TaskWork, prompt: Prompt, seed: int, sample: int) -> Request:
     """Return the request for one sample of a prompt's first turn."""
-    return Request(
-        task=work.task.name,
-        doc_id=prompt.doc.doc_id,
-        prompt_ids=prompt.ids,
-        samples=(sample,),
-        max_new_tokens=prompt.max_new_tokens,
-        sampling=Sampling.of(prompt.spec),
-        stop_strings=prompt.spec.stop,
-        stop_ids=prompt.stop_ids,
-        min_new_tokens=prompt.spec.min_new_tokens,
-        seed=seed,
-    )
+    request = work.request(prompt, (sample,), seed)
+    return replace(request, max_tokens=None, conversation=None, compress_at=None)

@@ -11,21 +11,14 @@ from kvbench.replay.analyses.api import Analysis, AttentionAnalysis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The settings of a replay that a run does not have.
+    """The settings of a replay that a run does not have."""
 
-    Attributes:
-        named: methods that must run; every: methods that are left out where they cannot run.
-        run: the run whose answers are read; None: the model answers. most: answers per task to take from the run.
-        kinds: analyses; empty for the comparison.
-        sample: id of the only question to read; None: all questions.
-    """
-
-    named: list[MethodChoice]
-    every: list[MethodChoice]
-    run: str | None
-    most: int | None
-    kinds: list[type[Analysis]]
-    sample: str | None
+    named: list[MethodChoice]  # methods that must run
+    every: list[MethodChoice]  # methods that are left out where they cannot run
+    run: str | None  # the run whose answers are read; None: the model answers
+    most: int | None  # answers per task to take from the run
+    kinds: list[type[Analysis]]  # analyses; empty for the comparison
+    sample: str | None  # id of the only question to read; None: all questions
 
     @property
     def attention(self) -> bool:

@@ -48,22 +48,14 @@ _TURN_SECONDS = 120.0  # longest wait for other second tries to end; after that,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a program on the tests of a problem.
+    """The result of a program on the tests of a problem."""
 
-    Attributes:
-        verdict: pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit.
-        code: LiveCodeBench's error code, 0 for a pass.
-        results: per test up to the first failure: True, False (a wrong value) or an error code.
-        seconds: of the slowest test, or of the failed test. peak: bytes of memory, 0 if unknown.
-        detail: the error message of the program or of the sandbox's driver.
-    """
-
-    verdict: str
-    code: int
-    results: tuple[bool | int, ...]
-    seconds: float = 0.0
-    peak: int = 0
-    detail: str = ""
+    verdict: str  # pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit
+    code: int  # LiveCodeBench's error code, 0 for a pass
+    results: tuple[bool | int, ...]  # per test up to the first failure: True, False (a wrong value) or an error code
+    seconds: float = 0.0  # of the slowest test, or of the failed test
+    peak: int = 0  # bytes of memory, 0 if unknown
+    detail: str = ""  # the error message of the program or of the sandbox's driver
 
     @property
     def passed(self) -> bool:
@@ -102,13 +94,10 @@ def grade(
 ) -> Grades:
     """Run a program on the tests of a problem; each verdict stops at the first test that fails.
 
-    Args:
-        inputs, outputs: text for standard input and output; or, if `function` names a function, its arguments (JSON,
-            one per line) and its value.
+    inputs, outputs: text for standard input and output; or, if `function` names a function, its arguments (JSON, one
+    per line) and its value.
 
-    Raises:
-        ValueError: there are no tests, which LiveCodeBench would count as a pass.
-        BoxError: the sandbox failed twice.
+    Raises ValueError without tests, which LiveCodeBench would count as a pass; BoxError if the sandbox failed twice.
     """
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} expected outputs")

@@ -72,10 +72,8 @@ def _run(attack: Attack, tier: str) -> Row:
             "tests": tests,
             "limits": LIMITS,
             "tier": tier,
-            "path": str(aims.values["GRADER_PATH"]),
-            "memory": memory,
-            "result": str(result_file),
         }
+        job |= {"path": str(aims.values["GRADER_PATH"]), "memory": memory, "result": str(result_file)}
         (aims.folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "kvbench.audit.attacks.grader", str(aims.folder / "job.json")]
         grader = subprocess.Popen(

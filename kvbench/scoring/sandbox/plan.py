@@ -24,17 +24,11 @@ Step = tuple[str, Any]  # name and argument of a step of `kvbench.scoring.sandbo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The lockdown of a program.
+    """The lockdown of a program."""
 
-    Attributes:
-        outer: named groups of arguments for the command that starts the box.
-        inner: the steps that the child takes before it runs the program.
-        opened: families of system calls that the filter allows; empty outside tests.
-    """
-
-    outer: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    inner: tuple[Step, ...]
-    opened: frozenset[str] = frozenset()
+    outer: tuple[tuple[str, tuple[str, ...]], ...] = ()  # named arguments of the command that starts the box
+    inner: tuple[Step, ...]  # what the child does before it runs the program
+    opened: frozenset[str] = frozenset()  # families of system calls that the filter allows; empty outside tests
 
     def parts(self) -> list[str]:
         """Return the names of all parts, such as "--unshare-net", "limit AS" and "seccomp sockets"."""

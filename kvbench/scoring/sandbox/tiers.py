@@ -35,19 +35,12 @@ _PROBE_SECONDS = 10.0  # for a container service to answer
 
 
 class Tier(ABC):
-    """One way to start a box.
+    """One way to start a box."""
 
-    Attributes:
-        name: the value of the row column `sandbox_tier`.
-        shared: one box serves many programs, because it starts slowly.
-        same_python: the box contains the Python that runs kvbench.
-        namespaces: the box isolates programs even without the lockdown.
-    """
-
-    name: ClassVar[str]
-    shared: ClassVar[bool] = False
-    same_python: ClassVar[bool] = True
-    namespaces: ClassVar[bool] = False
+    name: ClassVar[str]  # the value of the row column `sandbox_tier`
+    shared: ClassVar[bool] = False  # one box serves many programs, because it starts slowly
+    same_python: ClassVar[bool] = True  # the box contains the Python that runs kvbench
+    namespaces: ClassVar[bool] = False  # the box isolates programs even without the lockdown
 
     def missing(self) -> str:
         """Return why this tier cannot run on this machine; "" if it can."""
