@@ -66,14 +66,9 @@ def _run(attack: Attack, tier: str) -> Row:
     with targets(tests[0]["expected"]) as aims:
         memory = [secrets.token_hex(8), secrets.token_hex(8)]
         result_file = aims.folder / "result.json"
-        job = {
-            "source": attack.filled(aims.values),
-            "mode": attack.mode,
-            "tests": tests,
-            "limits": LIMITS,
-            "tier": tier,
-        }
-        job |= {"path": str(aims.values["GRADER_PATH"]), "memory": memory, "result": str(result_file)}
+        program = {"source": attack.filled(aims.values), "mode": attack.mode, "tests": tests}
+        aim = {"path": str(aims.values["GRADER_PATH"]), "memory": memory, "result": str(result_file)}
+        job = program | aim | {"limits": LIMITS, "tier": tier}
         (aims.folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "kvbench.audit.attacks.grader", str(aims.folder / "job.json")]
         grader = subprocess.Popen(

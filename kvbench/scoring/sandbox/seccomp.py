@@ -103,7 +103,7 @@ def build(machine: str, opened: Collection[str] = ()) -> Filter:
     if machine == "x86_64" and FOREIGN not in opened:
         code += [(_JGE, 0, 1, X32_BIT), _end(_KILL)]
     code += [(_JGT, 0, 1, NEWEST), _end(_ERRNO | _ENOSYS)]
-    for name in ("clone3", "openat2"):  # a filter cannot check their arguments, which lie in memory; force older calls
+    for name in ("clone3", "openat2"):  # ENOSYS makes libc use older calls, whose arguments a filter can check
         if not (name == "clone3" and "fork" in opened):
             code += [(_JEQ, 0, 1, numbers[name]), _end(_ERRNO | _ENOSYS)]
         else:

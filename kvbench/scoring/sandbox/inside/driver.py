@@ -27,7 +27,7 @@ THREAD_STACK = 8 << 20  # the stack limit, from which a C library would take its
 
 
 class Box:
-    """What the driver was told, and the child that answers questions, if there is one."""
+    """The driver's state: steps, harness and program from the trusted side, and the open child if there is one."""
 
     def __init__(self, config: dict[str, Any], read: Callable[[str, str], CodeType]) -> None:
         self.read = read
@@ -46,7 +46,7 @@ class Box:
         os.chdir(config["folder"])
 
     def answer(self, kind: bytes, wall: int, cpu: int, limit: int, data: bytes) -> bytes:
-        """One request, one reply: L load a program, N run it once, O open a talking one, A ask it, C close it."""
+        """Return the reply to a request: L load a program, N run it once, O open a process, A ask it, C close it."""
         if kind == b"L":
             told = json.loads(data)
             self.program, self.harness = told["program"], {"__name__": "harness"}
@@ -69,7 +69,7 @@ class Box:
 
 
 def main(read: Callable[[str, str], CodeType]) -> None:
-    """Answer requests until there are no more. `read` makes code of what is sent as text."""
+    """Answer requests until there are no more. read: makes code of a text and its name."""
     incoming, outgoing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
