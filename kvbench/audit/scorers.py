@@ -30,8 +30,8 @@ Values = dict[str, Any]  # by the golden's field names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One golden row and the result of kvbench's scorer, or its `error`."""
+class ScoredGolden:
+    """One golden row with the result of kvbench's scorer, or the scorer's `error`."""
 
     file: str
     id: str
@@ -58,7 +58,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
     return {path.name: [row for _, row in read_jsonl(path, str(path))] for path in files}
 
 
-def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[Row]:
+def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[ScoredGolden]:
     """Score every golden row with kvbench's scorer, and yield the comparisons."""
     with ScorePool() as pool:
         for name, rows in goldens.items():
@@ -66,7 +66,7 @@ def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[Row]:
                 yield _compare(name, row, str(row.get("id", f"line {number}")), pool)
 
 
-def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> Row:
+def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> ScoredGolden:
     computed: Values = {}
     expected: Values = {}
     error = ""
@@ -79,7 +79,9 @@ def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> Row:
         error = f"the golden has no {missing}"
     except Exception as failed:  # a scorer that raises is a finding, not a crash of the audit
         error = f"{type(failed).__name__}: {failed}"
-    return Row(file=file, id=name, note=str(row.get("note", "")), expected=expected, found=computed, error=error)
+    return ScoredGolden(
+        file=file, id=name, note=str(row.get("note", "")), expected=expected, found=computed, error=error
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -46,10 +46,9 @@ class TraceFigures:
 class Comparison(Listener):
     """Compares a reading under eviction with its `Reference`.
 
-    Args:
-        copies: heads of the cache per KV head (more than 1 for methods that keep entries per query head).
-        oracle: what the oracle held at the same budget (`Reference.oracle`); None without a budget.
-        held: list that receives `held_tokens` at the begin of each block; the reading of the oracle fills `oracle`.
+    copies: heads of the cache per KV head, more than 1 for methods that keep entries per query head. oracle: what the
+    oracle held at the same budget (`Reference.oracle`), None without a budget. held: receives the method's entries as
+    each block begins (`held_tokens`).
     """
 
     def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:

@@ -161,9 +161,9 @@ class ReferenceCache:
         views = self._views(max(0, self.seen - self.method.needs().width))
         if self.watch is not None:
             self.watch(views)
-        for layer, verdict in zip(self.layers, decide(self.method, views)):
-            layer.update(verdict.columns)
-            layer.keep(verdict.keep)
+        for layer, decision in zip(self.layers, decide(self.method, views)):
+            layer.update(decision.columns)
+            layer.keep(decision.keep)
         self.evictions += 1
 
     def probe(self, case: Case) -> None:

@@ -12,7 +12,7 @@ from kvbench.console import terminal
 from kvbench.errors import quote
 
 if TYPE_CHECKING:
-    from kvbench.audit.scorers import Row
+    from kvbench.audit.scorers import ScoredGolden
 
 SHOWN = 3  # printed differences per file
 
@@ -42,7 +42,7 @@ def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
     return 0 if equal else 1
 
 
-def _print(files: Sequence[dict[str, Any]], rows: Sequence[Row], equal: bool) -> None:
+def _print(files: Sequence[dict[str, Any]], rows: Sequence[ScoredGolden], equal: bool) -> None:
     table = terminal.grid("file", "rows", "equal", "", right=("rows", "equal"))
     for file in files:
         table.add_row(
@@ -59,7 +59,7 @@ def _print(files: Sequence[dict[str, Any]], rows: Sequence[Row], equal: bool) ->
     print(f"{sum(row.equal for row in rows)} of {len(rows)} rows in {len(files)} files: {verdict}.")
 
 
-def _what(row: Row) -> str:
+def _what(row: ScoredGolden) -> str:
     if row.error:
         return row.error
     return "; ".join(

@@ -23,7 +23,7 @@ FAILED = 70  # exit code when the lockdown, not the program, went wrong
 class Child:
     """A forked process with its pipes.
 
-    box: the driver's `Box`, with steps, harness and program. stdin: content of the program's standard input. cpu: limit
+    box: the `Driver`, with steps, harness and program. stdin: content of the program's standard input. cpu: limit
     in seconds. talks: the process answers questions on two more pipes; otherwise it runs once, to its end.
     """
 

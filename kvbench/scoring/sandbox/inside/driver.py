@@ -26,7 +26,7 @@ DONE = child.REPLY.pack(b"R", 0, 0, 0, 0, 0, 0)
 THREAD_STACK = 8 << 20  # the stack limit, from which a C library would take its default, is far larger
 
 
-class Box:
+class Driver:
     """The driver's state: steps, harness and program from the trusted side, and the open child if there is one."""
 
     def __init__(self, config: dict[str, Any], read: Callable[[str, str], CodeType]) -> None:
@@ -78,16 +78,16 @@ def main(read: Callable[[str, str], CodeType]) -> None:
         lockdown.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nothing outlives the trusted side
         lockdown.prctl(4, 0)  # PR_SET_DUMPABLE, also of children: /proc shows nothing of them to their own user
     _thread.stack_size(THREAD_STACK)
-    box = None
+    driver = None
     while head := child.read(incoming, REQUEST.size):
         kind, wall, cpu, limit, size = REQUEST.unpack(head)
         data = child.read(incoming, size)
         if data is None:
             return
-        if box is None:
-            box, reply = Box(json.loads(data), read), DONE
+        if driver is None:
+            driver, reply = Driver(json.loads(data), read), DONE
         else:
-            reply = box.answer(kind, wall, cpu, limit, data)
+            reply = driver.answer(kind, wall, cpu, limit, data)
         view = memoryview(reply)
         while view:
             view = view[os.write(outgoing, view) :]
