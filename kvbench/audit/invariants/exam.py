@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
@@ -41,6 +42,7 @@ CHUNK, TAIL, SHARE = 16, 7, 0.4
 def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
     """Make a method of `Exam` return its cached result, or raise as `Stopped` the error with which it ended before."""
 
+    @functools.wraps(work)
     def cached(exam: Exam, *args: P.args, **options: P.kwargs) -> T:
         key = (work.__name__, *args, *options.values())
         if key not in exam.results:
