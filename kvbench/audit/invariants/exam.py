@@ -23,7 +23,8 @@ from kvbench.eviction.choose import make
 from kvbench.integrations.transformers_cache import EvictionCache
 from kvbench.records import Request, Sampling
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 AuditLayout = Literal["dense", "paged"]
 Special = Literal["chunked", "tail", "share"]  # see docs/audit.md
 Way = AuditLayout | Special
@@ -193,7 +194,7 @@ class Exam:
         config.max_new_tokens, config.do_sample = OUTPUT, False
         ids = torch.tensor([list(prompt) for prompt in prompts], device=self.loaded.device)
         try:
-            lengths = {"budget": self.budget, "interval": INTERVAL, "max_tokens": self.max_tokens}
+            lengths: dict[str, Any] = {"budget": self.budget, "interval": INTERVAL, "max_tokens": self.max_tokens}
             cache = EvictionCache(model, self.method, **lengths, tokenizer=self.loaded.tokenizer)
         except SetupError as error:
             raise NotApplicable(str(error)) from None
