@@ -44,7 +44,7 @@ def budget(exam: Exam, way: Way) -> None:
         total, limit = sum(layers.values()), limits[doc]
         if total > limit * heads:
             where = f"{doc} prompt, sample {sample}, {seen} tokens seen"
-            raise Broken(f"{total / heads:.2f} entries kept, {limit} allowed, {where}")
+            raise Broken(f"{total / heads:.2f} entries kept of {limit}, {where}")
     for (doc, _), done in trial.done.items():
         most = limits[doc] + CHUNK * exam.copies
         if way == "chunked" and done.usage is not None and done.usage.entries_prefill_peak > most:
