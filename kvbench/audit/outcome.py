@@ -1,4 +1,4 @@
-"""The outcomes of a check: a check returns if the invariant holds, and otherwise raises one of these exceptions."""
+"""The outcomes of a check: it returns if the invariant holds, else it raises `Broken` or `NotApplicable`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NotApplicable(Exception):
 
 
 class Stopped(Exception):
-    """A generation ended with an error."""
+    """A generation of the audit ended with an error, which `error` holds."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(in_one_line(error))

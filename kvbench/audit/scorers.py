@@ -1,10 +1,8 @@
 """Compares kvbench's scorers with recorded results of the official scorers ("goldens"), row by row.
 
-    for row in audit(read_goldens(Path("tests/data/goldens"))): ...
-
-The name of a golden file selects the scorer (`FILES`); each row holds a scorer's input and the official scorer's
-result. Numbers may differ by a relative 1e-9. Mathematics is scored as in a run, in a process that is killed if it
-hangs; programs run in the sandbox.
+The name of a golden file selects the scorer (`FILES`); each row holds its input and the official result. Numbers may
+differ by a relative 1e-9. Mathematics is scored as in a run, in a process that is killed if it hangs; programs run in
+the sandbox.
 """
 
 from __future__ import annotations
@@ -17,6 +15,11 @@ from typing import Any
 
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.report import stats
+from kvbench.scoring import choice, longbench, ruler, sandbox
+from kvbench.scoring.gsm8k import lm_eval_filters
+from kvbench.scoring.html_to_tsv import score_tsv
+from kvbench.scoring.judge import parse
+from kvbench.scoring.livecodebench import extract_code, grade
 from kvbench.scoring.pool import ScorePool
 from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Output, Turn
@@ -27,8 +30,8 @@ Values = dict[str, Any]  # by the golden's field names
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One golden row and the result of kvbench's scorer, or its `error`."""
+class ScoredGolden:
+    """One golden row with the result of kvbench's scorer, or the scorer's `error`."""
 
     file: str
     id: str
@@ -55,7 +58,7 @@ def read_goldens(folder: Path) -> dict[str, list[Golden]]:
     return {path.name: [row for _, row in read_jsonl(path, str(path))] for path in files}
 
 
-def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[Row]:
+def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[ScoredGolden]:
     """Score every golden row with kvbench's scorer, and yield the comparisons."""
     with ScorePool() as pool:
         for name, rows in goldens.items():
@@ -63,7 +66,7 @@ def audit(goldens: Mapping[str, Sequence[Golden]]) -> Iterator[Row]:
                 yield _compare(name, row, str(row.get("id", f"line {number}")), pool)
 
 
-def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> Row:
+def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> ScoredGolden:
     computed: Values = {}
     expected: Values = {}
     error = ""
@@ -76,7 +79,9 @@ def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> Row:
         error = f"the golden has no {missing}"
     except Exception as failed:  # a scorer that raises is a finding, not a crash of the audit
         error = f"{type(failed).__name__}: {failed}"
-    return Row(file=file, id=name, note=str(row.get("note", "")), expected=expected, found=computed, error=error)
+    return ScoredGolden(
+        file=file, id=name, note=str(row.get("note", "")), expected=expected, found=computed, error=error
+    )
 
 
 def _plain(value: Any) -> Any:
@@ -102,21 +107,15 @@ def _same(ours: Any, theirs: Any) -> bool:
 
 
 def _longbench(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.scoring import longbench
-
     return {"expected": longbench.score_row(row["dataset"], row["prediction"], row["answers"], row["all_classes"])}
 
 
 def _longbench_v2(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.scoring import choice
-
     letter = choice.longbench_v2(row["output"])
     return {"extracted": letter, "expected": letter == row["gold"]}
 
 
 def _ruler(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.scoring import ruler
-
     metric = {"string_match_all": ruler.string_match_all, "string_match_part": ruler.string_match_part}[row["metric"]]
     outputs = [ruler.postprocess(text) for text in row["predictions"]]
     each = [metric([text], [references]) for text, references in zip(outputs, row["references"], strict=True)]
@@ -133,15 +132,11 @@ def _math(row: Golden, pool: ScorePool) -> Values:
 
 
 def _gsm8k(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.scoring.gsm8k import lm_eval_filters
-
     scores = lm_eval_filters(row["output"], row["gold"])
     return {"expected_strict": scores["lm_eval_strict"], "expected_flexible": scores["lm_eval_flexible"]}
 
 
 def _gpqa(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.scoring import choice
-
     first, last = choice.simple_evals(row["output"]), choice.letter_last(row["output"])
     return {
         "simple_evals_extracted": first,
@@ -152,38 +147,23 @@ def _gpqa(row: Golden, pool: ScorePool) -> Values:
 
 
 def _mt_bench(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.scoring.judge import parse
-
     parsers: dict[str, Callable[[str], Any]] = {"single_rating": parse.rating, "pairwise": parse.verdict}
     return {"expected": parsers[row["metric"]](row["judgment"])}
 
 
 def _html_to_tsv(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.scoring.html_to_tsv import score_tsv
-
     scores = score_tsv(row["prediction"], row["reference"])
     return {"expected": {name: scores[name] for name in row["expected"]}}
 
 
 def _extract_code(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.scoring.livecodebench import extract_code
-
     return {"expected": extract_code(row["output"])}
 
 
 def _livecodebench(row: Golden, pool: ScorePool) -> Values:
-    from kvbench.scoring import sandbox
-    from kvbench.scoring.livecodebench import grade
-
     tests = row["input_output"]
-    verdict = grade(
-        row["code"],
-        tests["inputs"],
-        tests["outputs"],
-        tests["fn_name"],
-        sandbox=sandbox.choose(),
-        seconds=row["timeout_s"],
-    ).lcb
+    options = {"sandbox": sandbox.choose(), "seconds": row["timeout_s"]}
+    verdict = grade(row["code"], tests["inputs"], tests["outputs"], tests["fn_name"], **options).lcb
     return {
         "expected_pass": verdict.passed,
         "expected_error_code": verdict.code,

@@ -13,7 +13,7 @@ from kvbench.console import terminal
 
 
 def overall(checks: Iterable[Check]) -> Mark:
-    """Return the mark of several checks: FAIL if one fails, n/a if none applies, otherwise ok."""
+    """Return one mark for several checks: FAIL if one fails, n/a if none applies, otherwise ok."""
     marks = {check.verdict for check in checks}
     return "FAIL" if "FAIL" in marks else "ok" if "ok" in marks else "n/a"
 
@@ -23,13 +23,11 @@ def of_cell(checks: Sequence[Check], method: str, invariant: str) -> list[Check]
 
 
 def idle(checks: Sequence[Check]) -> list[str]:
-    """Return the methods that dropped no entry in any check."""
-    idle_methods = []
-    for method in dict.fromkeys(check.method for check in checks):
-        cell = of_cell(checks, method, "real")  # "real" applies wherever an entry was dropped
-        if overall(cell) == "n/a" and any(check.reason in (DROPPED_NOTHING, EVICTS_NOTHING) for check in cell):
-            idle_methods.append(method)
-    return idle_methods
+    """Return the methods that dropped no entry in any check: `real` applies wherever an entry was dropped."""
+    methods = dict.fromkeys(check.method for check in checks)
+    cells = {method: of_cell(checks, method, "real") for method in methods}
+    reasons = (DROPPED_NOTHING, EVICTS_NOTHING)
+    return [m for m, cell in cells.items() if overall(cell) == "n/a" and any(c.reason in reasons for c in cell)]
 
 
 def show(checks: Sequence[Check], models: Sequence[str]) -> None:
@@ -111,7 +109,7 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 
 
 def _where(some: Sequence[Check], cell: Sequence[Check]) -> str:
-    """Name models and layouts of some checks of a cell: "" if no check applies, only layouts if all models agree."""
+    """Name the models and layouts of some checks of a cell; "" if none of the cell applies, layouts alone if enough."""
     if overall(cell) == "n/a":
         return ""
     ways = list(dict.fromkeys(c.layout for c in some))

@@ -1,8 +1,4 @@
-"""The comparison of one task: read each batch of traces once with the full cache, then once per method and budget.
-
-result = replay(loaded, "walk", traces, chosen, interval=128, max_tokens=400)
-result.rows          # one for each method and budget: figures with standard errors
-"""
+"""The comparison of one task: read each batch of traces once with the full cache, then once per method and budget."""
 
 from __future__ import annotations
 
@@ -10,16 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from kvbench.engine.model.load import LoadedModel
-from kvbench.eviction.budget import label
-from kvbench.replay.choices import FLOOR, FULL, ORACLE, Chosen
-from kvbench.replay.comparison import Comparison, Held, TraceFigures
+from kvbench.replay.choices import FLOOR, ORACLE, Chosen
+from kvbench.replay.comparison import Comparison, TraceFigures
 from kvbench.replay.figures import figures
-from kvbench.replay.reader import Tick, TraceReader
-from kvbench.replay.reference import Reference, batches, read_full
-from kvbench.replay.traces import Trace
+from kvbench.replay.reader import Tick
+from kvbench.replay.reference import readings
+from kvbench.replay.traces import ForcedTrace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,72 +27,33 @@ class Result:
 def replay(
     loaded: LoadedModel,
     task: str,
-    traces: Sequence[Trace],
+    traces: Sequence[ForcedTrace],
     chosen: Sequence[Chosen],
     *,
     interval: int,
     max_tokens: int,
     tick: Tick = lambda text, traces, tokens: None,
 ) -> Result:
-    """Read every trace with every chosen method.
-
-    chosen: as `choices.plan` returns it, with the yardsticks `golden` and `random` of each budget first.
-    """
-    readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
-    full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
-    found: dict[Chosen, list[TraceFigures]] = {c: [] for c in chosen}
-    extreme = any(reader.within == "max" for reader in readers.values())
-    with torch.inference_mode():
-        for batch in batches(traces, loaded, interval):
-            reference = read_full(full, batch, extreme=extreme)
-            future = reference.future()
-            oracle: dict[str, Held] = {}  # by budget
-            for c, reader in readers.items():
-                size = label(c.budget) if c.budget else ""
-                if c.method == ORACLE:
-                    oracle[size] = []
-                held = oracle[size] if c.method == ORACLE else None
-                found[c] += _read(reader, reference, future if reader.within else {}, oracle.get(size), held)
-                tick(c.label, len(batch), sum(len(t.answer) for t in batch))
-    return _result(task, found, readers, interval)
+    """Read every trace with every method of `chosen`, in which `golden` comes before other methods (`choices.plan`)."""
+    cells: dict[Chosen, list[TraceFigures]] = {}
+    kinds: dict[Chosen, dict[str, Any]] = {}
+    for c, reader, part, future in readings(loaded, traces, chosen, interval=interval, max_tokens=max_tokens):
+        held = part.oracle.setdefault(c.budget, []) if c.method == ORACLE else None
+        comparison = Comparison(part, reader.setup.copies, part.oracle.get(c.budget), held)
+        reader.read(part.traces, comparison, future)
+        cells.setdefault(c, []).extend(comparison.figures())
+        bounded, oracle = reader.method.decode_bounded, reader.within is not None
+        kinds[c] = {"interval": interval, "decode_bounded": bounded, "oracle": oracle}
+        tick(c.label, len(part.traces), sum(len(t.answer) for t in part.traces))
+    return _result(task, cells, kinds)
 
 
-def _read(
-    reader: TraceReader,
-    reference: Reference,
-    future: dict[str, torch.Tensor],
-    oracle: Held | None,
-    held: Held | None,
-) -> list[TraceFigures]:
-    """Read the batch with one method and return the figures of its traces. oracle, held: see `Comparison`."""
-    copies = reader.setup.copies
-    if reader.together:
-        heard = Comparison(reference, copies, oracle, held)
-        reader.read(reference.traces, heard, future)
-        return heard.figures()
-    found: list[TraceFigures] = []
-    for i, trace in enumerate(reference.traces):
-        heard = Comparison(reference.pick(i), copies, oracle and [block[:, i : i + 1] for block in oracle])
-        reader.read([trace], heard)
-        found += heard.figures()
-    return found
-
-
-def _result(
-    task: str, found: dict[Chosen, list[TraceFigures]], readers: dict[Chosen, TraceReader], interval: int
-) -> Result:
+def _result(task: str, cells: dict[Chosen, list[TraceFigures]], kinds: dict[Chosen, dict[str, Any]]) -> Result:
     rows, traces, heads = [], [], []
-    for c, cell in found.items():
-        reader = readers[c]
+    for c, cell in cells.items():
         name = {"task": task, **c.columns}
-        floor, oracle = (found.get(Chosen(method=m, budget=c.budget)) for m in (FLOOR, ORACLE))
-        yardsticks = (floor, oracle) if floor and oracle else None
-        kind = {
-            "interval": interval,
-            "decode_bounded": reader.method.decode_bounded,
-            "oracle": reader.within is not None,
-        }
-        rows.append(name | kind | figures(cell, yardsticks))
+        floor, oracle = (cells.get(Chosen(method=m, budget=c.budget)) for m in (FLOOR, ORACLE))
+        rows.append(name | kinds[c] | figures(cell, (floor, oracle) if floor and oracle else None))
         traces += [name | _of_trace(t) for t in cell]
         heads += [name | head for head in _of_heads(cell)]
     return Result(rows=sorted(rows, key=_order), traces=traces, heads=heads)

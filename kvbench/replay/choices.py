@@ -39,11 +39,7 @@ class Chosen:
     def columns(self) -> dict[str, Any]:
         """The columns that name this method and budget in every table."""
         share = self.budget if isinstance(self.budget, float) else None
-        return {
-            "method": self.method.label,
-            "budget": self.budget if share is None else None,
-            "budget_share": share,
-        }
+        return {"method": self.method.label, "budget": self.budget if share is None else None, "budget_share": share}
 
     @property
     def label(self) -> str:
@@ -76,12 +72,9 @@ class Target:
 def plan(
     named: Sequence[MethodChoice], every: Sequence[MethodChoice], budgets: Sequence[Budget], target: Target
 ) -> tuple[list[Chosen], list[LeftOut]]:
-    """Return the methods and budgets to replay, yardsticks included, and the methods that are left out.
+    """Return the methods and budgets to replay, yardsticks first, and the methods of `every` that cannot run.
 
-    Args:
-        named: methods that must run; every: methods that are left out where they cannot run.
-
-    Raises KVBenchError when a named method cannot run.
+    Raises KVBenchError when a method of `named` cannot run.
     """
     chosen: list[Chosen] = []
     left_out: list[LeftOut] = []

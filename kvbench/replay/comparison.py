@@ -1,4 +1,4 @@
-"""Compares a reading of a batch under eviction with the reading under the full cache: figures of every trace."""
+"""Compares how a batch is predicted under eviction and with the full cache: the figures of every trace."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from torch.nn import functional as F
 from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
-from kvbench.replay.reference import Reference
-from kvbench.replay.traces import Trace
+from kvbench.replay.reader import Listener
+from kvbench.replay.reference import Held, Reference
+from kvbench.replay.traces import ForcedTrace
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,66 +21,48 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-Held = list[
-    torch.Tensor
-]  # one tensor per block, [L, b, Hk, T]: 1 for tokens held as the block begins; else 0, or a share (`held_tokens`)
+PER_TOKEN = ("loss", "loss_full", "entropy", "divergence", "agrees")
 
 
 @dataclass(slots=True, kw_only=True)
 class TraceFigures:
-    """The figures of one trace with n answer tokens. Sums are to be divided by the count that is named with them.
+    """The figures of one trace with n answer tokens."""
 
-    Attributes:
-        loss, loss_full: [n] negative log-likelihood of every token in nats, under eviction and with the full cache.
-        entropy: [n] of the full cache's predictions.
-        divergence: [n] KL(full || evicted); agrees: [n] 1 where both caches give the same greedy token.
-        cosine: [L, Hq] between the outputs of attention heads under both caches, summed over `rows` tokens.
-        lost: attention that queries under the full cache pay to entries that the method no longer holds, a mean over
-            layers and heads, summed over `rows` tokens.
-        overlap: share of the oracle's entries that the method holds too, summed over `choices` blocks.
-        entries: held per layer and KV head, summed over `rows` tokens; most: the largest count.
-    """
-
-    trace: Trace
-    loss: Floats
-    loss_full: Floats
-    entropy: Floats
-    divergence: Floats
-    agrees: Floats
-    cosine: Floats
+    trace: ForcedTrace
+    loss: Floats  # [n] negative log-likelihood of every token in nats, under eviction
+    loss_full: Floats  # [n] the same with the full cache
+    entropy: Floats  # [n] of the full cache's predictions
+    divergence: Floats  # [n] KL(full || evicted)
+    agrees: Floats  # [n] 1 where both caches give the same greedy token
+    cosine: Floats  # [L, Hq] between the outputs of attention heads under both caches, summed over `rows` tokens
     rows: int
-    lost: float
-    overlap: float
+    lost: float  # full cache's attention to entries not held, a mean over layers and heads, summed over `rows` tokens
+    overlap: float  # share of the oracle's entries that the method holds too, summed over `choices` blocks
     choices: int
-    entries: float
-    most: float
+    entries: float  # held per layer and KV head, summed over `rows` tokens
+    most: float  # largest number of entries held
 
 
-class Comparison:
-    """A listener that compares a reading under eviction with its `Reference`.
+class Comparison(Listener):
+    """Compares a reading under eviction with its `Reference`.
 
-    Args:
-        copies: heads of the cache per KV head (more than 1 for methods that keep entries per query head).
-        oracle: entries that the oracle held at the same budget; None without a budget.
-        held: receives the entries held as each block begins; the oracle's list is the `oracle` of other methods.
+    copies: heads of the cache per KV head, more than 1 for methods that keep entries per query head. oracle: what the
+    oracle held at the same budget (`Reference.oracle`), None without a budget. held: receives the method's entries as
+    each block begins (`held_tokens`).
     """
 
     def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:
         self.reference, self.copies, self.oracle = reference, copies, oracle
-        self.held: Held = [] if held is None else held
+        self.held = [] if held is None else held
         b = len(reference.traces)
         self._tokens: list[tuple[torch.Tensor, ...]] = []
         self._cosine = {layer: torch.zeros(b, out.shape[2]).double() for layer, out in reference.outputs.items()}
         self._lost, self._overlap, self._choices = torch.zeros(b).double(), torch.zeros(b).double(), 0
         self._entries = self._most = 0.0
 
-    def opened(self, cache: PromptCache) -> None:
-        self._cache = cache
-
     def block(self, index: int) -> None:
-        reference, seen = self.reference, self._cache.seen
-        total = reference.prompt + reference.length - 1
-        held = held_tokens(self._cache, reference, total)
+        reference, seen = self.reference, self.cache.seen
+        held = held_tokens(self.cache, reference, reference.total)
         self.held.append(held)
         paid = torch.stack([a[:, :, index, :seen] for a in reference.attention.values()])  # [L, b, Hk, seen]
         lost = (paid * (1 - held[..., :seen])).sum(dim=-1).mean(dim=(0, 2)) * reference.interval
@@ -105,32 +88,27 @@ class Comparison:
         full = self.reference.logits[:, part].double().log_softmax(dim=-1)
         chance = full.exp()
         target = self.reference.targets[:, part, None]
-        self._tokens.append(
-            (
-                -evicted.gather(-1, target)[..., 0],
-                -full.gather(-1, target)[..., 0],
-                -torch.where(chance > 0, chance * full, 0.0).sum(dim=-1),
-                torch.where(chance > 0, chance * (full - evicted), 0.0).sum(dim=-1).clamp_min(0.0),
-                (evicted.argmax(dim=-1) == full.argmax(dim=-1)).double(),
-            )
+        figures = (  # in the order of PER_TOKEN
+            -evicted.gather(-1, target)[..., 0],
+            -full.gather(-1, target)[..., 0],
+            -torch.where(chance > 0, chance * full, 0.0).sum(dim=-1),
+            torch.where(chance > 0, chance * (full - evicted), 0.0).sum(dim=-1).clamp_min(0.0),
+            (evicted.argmax(dim=-1) == full.argmax(dim=-1)).double(),
         )
+        self._tokens.append(figures)
         if first:  # the first prediction comes from the prompt, before any block of the answer
-            after = self._cache.held() * self.copies
+            after = self.cache.held() * self.copies
             self._entries += count * after - count * (count - 1) / 2 * self.copies
             self._most = max(self._most, after)
 
     def figures(self) -> list[TraceFigures]:
-        """Return the figures of every trace, once the batch was read."""
+        """Return the figures of every trace. Call after the batch was read."""
         columns = [torch.cat(parts, dim=1).cpu().numpy() for parts in zip(*self._tokens)]
         cosine = torch.stack(list(self._cosine.values()), dim=1).numpy()  # [b, L, Hq]
         return [
             TraceFigures(
                 trace=trace,
-                loss=columns[0][i],
-                loss_full=columns[1][i],
-                entropy=columns[2][i],
-                divergence=columns[3][i],
-                agrees=columns[4][i],
+                **{name: column[i] for name, column in zip(PER_TOKEN, columns)},
                 cosine=cosine[i],
                 rows=self.reference.length - 1,
                 lost=float(self._lost[i]),
@@ -144,10 +122,7 @@ class Comparison:
 
 
 def held_tokens(cache: PromptCache, reference: Reference, total: int) -> torch.Tensor:
-    """Return [L, b, Hk, total]: 1 for tokens that are held, else 0.
-
-    For caches per query head: the share of a KV head's query heads that hold the token.
-    """
+    """Return [L, b, Hk, total]: 1 for held tokens, else 0; for caches per query head, the mean over a group."""
     return torch.stack([_held(cache.layers[i], paid.shape[1], total) for i, paid in reference.attention.items()])
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, quote
-from kvbench.replay.traces import Trace
+from kvbench.replay.traces import ForcedTrace
 from kvbench.runner.workload import TaskWork
 from kvbench.scoring.pool import ScorePool
 from kvbench.store import read_rows
@@ -20,12 +20,12 @@ def check_scorable(work: TaskWork) -> None:
     """Raise UserError when scoring the task needs a judge or runs programs."""
     if work.task.needs:
         raise UserError(
-            f"task {quote(work.task.name)} is not scored by its text alone, so it is not known which answers are "
-            "right. Give --run with a run that has scored them."
+            f"task {quote(work.task.name)} needs a judge or runs programs, and replay does neither to score answers. "
+            "Give --run with a run that has scored them."
         )
 
 
-def scored(work: TaskWork, traces: Sequence[Trace], loaded: LoadedModel) -> Right:
+def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Right:
     """Score the model's answers by their task, which must pass `check_scorable`."""
     prompts = {p.doc.doc_id: p for p in work.prompts}
     with ScorePool() as pool:

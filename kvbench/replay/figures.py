@@ -1,6 +1,6 @@
 """From traces to a row of the table: means over all tokens, ratios of means, and their standard errors.
 
-Tokens of a trace are not independent, nor are traces of one question, so standard errors are a jackknife over the C
+Neither tokens of a trace nor traces of one question are independent, so standard errors are a jackknife over the C
 questions, each left out once:
 
     se = sqrt((C - 1) / C * sum over c of (figure without c - mean of these)^2)
@@ -22,17 +22,15 @@ if TYPE_CHECKING:
 
     Floats = NDArray[np.float64]
 
-LOW_SHARE = 0.8  # share of tokens, those of lowest entropy under the full cache (ForesightKV's reward uses these)
-Sums = Sequence[TraceFigures]
+LOW_SHARE = 0.8  # of all tokens: ForesightKV's reward uses the 80% with the lowest entropy under the full cache
+Cell = Sequence[TraceFigures]  # the traces of one method at one budget on one task
 
 
-def figures(traces: Sums, yardsticks: tuple[Sums, Sums] | None) -> dict[str, Any]:
+def figures(traces: Cell, yardsticks: tuple[Cell, Cell] | None) -> dict[str, Any]:
     """Return the figures of one method at one budget on one task, each with its standard error as ``<name>_se``.
 
-    An undefined figure is None: a standard error over one question, or `gap_closed` where the gap is 0.
-
-    Args:
-        yardsticks: the same traces under `random` and under the oracle at the same budget; None without a budget.
+    An undefined figure is None: a standard error over one question, or `gap_closed` where the gap is 0. yardsticks: the
+    same traces under `random` and under the oracle at the same budget; None without a budget.
     """
     low = _low(traces)
     sums = {
@@ -89,9 +87,7 @@ def jackknife(
 ) -> tuple[float | None, float | None]:
     """Return a figure of the sums over all traces, and its standard error over clusters.
 
-    Args:
-        sums: name -> one number per trace; clusters: per trace the number of its cluster, from 0.
-        figure: computes the figure from summed numbers.
+    sums: name -> one number per trace. clusters: per trace the number of its cluster, from 0.
     """
     import numpy as np
 
@@ -115,7 +111,7 @@ def numbered(names: Iterable[Any]) -> list[int]:
     return [index.setdefault(name, len(index)) for name in names]
 
 
-def _low(traces: Sums) -> list[Any]:
+def _low(traces: Cell) -> list[Any]:
     """Return [n] bool per trace: tokens in the LOW_SHARE of lowest entropy over all traces, earlier ones at a tie."""
     import numpy as np
 

@@ -1,15 +1,7 @@
-"""Prints a replay, and writes its folder: tidy tables, and one JSON document with everything needed to repeat it.
+"""Prints a replay, and writes its folder: tables, plots and one JSON document with everything needed to repeat it.
 
-replay.csv        a row per task, method and budget
-traces.parquet    a row per trace of these
-heads.parquet     a row per query head of these
-replay.json       settings, versions, the rows, and the methods that were left out
-
-For analyses:
-
-overlap.csv, ...  the rows of each analysis; tokens.parquet, as its rows hold text of a model
-overlap.svg, ...  its plot; tokens.html
-analyses.json     settings, versions, and the methods that were left out
+A comparison: replay.csv (a row per task, method and budget), traces.parquet and heads.parquet (a row per trace and per
+query head of these), replay.json. Analyses: rows and picture of each (overlap.csv, overlap.svg, ...), analyses.json.
 """
 
 from __future__ import annotations
@@ -39,40 +31,37 @@ def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> P
 
     Raises SetupError, UserError when the folder cannot be written.
     """
-    import pandas as pd
-
     folder = check_out(out)
-    rows = pd.DataFrame([row for result in results for row in result.rows]).astype({"budget": "Int64"})
-    _put(folder / "replay.csv", rows.to_csv(index=False).encode())
-    for name in ("traces", "heads"):
-        table = pd.DataFrame([row for result in results for row in getattr(result, name)])
-        buffer = io.BytesIO()
-        table.astype({"budget": "Int64", "budget_share": "Float64"}).to_parquet(buffer, index=False)
-        _put(folder / f"{name}.parquet", buffer.getvalue())
-    _put(folder / "replay.json", (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
+    for file, name in (("replay.csv", "rows"), ("traces.parquet", "traces"), ("heads.parquet", "heads")):
+        _put_table(folder / file, [row for result in results for row in getattr(result, name)], ["budget"])
+    _put_document(folder / "replay.json", document)
     return folder
 
 
 def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], document: Mapping[str, Any]) -> Path:
     """Write the rows and pictures of every analysis to the folder `out`, replacing earlier files. Raises as `write`."""
-    import pandas as pd
-
     folder = check_out(out)
     for kind, rows in found.items():
-        table = pd.DataFrame(list(rows))
-        whole = {name: "Int64" for name in ("budget", "layer", "head") if name in table}
-        table = table.astype(whole | ({"budget_share": "Float64"} if "budget_share" in table else {}))
-        buffer = io.BytesIO()
-        if kind.file == "csv":
-            table.to_csv(buffer, index=False)
-        else:
-            table.to_parquet(buffer, index=False)
-        _put(folder / f"{kind.name}.{kind.file}", buffer.getvalue())
+        _put_table(folder / f"{kind.name}.{kind.file}", rows, ["budget", "layer", "head"])
         for name, picture in kind.pictures(rows).items():
             _put(folder / name, picture.encode())
-    rest = {key: value for key, value in document.items() if key != "analyses"}
-    _put(folder / "analyses.json", (json.dumps(rest, indent=1, allow_nan=False) + "\n").encode())
+    _put_document(folder / "analyses.json", {key: value for key, value in document.items() if key != "analyses"})
     return folder
+
+
+def _put_table(path: Path, rows: Sequence[Row], whole: Sequence[str]) -> None:
+    """Write rows as CSV or Parquet, by the path's suffix. whole: columns of whole numbers, some of them missing."""
+    import pandas as pd
+
+    table, buffer = pd.DataFrame(list(rows)), io.BytesIO()
+    kinds = {**dict.fromkeys(whole, "Int64"), "budget_share": "Float64"}
+    table = table.astype({name: kind for name, kind in kinds.items() if name in table})
+    (table.to_csv if path.suffix == ".csv" else table.to_parquet)(buffer, index=False)
+    _put(path, buffer.getvalue())
+
+
+def _put_document(path: Path, document: Mapping[str, Any]) -> None:
+    _put(path, (json.dumps(document, indent=1, allow_nan=False) + "\n").encode())
 
 
 def _put(path: Path, content: bytes) -> None:

@@ -1,9 +1,8 @@
-"""Reads finished sequences with one method at one budget: the prompt as in a run, then the answer in blocks, one
-forward pass per block, with evictions at the same tokens as in generation.
+"""Reads finished answers with one method at one budget: the prompt as in a run, then the answer in blocks.
 
-Between two evictions a cache only grows, so a token attends to the same entries in a block as alone; methods that
-observe every query get the queries of a whole interval in both cases. So decisions and predictions equal those of
-`Engine.generate` with `Request.forced` up to rounding; a test compares the two.
+A block takes one forward pass and ends where generation would evict. Between two evictions a cache only grows, so a
+token attends to the same entries in a block as alone, and decisions and predictions equal those of `Engine.generate`
+with `Request.forced` up to rounding (`tests/replay/test_reader.py`).
 
 Letters: b sequences, t tokens of a block, V vocabulary.
 """
@@ -13,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Protocol
 
 import torch
 
@@ -28,41 +26,36 @@ from kvbench.engine.setup import set_up
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.replay.choices import Chosen
-from kvbench.replay.traces import Trace
+from kvbench.replay.traces import ForcedTrace
 
 CHUNK = 512  # tokens per forward pass
 Tick = Callable[[str, int, int], None]  # (method and budget, traces that were read, tokens of their answers)
 
 
-class Listener(Protocol):
-    """Receives the events of a reading. Token numbers count from the answer's first token, 0.
+class Listener:
+    """Receives the events of a reading; subclasses override what they need. Token 0 is the answer's first.
 
-    A subclass overrides the events that it needs.
+    cache: the traces' cache, from `opened` on.
     """
+
+    cache: PromptCache
 
     def opened(self, cache: PromptCache) -> None:
         """Called once the prompt was read and evicted."""
-        return
+        self.cache = cache
 
     def block(self, index: int) -> None:
         """Called before the tokens from `index` * interval on are read, after the evictions that precede them."""
-        return
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
         """Called after a layer's attention for tokens from `first` on; out: its output [b, t, Hq, Dv]."""
-        return
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
         """Called with the logits [b, t, V] that predict tokens from `first` on."""
-        return
 
 
 class TraceReader:
-    """Reads traces with one method at one budget.
-
-    Args:
-        max_tokens: longest prompt plus answer, as a run would plan for.
-        log: see `Engine`.
+    """Reads traces with one method at one budget. max_tokens: longest prompt plus answer; log: see `Engine`.
 
     Raises UserError, SetupError: the method cannot serve this model, or its weights are missing.
     """
@@ -78,8 +71,7 @@ class TraceReader:
         chunk: int = CHUNK,
         log: KeptLog | None = None,
     ) -> None:
-        lengths = Lengths.of(max_tokens)
-        self.setup = set_up(loaded, method, budget=budget, interval=interval, lengths=lengths)
+        self.setup = set_up(loaded, method, budget=budget, interval=interval, lengths=Lengths.of(max_tokens))
         self.loaded, self.method, self.interval, self.chunk = loaded, method, interval, chunk
         self.trigger = self.setup.trigger
         self.reader = PromptReader(self.setup, chunk=chunk, log=log)
@@ -91,18 +83,18 @@ class TraceReader:
 
     @property
     def within(self) -> str | None:
-        """The option `within` of the oracle if the method is or contains it ("a+b"); None for other methods."""
+        """The option `within` of the oracle `golden` if the method is or contains it ("a+b"), else None."""
         parts = (self.method.during("prefill"), self.method.during("decode"))
         return next((str(part.options()["within"]) for part in parts if part.oracle), None)
 
     @property
     def together(self) -> bool:
-        """Whether several traces can be read in one batch: not by methods with probes, which run prompt by prompt."""
+        """Whether the method can read several traces in one batch; methods with probes read prompt by prompt."""
         return not self.method.during("prefill").needs().probes
 
     @torch.inference_mode()
     def read(
-        self, traces: Sequence[Trace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
+        self, traces: Sequence[ForcedTrace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
     ) -> None:
         """Read traces of equal prompt and answer lengths. future: from `Reference.future`, the weights of an oracle."""
         rules = self.setup.rules_for_prompt(len(traces[0].prompt))
@@ -138,5 +130,5 @@ def _attended(listener: Listener, first: int, call: AttentionCall, out: torch.Te
     listener.attended(call, first, out)
 
 
-def _keys(traces: Sequence[Trace], *, prompt: bool = False) -> list[int]:
+def _keys(traces: Sequence[ForcedTrace], *, prompt: bool = False) -> list[int]:
     return [t.request.noise_key(-1 if prompt else t.sample) for t in traces]

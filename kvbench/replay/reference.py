@@ -1,17 +1,12 @@
 """A batch of traces read with the full cache: the reference for readings under eviction, and the oracle's knowledge.
 
-    kept per trace                numbers
-    logits of its answer          n V
-    outputs of attention heads    n Hq D per layer
-    attention of later blocks     blocks T Hk per layer, four times: mean and maximum, of one and of all later blocks
-
-with n tokens of the answer and T of the whole sequence. So long traces are read one by one (`batches`).
+A trace takes n V numbers for logits, and per layer n Hq D for outputs and at most 4 blocks T Hk for attention (n tokens
+of the answer, T of the sequence). So `batches` reads long traces one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Literal
 
 import torch
 
@@ -20,17 +15,21 @@ from kvbench.engine.attention.interface import AttentionCall
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.model.load import LoadedModel
+from kvbench.eviction.budget import Budget
 from kvbench.eviction.terms.golden import upcoming
-from kvbench.eviction.terms.window_attention import window_attention
-from kvbench.replay.reader import TraceReader
-from kvbench.replay.traces import Trace
+from kvbench.eviction.terms.window_attention import Reduce, window_attention
+from kvbench.replay.choices import FULL, Chosen
+from kvbench.replay.reader import Listener, TraceReader
+from kvbench.replay.traces import ForcedTrace
 
+# One tensor per block, [L, b, Hk, T]: 1 for tokens held as the block begins, else 0 or a share (`held_tokens`).
+Held = list[torch.Tensor]
 MOST_BYTES = 1 << 30  # kept for a batch
 MOST_TRACES = 64
 
 
-class Reference:
-    """A listener that records one batch under the full cache: b traces with P prompt tokens and n answer tokens.
+class Reference(Listener):
+    """The record of one batch under the full cache: b traces with P prompt tokens and n answer tokens.
 
     Attributes (the dicts are by layer, for layers that are evicted):
         targets: [b, n] the answers; logits: [b, n, V] that predict their tokens.
@@ -38,9 +37,12 @@ class Reference:
         attention: [b, Hk, blocks, T] float32, T = P + n - 1: mean attention that the queries of each block of the
             answer pay to every token, as in `kvbench.eviction.terms.golden`.
         most: the same, with the maximum over the block's queries instead of the mean; only if `extreme`.
+        oracle: what the oracle holds at each budget, once a `Comparison` has read with it.
     """
 
-    def __init__(self, traces: Sequence[Trace], interval: int, device: torch.device, *, extreme: bool = False) -> None:
+    def __init__(
+        self, traces: Sequence[ForcedTrace], interval: int, device: torch.device, *, extreme: bool = False
+    ) -> None:
         self.traces, self.interval, self.extreme = traces, interval, extreme
         self.prompt, self.length = len(traces[0].prompt), len(traces[0].answer)
         self.blocks = -(-(self.length - 1) // interval)
@@ -48,13 +50,18 @@ class Reference:
         self.outputs: dict[int, torch.Tensor] = {}
         self.attention: dict[int, torch.Tensor] = {}
         self.most: dict[int, torch.Tensor] = {}
+        self.oracle: dict[Budget | None, Held] = {}
         self._logits: list[torch.Tensor] = []
 
+    @property
+    def total(self) -> int:
+        """Tokens of prompt and answer that are read; the answer's last token predicts nothing."""
+        return self.prompt + self.length - 1
+
     def opened(self, cache: PromptCache) -> None:
-        self._cache = cache
-        total = self.prompt + self.length - 1
+        super().opened(cache)
         for g in cache.evicting:
-            shape = (len(self.traces), g.kv_heads, self.blocks, total)
+            shape = (len(self.traces), g.kv_heads, self.blocks, self.total)
             self.attention[g.index] = torch.zeros(shape, device=cache.device)
             outputs = (len(self.traces), self.length - 1, g.query_heads, g.value_dim)
             self.outputs[g.index] = cache.layers[g.index].values.new_empty(outputs)
@@ -65,32 +72,16 @@ class Reference:
         self._block = index
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        layer = self._cache.layers[call.layer]
+        layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
             return
-        count = out.shape[1]
-        self.outputs[call.layer][:, first : first + count] = out
-        at = torch.arange(self.prompt + first, self.prompt + first + count, device=out.device)
-        paid = self._paid(call, layer, at, "sum") / self.interval
-        self.attention[call.layer][:, :, self._block, : layer.rows] += paid
+        self.outputs[call.layer][:, first : first + out.shape[1]] = out
+        paid = attention_to(layer, call, call.query, self.prompt + first, reduce_g="mean", reduce_q="sum")
+        self.attention[call.layer][:, :, self._block, : layer.rows] += paid / self.interval
         if self.extreme:
             known = self.most[call.layer][:, :, self._block, : layer.rows]
-            torch.maximum(known, self._paid(call, layer, at, "max"), out=known)
-
-    @staticmethod
-    def _paid(call: AttentionCall, layer: PromptLayer, at: torch.Tensor, how: Literal["sum", "max"]) -> torch.Tensor:
-        """Return [b, Hk, N]: attention of queries at positions `at`, mean over the group, sum or max over queries."""
-        return window_attention(
-            call.query,
-            layer.keys[:, :, : layer.rows],
-            at.expand(len(call.query), -1),
-            layer.positions[:, :, : layer.rows],
-            None,
-            scaling=call.scaling,
-            softcap=call.softcap,
-            reduce_g="mean",
-            reduce_q=how,
-        )
+            paid = attention_to(layer, call, call.query, self.prompt + first, reduce_g="mean", reduce_q="max")
+            torch.maximum(known, paid, out=known)
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
         self._logits.append(logits)
@@ -99,7 +90,7 @@ class Reference:
         """Join the logits once the traces were read, and release the cache."""
         self.logits = torch.cat(self._logits, dim=1)
         self._logits.clear()
-        del self._cache
+        del self.cache
 
     def pick(self, index: int) -> Reference:
         """Return the reference of one trace of the batch."""
@@ -108,6 +99,7 @@ class Reference:
         one.logits = self.logits[part]
         one.outputs = {layer: out[part] for layer, out in self.outputs.items()}
         one.attention = {layer: paid[part] for layer, paid in self.attention.items()}
+        one.oracle = {budget: [held[:, part] for held in blocks] for budget, blocks in self.oracle.items()}
         return one
 
     def future(self) -> dict[str, torch.Tensor]:
@@ -120,17 +112,59 @@ class Reference:
         return tables
 
 
-def read_full(reader: TraceReader, traces: Sequence[Trace], *, extreme: bool = False) -> Reference:
-    """Read a batch with the full cache; return its reference. reader: of method `full`."""
+def attention_to(
+    layer: PromptLayer,
+    call: AttentionCall,
+    query: torch.Tensor,
+    first: int,
+    *,
+    reduce_g: Reduce | None,
+    reduce_q: Reduce | None,
+) -> torch.Tensor:
+    """Return the attention of queries [b, Hq, t, D], the first at position `first`, to every token up to the last."""
+    end = first + query.shape[2]
+    return window_attention(
+        query,
+        layer.keys[:, :, :end],
+        torch.arange(first, end, device=query.device).expand(len(query), -1),
+        layer.positions[:, :, :end],
+        None,
+        scaling=call.scaling,
+        softcap=call.softcap,
+        reduce_g=reduce_g,
+        reduce_q=reduce_q,
+    )
+
+
+def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False) -> Reference:
+    """Return the reference of a batch. reader: of method `full`."""
     reference = Reference(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, reference)
     reference.close()
     return reference
 
 
-def batches(traces: Sequence[Trace], loaded: LoadedModel, interval: int) -> Iterator[list[Trace]]:
+def readings(
+    loaded: LoadedModel, traces: Sequence[ForcedTrace], chosen: Sequence[Chosen], *, interval: int, max_tokens: int
+) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
+    """Yield what each method is to read: a batch of traces or one of them, its reference, and the oracle's weights."""
+    full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
+    readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
+    extreme = any(reader.within == "max" for reader in readers.values())
+    for batch in batches(traces, loaded, interval) if chosen else ():
+        with torch.inference_mode():
+            reference = read_full(full, batch, extreme=extreme)
+            future = reference.future()
+        for c, reader in readers.items():
+            if reader.together:
+                yield c, reader, reference, future if reader.within else {}
+            else:
+                yield from ((c, reader, reference.pick(i), {}) for i in range(len(batch)))
+
+
+def batches(traces: Sequence[ForcedTrace], loaded: LoadedModel, interval: int) -> Iterator[list[ForcedTrace]]:
     """Yield batches of traces with equal prompt and answer lengths, each as large as MOST_BYTES allows."""
-    alike: dict[tuple[int, int], list[Trace]] = {}
+    alike: dict[tuple[int, int], list[ForcedTrace]] = {}
     for trace in traces:
         alike.setdefault((len(trace.prompt), len(trace.answer)), []).append(trace)
     vocabulary = int(loaded.model.get_input_embeddings().weight.shape[0])

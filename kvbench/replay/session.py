@@ -1,10 +1,4 @@
-"""One replay from checked inputs to results: load the model, get each task's answers, and read them.
-
-session = Session(config, inputs, work, folder, progress)
-session.run()
-session.results                # of the comparison
-session.rows                   # of analyses
-"""
+"""One replay from checked inputs to results: load the model, get each task's answers, and read them."""
 
 from __future__ import annotations
 
@@ -24,20 +18,16 @@ from kvbench.replay.batches import replay as compare
 from kvbench.replay.choices import Chosen, LeftOut, Target, plan
 from kvbench.replay.correctness import check_scorable, scored, stored_scores
 from kvbench.replay.read_analyses import read
-from kvbench.replay.traces import Trace, answer_with_full_cache, stored_answers
+from kvbench.replay.traces import ForcedTrace, answer_with_full_cache, stored_answers
 from kvbench.replay.work import Readings, Work
 from kvbench.runner.inputs import Inputs
 from kvbench.runner.workload import TaskWork
 
 
 class Session:
-    """One replay of the tasks of a configuration.
+    """One replay of a configuration's tasks; `run` fills `results` (of a comparison) or `rows`, and `left_out`.
 
-    Args:
-        folder: of the run whose answers are read; None: the model answers the questions first.
-
-    Attributes:
-        left_out: methods of ``all`` that cannot run.
+    folder: of the run whose answers are read; None: the model answers the questions first.
 
     Raises KVBenchError: a named method, a task or the model cannot be served.
     """
@@ -60,7 +50,7 @@ class Session:
             traces = self._traces(name, task, loaded)
             self.progress.end()
             if self.work.kinds and not traces:
-                raise UserError(f"task {quote(name)} has no answer to look at.")
+                raise UserError(f"task {quote(name)} has no answer to analyse.")
             readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)
             self.progress.task(name, readings, "readings")
             if self.work.kinds:
@@ -73,7 +63,7 @@ class Session:
     def _load(self) -> tuple[LoadedModel, list[Chosen]]:
         """Return the model, and the methods to read with.
 
-        A named method that cannot run raises KVBenchError before the model is loaded, where the configuration tells.
+        Raises KVBenchError for a named method that cannot run: before the model is loaded, if its configuration tells.
         """
         config, inputs, work = self.config, self.inputs, self.work
         load_model = partial(load, inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
@@ -86,7 +76,7 @@ class Session:
         chosen, self.left_out = plan(work.named, work.every, config.budgets, target)
         return loaded, chosen
 
-    def _traces(self, name: str, task: TaskWork, loaded: LoadedModel) -> list[Trace]:
+    def _traces(self, name: str, task: TaskWork, loaded: LoadedModel) -> list[ForcedTrace]:
         sample, seed = self.work.sample, self.config.seed
         if self.folder is None:
             prompts = [p for p in task.prompts if sample in (None, p.doc.doc_id)]
@@ -97,7 +87,7 @@ class Session:
         return [t for t in traces if sample in (None, t.request.doc_id)][: self.work.most]
 
     def _analyse(
-        self, name: str, task: TaskWork, traces: list[Trace], loaded: LoadedModel, chosen: Sequence[Chosen]
+        self, name: str, task: TaskWork, traces: list[ForcedTrace], loaded: LoadedModel, chosen: Sequence[Chosen]
     ) -> None:
         right = {}
         if self.scores:

@@ -1,7 +1,6 @@
-"""Finished sequences to read again: answers of the full cache, generated here or stored by a run.
+"""Finished answers to read again: the full cache's, generated here (one to each question's first turn) or from a run.
 
-Both depend only on task, model and seed. Answers generated here: one per question, to its first turn. From a run: all
-samples.
+Both depend only on task, model and seed.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Notice = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trace:
-    """A prompt with its answer, stored as the request's `forced`. Traces of one cluster are not independent."""
+class ForcedTrace:
+    """A trace: a prompt with its answer, which the request forces. Traces of one cluster are not independent."""
 
     request: Request
     cluster: str
@@ -51,7 +50,7 @@ def answer_with_full_cache(
     seed: int,
     say: Notice,
     tick: Callable[[str, int, int], None] = lambda text, traces, tokens: None,
-) -> list[Trace]:
+) -> list[ForcedTrace]:
     """Generate an answer to every question of a task with the task's sampling; return them in order of the questions.
 
     tick: called per answer as ("", 1, number of tokens). Raises UserError when no question fits the model's context.
@@ -63,21 +62,21 @@ def answer_with_full_cache(
     for prompt in prompts.values():
         batches.setdefault(Sampling.of(prompt.spec), []).append(_request(work, prompt, seed, 0))
     engine = _engine(loaded, max(len(p.ids) + p.max_new_tokens for p in prompts.values()), len(prompts))
-    traces: dict[str, Trace] = {}
+    traces: dict[str, ForcedTrace] = {}
     for batch in batches.values():
         for answer in engine.generate(batch):
             name = answer.request.doc_id
             tick("", 1, len(answer.token_ids))
             if answer.status == "ok" and answer.token_ids:
                 forced = replace(answer.request, forced=answer.token_ids)
-                traces[name] = Trace(request=forced, cluster=prompts[name].doc.cluster)
+                traces[name] = ForcedTrace(request=forced, cluster=prompts[name].doc.cluster)
     if missing := len(work.prompts) - len(traces):
         say(f"task {quote(work.task.name)}: {missing} of {len(work.prompts)} questions have no answer to replay.")
     return [traces[name] for name in prompts if name in traces]
 
 
 def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
-    """Return an engine with the full cache."""
+    """Return an engine with the full cache and as many slots as memory allows."""
     method = registry.methods.get("full")()
     plan = plan_cell(
         shape_of_model(loaded.model),
@@ -94,15 +93,17 @@ def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
     return Engine(loaded, method, budget=None, interval=1, slots=plan.slots, max_tokens=longest)
 
 
-def stored_answers(folder: Path, work: TaskWork, tokenizer: Any, context: int, seed: int, say: Notice) -> list[Trace]:
-    """Return the answers of the full cache in a run, as tokens without the end token, which a stored text lacks.
+def stored_answers(
+    folder: Path, work: TaskWork, tokenizer: Any, context: int, seed: int, say: Notice
+) -> list[ForcedTrace]:
+    """Return the answers of the full cache in a run, as tokens; the end token is missing, as stored texts lack it.
 
     Raises UserError when the run has none for this task.
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
     prompts = {p.doc.doc_id: p for p in work.prompts}
-    traces: list[Trace] = []
+    traces: list[ForcedTrace] = []
     for row in rows.sort_values(["doc_id", "sample"]).to_dict("records"):
         prompt = prompts.get(row["doc_id"])
         text = row["output"]
@@ -111,7 +112,7 @@ def stored_answers(folder: Path, work: TaskWork, tokenizer: Any, context: int, s
             continue
         request = _request(work, prompt, seed, int(row["sample"]))
         ids = ids[: context - len(prompt.ids)]
-        traces.append(Trace(request=replace(request, forced=tuple(ids)), cluster=prompt.doc.cluster))
+        traces.append(ForcedTrace(request=replace(request, forced=tuple(ids)), cluster=prompt.doc.cluster))
     if prompt_mismatch := len(rows) - len(traces):
         name = quote(work.task.name)
         say(f"task {name}: {prompt_mismatch} answers of {quote(folder)} are empty, or not to these prompts.")
@@ -122,15 +123,5 @@ def stored_answers(folder: Path, work: TaskWork, tokenizer: Any, context: int, s
 
 def _request(work: TaskWork, prompt: Prompt, seed: int, sample: int) -> Request:
     """Return the request for one sample of a prompt's first turn."""
-    return Request(
-        task=work.task.name,
-        doc_id=prompt.doc.doc_id,
-        prompt_ids=prompt.ids,
-        samples=(sample,),
-        max_new_tokens=prompt.max_new_tokens,
-        sampling=Sampling.of(prompt.spec),
-        stop_strings=prompt.spec.stop,
-        stop_ids=prompt.stop_ids,
-        min_new_tokens=prompt.spec.min_new_tokens,
-        seed=seed,
-    )
+    request = work.request(prompt, (sample,), seed)
+    return replace(request, max_tokens=None, conversation=None, compress_at=None)

@@ -1,6 +1,4 @@
-"""The settings of a replay that a run does not have, and the progress line. Imports no torch: the command makes both
-before any check.
-"""
+"""A replay's settings beside those of a run, and its progress line. Imports no torch, as the command checks first."""
 
 from __future__ import annotations
 
@@ -13,21 +11,14 @@ from kvbench.replay.analyses.api import Analysis, AttentionAnalysis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The settings of a replay that a run does not have.
+    """The settings of a replay that a run does not have."""
 
-    Attributes:
-        named: methods that must run; every: methods that are left out where they cannot run.
-        run: the run whose answers are read; None: the model answers. most: answers per task to take from the run.
-        kinds: analyses; empty for the comparison.
-        sample: id of the only question to read; None: all questions.
-    """
-
-    named: list[MethodChoice]
-    every: list[MethodChoice]
-    run: str | None
-    most: int | None
-    kinds: list[type[Analysis]]
-    sample: str | None
+    named: list[MethodChoice]  # methods that must run
+    every: list[MethodChoice]  # methods that are left out where they cannot run
+    run: str | None  # the run whose answers are read; None: the model answers
+    most: int | None  # answers per task to take from the run
+    kinds: list[type[Analysis]]  # analyses; empty for the comparison
+    sample: str | None  # id of the only question to read; None: all questions
 
     @property
     def attention(self) -> bool:
@@ -36,7 +27,7 @@ class Work:
 
     @property
     def methods(self) -> bool:
-        """Whether the chosen methods must read the answers, because not all analyses need only the full cache."""
+        """Whether the chosen methods must read the answers: for the comparison, or for some analysis."""
         return not self.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
 

@@ -188,11 +188,12 @@ class TaskWork:
             prompt[row.prompt.doc.doc_id] = row.prompt
         batches: dict[Sampling, list[Request]] = {}
         for doc_id, wanted in samples.items():
-            request = self._request(prompt[doc_id], tuple(wanted), seed)
+            request = self.request(prompt[doc_id], tuple(wanted), seed)
             batches.setdefault(request.sampling, []).append(request)
         return list(batches.values())
 
-    def _request(self, prompt: Prompt, samples: tuple[int, ...], seed: int) -> Request:
+    def request(self, prompt: Prompt, samples: tuple[int, ...], seed: int) -> Request:
+        """Return the engine's request for some samples of a prompt."""
         s = prompt.spec
         return Request(
             task=self.task.name,

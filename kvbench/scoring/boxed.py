@@ -1,8 +1,5 @@
 """Find the part of an output after its thinking block, and the last box in a text.
 
-    last_box("so \\boxed{\\frac{1}{2}}.")                     # "\\frac{1}{2}"
-    after_thinking("<think>7?</think> It is 8.", None)        # " It is 8."
-
 Plain text search without parsing of mathematics, so it needs no time limit.
 """
 

@@ -1,11 +1,4 @@
-"""Find the letter that an output chooses, by one of three rules.
-
-    letter_last(text, thinking)      # GPQA, primary: the last choice after the thinking block
-    simple_evals(text)               # GPQA as simple-evals reads it: the first "Answer: X" anywhere
-    longbench_v2(text)               # LongBench v2: "The correct answer is (X)"
-
-Each returns None if the output chooses no letter.
-"""
+"""Find the letter that an output chooses, by kvbench's own rule, simple-evals' or LongBench v2's; None without one."""
 
 from __future__ import annotations
 

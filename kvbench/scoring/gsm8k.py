@@ -1,8 +1,6 @@
 """The two answer filters of lm-eval's task gsm8k (version 3), which most published GSM8K numbers use.
 
-    lm_eval_filters("so ... #### 18", "18")     # {"lm_eval_strict": 1.0, "lm_eval_flexible": 1.0}
-
-They compare text, so both reject "18.0". kvbench's headline score uses math-verify instead.
+They compare text, so both reject "18.0" for "18". kvbench's headline score uses math-verify instead.
 """
 
 from __future__ import annotations
@@ -15,12 +13,10 @@ _IGNORED = (r",", r"\$", r"(?s).*#### ", r"\.$")  # removed in this order from a
 
 
 def lm_eval_filters(text: str, answer: str) -> dict[str, float]:
+    """Return 1.0 or 0.0 per filter: whether the answer that it finds in an output equals the reference."""
     strict = _STRICT.search(text)
     flexible = list(_FLEXIBLE.finditer(text))
-    answers = {
-        "lm_eval_strict": strict[1] if strict else None,
-        "lm_eval_flexible": flexible[-1][0] if flexible else None,
-    }
+    answers = {"lm_eval_strict": strict and strict[1], "lm_eval_flexible": flexible[-1][0] if flexible else None}
     gold = _plain(answer)
     return {name: float(value is not None and _plain(value) == gold) for name, value in answers.items()}
 

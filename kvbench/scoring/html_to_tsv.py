@@ -1,7 +1,5 @@
 """LongProc's score of a table extracted from a web page: F1 over whole rows (Ye et al. 2025).
 
-    score_tsv("```tsv\\nname\\tprice\\nAlpha\\t1\\n```", reference)     # f1, precision, recall, extraction_rate
-
 Equal to `eval_html_to_tsv` and `html_to_tsv_evaluator.py` of princeton-pli/LongProc, on plain rows instead of data
 frames. The first row is always the head. Cells are compared by position without case, ASCII punctuation, articles and
 blanks; the order and repetition of rows do not matter. A table that cannot be parsed, or whose number of columns
@@ -24,10 +22,9 @@ Row = tuple[str, ...]
 
 
 def score_tsv(prediction: str, reference: str) -> dict[str, float]:
-    """Score an output against the reference table.
+    """Return f1, precision (share of the output's rows that are in the reference), recall and extraction_rate.
 
-    Returns f1, precision (share of the output's rows that are in the reference), recall and extraction_rate (1 if both
-    are tables with the same number of columns, else 0).
+    extraction_rate is 1 if both are tables with the same number of columns, else 0.
     """
     rows, expected = _rows(_table(prediction)), _rows(reference)
     if not rows or not expected or len(rows[0]) != len(expected[0]):

@@ -1,9 +1,7 @@
 """Grade a program on a LiveCodeBench problem, by two verdicts.
 
-    code = extract_code(answer)
-    grades = grade(code, ["1 2\\n"], ["3\\n"], None, sandbox=choose())
-    grades.lcb.passed, grades.lcb.code          # as LiveCodeBench's own checker: comparable with published numbers
-    grades.native.passed                        # as an ordinary process with an ordinary standard input
+`lcb` is that of LiveCodeBench's own checker, comparable with published numbers; `native` that of an ordinary process
+with an ordinary standard input.
 
 Programs run in a box (`kvbench.scoring.sandbox`) that never receives an expected output; this module compares their
 output outside the box. `lcb` follows ``lcb_runner/evaluation/testing_util.py`` (28fef95) with its bugs, see
@@ -50,22 +48,14 @@ _TURN_SECONDS = 120.0  # longest wait for other second tries to end; after that,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The result of a program on the tests of a problem.
+    """The result of a program on the tests of a problem."""
 
-    Attributes:
-        verdict: pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit.
-        code: LiveCodeBench's error code, 0 for a pass.
-        results: per test up to the first failure: True, False (a wrong value) or an error code.
-        seconds: of the slowest test, or of the failed test. peak: bytes of memory, 0 if unknown.
-        detail: the error message of the program or of the sandbox's driver.
-    """
-
-    verdict: str
-    code: int
-    results: tuple[bool | int, ...]
-    seconds: float = 0.0
-    peak: int = 0
-    detail: str = ""
+    verdict: str  # pass, wrong_answer, runtime_error, time_limit, memory_limit or output_limit
+    code: int  # LiveCodeBench's error code, 0 for a pass
+    results: tuple[bool | int, ...]  # per test up to the first failure: True, False (a wrong value) or an error code
+    seconds: float = 0.0  # of the slowest test, or of the failed test
+    peak: int = 0  # bytes of memory, 0 if unknown
+    detail: str = ""  # the error message of the program or of the sandbox's driver
 
     @property
     def passed(self) -> bool:
@@ -104,13 +94,10 @@ def grade(
 ) -> Grades:
     """Run a program on the tests of a problem; each verdict stops at the first test that fails.
 
-    Args:
-        inputs, outputs: text for standard input and output; or, if `function` names a function, its arguments (JSON,
-            one per line) and its value.
+    inputs, outputs: text for standard input and output; or, if `function` names a function, its arguments (JSON, one
+    per line) and its value.
 
-    Raises:
-        ValueError: there are no tests, which LiveCodeBench would count as a pass.
-        BoxError: the sandbox failed twice.
+    Raises ValueError without tests, which LiveCodeBench would count as a pass; BoxError if the sandbox failed twice.
     """
     if not inputs or len(inputs) != len(outputs):
         raise ValueError(f"{len(inputs)} inputs and {len(outputs)} expected outputs")

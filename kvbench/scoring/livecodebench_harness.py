@@ -28,12 +28,12 @@ _NONE = (
 )
 _ABSENT = ("ipdb", "joblib", "resource", "psutil", "tkinter")
 _OTHER = {"shutil": ("rmtree", "move", "chown"), "subprocess": ("Popen",)}
-UNLIKE = "\0"  # key of what stands for a value that equals no JSON value
+UNLIKE = "\0"  # key of the dictionary that replaces a value that equals no JSON value
 _options: dict[str, Any] = {}
 
 
 def setup(options: dict[str, Any]) -> None:
-    """Before the fork.
+    """Prepare what all programs share; called before the fork.
 
     `options`: prelude (import lines), function (name, or None for standard input), preload (modules that the program
     mentions), native (call the function without the checker's oddities).
@@ -159,7 +159,7 @@ def _stdin_program(program: str) -> Callable[[str], bytes]:
 
 
 def _without_main(program: str) -> str:
-    """The body of a last ``if __name__ == '__main__'`` stands without its condition."""
+    """Return the program with a final ``if __name__ == '__main__'`` replaced by its body."""
     try:
         body = ast.parse(program).body
         last = body[-1]
@@ -192,7 +192,10 @@ def _unparse(body: list[ast.stmt]) -> str:
 
 
 def _plain_module(program: str) -> Any:
-    """The program after the prelude, as a module of its own kind; `from __future__` may come first in it."""
+    """Run the prelude, then the program, in one new module; return its Solution, or the module if it has none.
+
+    The two are compiled apart, so that the program may begin with `from __future__`.
+    """
     module = types.ModuleType("solution")
     sys.modules[module.__name__] = module
     exec(_prelude(), module.__dict__)
@@ -212,7 +215,7 @@ def _function(target: Any, name: str) -> Callable[[str], bytes]:
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it. Equal to a JSON value only if the value itself is: a tuple in a list is no list."""
+    """Return a value as JSON holds it; a value that equals no JSON value, as a tuple in a list, becomes `_unlike`."""
     if value is None or isinstance(value, (bool, str)):
         return value if value is None or isinstance(value, bool) else str.__str__(value)
     if isinstance(value, int):
@@ -234,7 +237,7 @@ def _plain(value: Any) -> Any:
 
 
 def _number(value: Any) -> Any:
-    """Numbers of other kinds equal what they are worth; of an array more than one element has no truth value."""
+    """Return a number of numpy, fractions or decimal as JSON holds it. Raises ValueError for an array of several."""
     if getattr(value, "ndim", 0):
         if value.size != 1:
             raise ValueError("the truth value of an array is ambiguous")

@@ -1,8 +1,5 @@
 """Read the tests of a LiveCodeBench problem from its data.
 
-    tests = read_tests(row["public_test_cases"]) + read_tests(row["private_test_cases"])
-    tests[0].input, tests[0].output
-
 Public tests are JSON. Private tests are JSON, or base64 of zlib of a pickle of JSON. A pickle can call any function, so
 this module's unpickler resolves no class and no function and can only yield plain text.
 """

@@ -1,7 +1,5 @@
 """LongBench's nine metrics (Bai et al. 2023), equal to `metrics.py` and `eval.py` of THUDM/LongBench (2e00731).
 
-    score_row("hotpotqa", "It is Paris.", ["Paris"])       # 0.5, the best over the answers
-
 Every score is in [0, 1]; the official tables show the mean times 100, rounded to two decimals. ROUGE-L comes from the
 package rouge 1.0.1 and Chinese words from jieba 0.42.1 (extra ``longbench``): other versions, and the package
 rouge-score, give other scores. The similarity of code lines is `difflib`'s ratio, which fuzzywuzzy too computes without
@@ -144,11 +142,8 @@ _SETS: dict[Metric, str] = {
     code_similarity: "lcc repobench-p",
 }
 METRICS = {name: metric for metric, names in _SETS.items() for name in names.split()}
-NEEDS: dict[Callable[..., float], tuple[str, ...]] = {
-    qa_f1_zh: ("jieba",),
-    rouge_l: ("rouge",),
-    rouge_l_zh: ("rouge", "jieba"),
-}
+NEEDS: dict[Callable[..., float], tuple[str, ...]]
+NEEDS = {qa_f1_zh: ("jieba",), rouge_l: ("rouge",), rouge_l_zh: ("rouge", "jieba")}
 
 
 # --- words ------------------------------------------------------------------------------------------------------------

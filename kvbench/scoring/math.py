@@ -1,7 +1,5 @@
 """Compare an output's answer with the reference mathematically, by three rules.
 
-    score_math(output_text, "\\frac{1}{2}", thinking=True)    # Score(value, strict, extracted, aux)
-
 `value`: math-verify on the whole output, called as in G-KV (reference first; math-verify finds the answer). `strict`:
 math-verify on the last balanced box after the thinking block; an output without a box is wrong. `int_match` (aux, AIME
 and AMC): the same box compared as a plain integer.
@@ -63,11 +61,8 @@ def int_match(answer: str, box: str | None) -> bool:
 
 def normalise_answer(answer: str) -> str:
     """Return an answer's normal form for majority votes: "025", "25.0" and " 25" all become "25"."""
-    text = (
-        re.sub(r"\\[,;:!]|\\left|\\right|\\(?:text|mathrm)\b|[\s$]", "", answer)
-        .replace("\\dfrac", "\\frac")
-        .replace("\\tfrac", "\\frac")
-    )
+    text = re.sub(r"\\[,;:!]|\\left|\\right|\\(?:text|mathrm)\b|[\s$]", "", answer)
+    text = re.sub(r"\\[dt]frac", r"\\frac", text)
     text = text.strip("{}.") if text.count("{") != text.count("}") else text.rstrip(".")
     number = text.replace(",", "") if re.fullmatch(r"[-+]?\d{1,3}(,\d{3})+(\.\d+)?", text) else text
     if re.fullmatch(r"[-+]?\d{1,15}(\.\d+)?", number):

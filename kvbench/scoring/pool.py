@@ -1,9 +1,5 @@
 """Compute scores in other processes, each under a hard time limit.
 
-    with ScorePool(workers=2) as pool:
-        future = pool.submit(task, doc, output)      # concurrent.futures.Future[Score]
-        future.result()
-
 A score over the time limit becomes `Score(value=None, note="timeout: ...")`, a score whose process dies gets the note
 ``"crashed: ..."``; no other score is affected, and `pool.timeouts` and `pool.crashes` count them. Tasks with
 `cheap_score` are scored at once in the calling process.
@@ -27,7 +23,6 @@ import sys
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import Any
 
 from kvbench.console import signals
@@ -47,8 +42,7 @@ _Job = tuple[Future[Score], Task, Doc, Output]
 class ScorePool:
     """Up to `workers` scoring processes, started on demand, and `JUDGES` threads for tasks that ask a judge.
 
-    Args:
-        limit_seconds: wall-clock limit of one score; None: the task's own limit (`Task.patience`).
+    limit_seconds: wall-clock limit of one score; None: the task's own limit (`Task.patience`).
     """
 
     def __init__(self, workers: int = 1, limit_seconds: float | None = None) -> None:
@@ -117,9 +111,7 @@ class ScorePool:
     def __enter__(self) -> ScorePool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(cancel=kind is not None)
 
     def _serve(self) -> None:
@@ -170,7 +162,7 @@ class _Process:
         env = {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
         env |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         # -P: import nothing from the working directory.
-        command = [*(sys.executable, "-P", "-m"), "kvbench.scoring.worker"]
+        command = [sys.executable, "-P", "-m", "kvbench.scoring.worker"]
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=quiet, env=env)
         alive.add(self)
@@ -195,9 +187,8 @@ class _Process:
         try:
             job = (module, file, pickle.dumps((task, doc, output)), limit + 5)
         except Exception as error:
-            return Score(
-                value=None, note=f"error: cannot be sent to a scoring process: {type(error).__name__}: {error}"
-            )
+            note = f"error: cannot be sent to a scoring process: {type(error).__name__}: {error}"
+            return Score(value=None, note=note)
         self._used = True
         try:
             send(self._in, job)

@@ -26,10 +26,8 @@ def hits_in(prediction: str, references: Sequence[str]) -> list[bool]:
 
 def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
     """Return for each reference whether it occurs with no letter, digit or underscore beside it."""
-    return [
-        re.search(rf"(?<!\w){re.escape(reference.lower())}(?!\w)", prediction.lower()) is not None
-        for reference in references
-    ]
+    patterns = (rf"(?<!\w){re.escape(reference.lower())}(?!\w)" for reference in references)
+    return [re.search(pattern, prediction.lower()) is not None for pattern in patterns]
 
 
 def score_output(
@@ -58,9 +56,8 @@ def string_match_all(predictions: Sequence[str], references: Sequence[Sequence[s
 
 def string_match_part(predictions: Sequence[str], references: Sequence[Sequence[str]]) -> float:
     """Return the share of outputs in which any reference occurs, in per cent with two decimals."""
-    return _percent(
-        [float(any(hits_in(text, expected))) for text, expected in zip(predictions, references, strict=True)]
-    )
+    pairs = zip(predictions, references, strict=True)
+    return _percent([float(any(hits_in(text, expected))) for text, expected in pairs])
 
 
 def _percent(rows: Sequence[float]) -> float:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from kvbench.records import Request
-from kvbench.replay import traces as replayed
+from kvbench.replay.traces import ForcedTrace
 from kvbench.train.traces import Trace
 
 
-def forced(trace: Trace, seed: int = 0) -> replayed.Trace:
+def forced(trace: Trace, seed: int = 0) -> ForcedTrace:
     """Return a training's trace as a replay trace, its answer forced. seed: of the method's random draws."""
     request = Request(
         task="train",
@@ -17,4 +17,4 @@ def forced(trace: Trace, seed: int = 0) -> replayed.Trace:
         max_new_tokens=len(trace.answer),
         seed=seed,
     )
-    return replayed.Trace(request=request, cluster=trace.name)
+    return ForcedTrace(request=request, cluster=trace.name)

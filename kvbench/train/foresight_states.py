@@ -25,7 +25,7 @@ from kvbench.eviction.select import decide
 from kvbench.eviction.view import LayerView
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.reference import read_full
-from kvbench.replay.traces import Trace as ForcedTrace
+from kvbench.replay.traces import ForcedTrace
 from kvbench.train.forced import forced
 from kvbench.train.recipe import Settings, check_choices, check_least
 from kvbench.train.traces import Trace

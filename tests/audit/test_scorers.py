@@ -10,7 +10,7 @@ import pytest
 from support.folders import DATA
 
 from kvbench.audit import scorers
-from kvbench.audit.scorers import FILES, Row, audit, read_goldens
+from kvbench.audit.scorers import FILES, ScoredGolden, audit, read_goldens
 from kvbench.errors import UserError
 
 GOLDENS = DATA / "goldens"
@@ -23,12 +23,12 @@ def goldens() -> dict[str, list]:
 
 
 @pytest.fixture(scope="module")
-def rows(goldens: dict[str, list]) -> list[Row]:
+def rows(goldens: dict[str, list]) -> list[ScoredGolden]:
     return list(audit(goldens))
 
 
 @pytest.mark.parametrize("file", sorted(FILES))
-def test_our_scorers_agree(file: str, rows: list[Row], goldens: dict[str, list]) -> None:
+def test_our_scorers_agree(file: str, rows: list[ScoredGolden], goldens: dict[str, list]) -> None:
     of_file = [row for row in rows if row.file == file]
     assert len(of_file) == len(goldens[file]) > 0
     assert [(row.id, row.error, row.differences) for row in of_file if not row.equal] == []
@@ -51,15 +51,15 @@ def test_our_scorers_agree(file: str, rows: list[Row], goldens: dict[str, list])
     ],
 )
 def test_what_is_equal(ours: object, theirs: object, same: bool) -> None:
-    row = Row(file="x", id="x", note="", expected={"value": theirs}, found={"value": ours})
+    row = ScoredGolden(file="x", id="x", note="", expected={"value": theirs}, found={"value": ours})
     assert row.equal is same
 
 
 @pytest.fixture
-def one(tmp_path: Path) -> Callable[[dict], Row]:
+def one(tmp_path: Path) -> Callable[[dict], ScoredGolden]:
     """The comparison of one golden of gsm8k."""
 
-    def compare(changes: dict) -> Row:
+    def compare(changes: dict) -> ScoredGolden:
         golden = {"id": "g", "note": "n", "output": "#### 18", "gold": "18", "expected_strict": 1.0}
         golden |= {"expected_flexible": 1.0} | changes
         (row,) = audit({"gsm8k_filters.jsonl": [{k: v for k, v in golden.items() if v is not None}]})
@@ -68,7 +68,7 @@ def one(tmp_path: Path) -> Callable[[dict], Row]:
     return compare
 
 
-def test_a_difference_and_a_broken_golden_are_told(one: Callable[[dict], Row]) -> None:
+def test_a_difference_and_a_broken_golden_are_told(one: Callable[[dict], ScoredGolden]) -> None:
     assert one({}).equal
     wrong = one({"expected_strict": 0.0})
     assert (wrong.equal, wrong.differences, wrong.error) == (False, ["expected_strict"], "")

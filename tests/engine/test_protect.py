@@ -12,7 +12,7 @@ from kvbench.engine.loop import Engine
 from kvbench.eviction.api import Method, Protect
 from kvbench.integrations.transformers_cache import EvictionCache
 from kvbench.replay.reader import TraceReader
-from kvbench.replay.traces import Trace
+from kvbench.replay.traces import ForcedTrace
 
 BUDGET, PROMPT, OUTPUT = 24, 40, 30
 
@@ -54,7 +54,7 @@ def test_the_newest_since_the_eviction_before_stay(interval, way):
     options = dict(budget=BUDGET, interval=interval, max_tokens=PROMPT + OUTPUT, log=log)
     if way == "replay":
         forced = dataclasses.replace(request, forced=tuple(range(OUTPUT)))
-        TraceReader(loaded, Oldest(), **options).read([Trace(request=forced, cluster="0")], Ignore())
+        TraceReader(loaded, Oldest(), **options).read([ForcedTrace(request=forced, cluster="0")], Ignore())
     else:
         list(Engine(loaded, Oldest(), slots=1, layout=way, **options).generate([request]))
     expected = wanted(interval)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from kvbench.records import Request
-from kvbench.replay.traces import Trace
+from kvbench.replay.traces import ForcedTrace
 from support.models import VOCABULARY
 
 
@@ -17,7 +17,7 @@ def traces(lengths, seed=3):
         return tuple(torch.randint(0, VOCABULARY, (count,), generator=generator).tolist())
 
     return [
-        Trace(
+        ForcedTrace(
             request=Request(
                 task="t", doc_id=str(i), prompt_ids=tokens(prompt), forced=tokens(answer), max_new_tokens=answer
             ),

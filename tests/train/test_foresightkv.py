@@ -28,7 +28,7 @@ from kvbench.eviction.terms.objectives import ranking_losses
 from kvbench.records import Request
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import read_full
-from kvbench.replay.traces import Trace as ForcedTrace
+from kvbench.replay.traces import ForcedTrace
 from kvbench.train.foresight_scorer import TrainedScorer
 from kvbench.train.foresight_states import Evictions
 from kvbench.train.loop import train

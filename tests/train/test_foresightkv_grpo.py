@@ -25,7 +25,7 @@ from kvbench.eviction.terms.objectives import advantages, chosen_log_probs, poli
 from kvbench.records import Request
 from kvbench.replay.batches import replay
 from kvbench.replay.choices import Chosen
-from kvbench.replay.traces import Trace as ForcedTrace
+from kvbench.replay.traces import ForcedTrace
 from kvbench.train.forced import forced
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings

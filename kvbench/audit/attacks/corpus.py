@@ -66,16 +66,9 @@ def _run(attack: Attack, tier: str) -> Row:
     with targets(tests[0]["expected"]) as aims:
         memory = [secrets.token_hex(8), secrets.token_hex(8)]
         result_file = aims.folder / "result.json"
-        job = {
-            "source": attack.filled(aims.values),
-            "mode": attack.mode,
-            "tests": tests,
-            "limits": LIMITS,
-            "tier": tier,
-            "path": str(aims.values["GRADER_PATH"]),
-            "memory": memory,
-            "result": str(result_file),
-        }
+        program = {"source": attack.filled(aims.values), "mode": attack.mode, "tests": tests}
+        aim = {"path": str(aims.values["GRADER_PATH"]), "memory": memory, "result": str(result_file)}
+        job = program | aim | {"limits": LIMITS, "tier": tier}
         (aims.folder / "job.json").write_text(json.dumps(job), encoding="utf-8")
         command = [sys.executable, "-P", "-m", "kvbench.audit.attacks.grader", str(aims.folder / "job.json")]
         grader = subprocess.Popen(
@@ -113,7 +106,7 @@ def _run(attack: Attack, tier: str) -> Row:
 def _successes(
     attack: Attack, aims: Targets, peaks: Peaks, alive: list[int], result: Row, secret: list[str]
 ) -> Iterator[str]:
-    """Yield the attack's successes among those that its header lists, "damage" and "sandbox_error"."""
+    """Yield the attack's successes, of those that its header lists, "damage" to the grader, and "sandbox_error"."""
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")
     rules: dict[str, Callable[[], bool]] = {

@@ -28,15 +28,10 @@ BY_NAME: dict[str, type[Tier]] = {tier.name: tier for tier in (Bwrap, Landlock, 
 def run_program(
     source: str, mode: str, tests: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], tier: Tier | None = None
 ) -> dict[str, Any]:
-    """Run a program on tests until a test fails.
+    """Run a program on tests until a test fails; return status (a verdict), passed, stdout and stderr.
 
-    Args:
-        mode: "stdio" (tests hold ``stdin`` and ``expected``) or "call" (``args`` of ``Solution.add`` and ``expected``).
-        limits: wall (seconds), mem, fsize and out (bytes).
-        tier: by default the tier that scoring chooses.
-
-    Returns:
-        status (a verdict), passed, stdout, stderr.
+    mode: "stdio" (tests hold ``stdin`` and ``expected``) or "call" (``args`` of ``Solution.add`` and ``expected``).
+    limits: wall (seconds), mem, fsize and out (bytes). tier: by default the tier that scoring chooses.
     """
     box_limits = Limits(memory=limits["mem"], file_bytes=limits["fsize"], output=limits["out"])
     options = {"prelude": PRELUDE, "preload": [], "function": "add", "native": True}
@@ -60,12 +55,8 @@ def run_program(
                     break
     except (BoxError, SetupError) as error:
         status, err = "sandbox_error", err + str(error).encode()
-    return {
-        "status": status,
-        "passed": status == "pass",
-        "stdout": out.decode(errors="replace"),
-        "stderr": err.decode(errors="replace"),
-    }
+    texts = {"stdout": out.decode(errors="replace"), "stderr": err.decode(errors="replace")}
+    return {"status": status, "passed": status == "pass", **texts}
 
 
 def _verdict(outcome: Outcome, right: bool, mode: str) -> str:

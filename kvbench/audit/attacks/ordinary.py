@@ -2,8 +2,8 @@
 
     python -m kvbench.audit.attacks.ordinary FOLDER MODULE
 
-The ordinary user cannot read an interpreter or a checkout in root's private home. The process therefore mounts them
-below FOLDER, in a separate mount namespace.
+The ordinary user cannot read an interpreter or a checkout in root's private home. So this process mounts both below
+FOLDER, in a mount namespace that only it and its children see.
 """
 
 from __future__ import annotations
@@ -17,11 +17,7 @@ import kvbench
 from kvbench.scoring.sandbox import interpreter
 
 NOBODY = 65534
-_NEWNS, _BIND_ALL, _PRIVATE_ALL = (
-    0x20000,
-    0x1000 | 0x4000,
-    0x40000 | 0x4000,
-)  # CLONE_NEWNS; MS_BIND, MS_PRIVATE | MS_REC
+_NEWNS, _BIND_ALL, _PRIVATE_ALL = 0x20000, 0x5000, 0x44000  # CLONE_NEWNS; MS_BIND | MS_REC, MS_PRIVATE | MS_REC
 
 
 def main(folder: str, module: str) -> None:
@@ -46,7 +42,7 @@ def main(folder: str, module: str) -> None:
 
 
 def _show(source: Path, target: Path) -> None:
-    """Mount the folder `source` at `target`, visible to this process and its children only."""
+    """Mount the folder `source` at `target`. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     target.mkdir()
     calls = (

@@ -1,9 +1,8 @@
 """One hostile program of a corpus, and the targets that it tries to read, change, reach and kill.
 
 An attack is a Python file that begins with comment lines ``# name: value``: id, class, mode (stdio or call), check (the
-successes to look for, separated by commas), expected-status, and stdin-bytes (size of the input). Names between double
-@ signs are replaced by the targets' values. This module makes all targets, and all are harmless: files in a temporary
-folder, sockets on loopback, a sleeping process.
+successes to look for, separated by commas), expected-status, and stdin-bytes (size of the input). The targets' values
+replace ``@@NAME@@``. All targets are harmless: files in a temporary folder, sockets on loopback, a sleeping process.
 """
 
 from __future__ import annotations
@@ -71,18 +70,13 @@ class Attack:
 
 @dataclass
 class Targets:
-    """The targets of an attack.
-
-    Attributes:
-        canaries: secret texts that must not leave the sandbox.
-        reached, received: sockets to which the program connected, and bytes that it sent.
-    """
+    """The targets of an attack."""
 
     folder: Path
-    canaries: dict[str, str]
-    values: dict[str, Any]
-    sentinel: subprocess.Popen[bytes]
-    reached: set[str] = field(default_factory=set)
+    canaries: dict[str, str]  # secrets that must not leave the sandbox
+    values: dict[str, Any]  # what stands in the program for ``@@NAME@@``
+    sentinel: subprocess.Popen[bytes]  # a process to kill
+    reached: set[str] = field(default_factory=set)  # sockets to which the program connected
     received: list[bytes] = field(default_factory=list)
 
     def __post_init__(self) -> None:

@@ -15,17 +15,11 @@ from kvbench.eviction.api import Method
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One invariant and the ways of running in which it is checked.
+    """One invariant and the ways of running in which it is checked."""
 
-    Attributes:
-        check: checks an exam in one `Way`, or in one `AuditLayout`; the first line of its docstring is the statement.
-        special: whether `check` also runs in the `Special` ways.
-        each_layout: whether `check` runs in every layout; False if it is independent of the layout or compares layouts.
-    """
-
-    check: Callable[[Exam, Any], None]
-    special: bool = False
-    each_layout: bool = True
+    check: Callable[[Exam, Any], None]  # of one `Way` or `AuditLayout`; its docstring's first line is the statement
+    special: bool = False  # whether `check` also runs in the `Special` ways
+    each_layout: bool = True  # whether it runs in every layout; False if it compares layouts or no layout matters
 
     @property
     def statement(self) -> str:
@@ -54,10 +48,7 @@ INVARIANTS = {
 def audit(
     methods: Sequence[tuple[str, Method]], models: Sequence[Subject], tick: Callable[[str], None] = lambda text: None
 ) -> list[Check]:
-    """Check all invariants of all methods on all models.
-
-    methods: with the names to show; tick: called with the next method and model, to show progress.
-    """
+    """Check all invariants of all methods on all models. tick: called with the next method and model, for progress."""
     checks: list[Check] = []
     for name, method in methods:
         for subject in models:

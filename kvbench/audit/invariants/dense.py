@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -24,15 +24,8 @@ class Pass:
 
 
 def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> Pass:
-    """Run `reference.dense_logits`, and return also the queries of every layer."""
+    """Run `reference.dense_logits`, and record the queries of every layer."""
     queries: dict[int, torch.Tensor] = {}
-    with _recording(queries):
-        return Pass(reference.dense_logits(loaded, ids, history, keys), queries)
-
-
-@contextmanager
-def _recording(queries: dict[int, torch.Tensor]) -> Iterator[None]:
-    patched: Any = reference
     route = reference.route
 
     def routed(model: Any, handler: Handler) -> Any:
@@ -42,8 +35,5 @@ def _recording(queries: dict[int, torch.Tensor]) -> Iterator[None]:
 
         return route(model, recorded)
 
-    patched.route = routed
-    try:
-        yield
-    finally:
-        patched.route = route
+    with patch.object(reference, "route", routed):
+        return Pass(reference.dense_logits(loaded, ids, history, keys), queries)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvbench.audit.invariants.exam import Exam
-from kvbench.audit.invariants.trial import Trial
+from kvbench.audit.invariants.trial import Trial, noise_keys
 from kvbench.engine.cache.layout import entry_budget
 from kvbench.eviction.api import Method, Phase
 from kvbench.records import Request
@@ -37,44 +37,34 @@ class Eviction:
 
 def evictions(exam: Exam, trial: Trial) -> Iterator[Eviction]:
     """Yield the evictions of each sample in order. Evictions of the prompt come first and are shared by all samples."""
-    for request in trial.requests:
+    for request, sample in trial.sequences():
         budget = entry_budget(exam.method, trial.budget, len(request.prompt_ids), exam.group)
-        for sample in request.samples:
-            held: dict[int, list[set[int]]] = {}
-            upto: dict[int, int] = {}
-            times: list[int] = []  # when entries were dropped
-            for key, phase in zip(exam.keys(request, sample), PHASES):
-                acting = exam.method.during(phase)
-                for seen, layer, heads in trial.history.events.get(key, ()):
-                    if seen not in times:
-                        times.append(seen)
-                    new = range(upto.get(layer, 0), seen)
-                    before = [old | set(new) for old in held.get(layer, [set()] * len(heads))]
-                    kept = [head.tolist() for head in heads]
-                    held[layer], upto[layer] = [set(head) for head in kept], seen
-                    allowed = acting.allowed(budget, len(request.prompt_ids), seen, times.index(seen))
-                    yield Eviction(request, sample, phase, seen, layer, acting, allowed, before, kept)
+        held: dict[int, list[set[int]]] = {}
+        upto: dict[int, int] = {}
+        times: list[int] = []  # when entries were dropped
+        for key, phase in zip(noise_keys(request, sample), PHASES):
+            acting = exam.method.during(phase)
+            for seen, layer, heads in trial.history.events.get(key, ()):
+                if seen not in times:
+                    times.append(seen)
+                new = range(upto.get(layer, 0), seen)
+                before = [old | set(new) for old in held.get(layer, [set()] * len(heads))]
+                kept = [head.tolist() for head in heads]
+                held[layer], upto[layer] = [set(head) for head in kept], seen
+                allowed = acting.allowed(budget, len(request.prompt_ids), seen, times.index(seen))
+                yield Eviction(request, sample, phase, seen, layer, acting, allowed, before, kept)
 
 
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
-    """Return the entries of each head, layer by layer, when a sequence had `seen` tokens, before a tick there."""
-    for request in trial.requests:
-        for sample in request.samples:
-            keys = exam.keys(request, sample)
-            if keys[1] == key:
-                return _counts(exam, trial, keys, seen)
-    raise KeyError(key)
-
-
-def _counts(exam: Exam, trial: Trial, keys: list[int], seen: int) -> list[int]:
-    counts: list[int] = []
+    """Return how many entries each head holds, layer by layer, when a sequence has `seen` tokens, before a tick."""
+    keys, counts = noise_keys(*trial.owner(key)), list[int]()
     for g in exam.evicting:
         last, heads = 0, [0] * g.kv_heads
-        for key in keys:
-            for at, layer, kept in trial.history.events.get(key, ()):
+        for own in keys:
+            for at, layer, kept in trial.history.events.get(own, ()):
                 if layer == g.index and at < seen:  # a step's entries are counted before the tick that follows the step
                     last, heads = at, [len(head) for head in kept]
         counts.extend(count + seen - last for count in heads)

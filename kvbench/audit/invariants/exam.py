@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, TypeVar, get_args
 
 import torch
 
 from kvbench.audit.invariants.dense import Pass, dense_pass
 from kvbench.audit.invariants.subject import Subject
-from kvbench.audit.invariants.trial import Bench, Trial
+from kvbench.audit.invariants.trial import Bench, Trial, noise_keys
 from kvbench.audit.outcome import Broken, NotApplicable, Stopped
 from kvbench.engine.cache.layout import check_prefill, entry_budget, fit
 from kvbench.engine.reference import KeptHistory
 from kvbench.engine.setup import rules_for
 from kvbench.errors import SetupError, UserError
-from kvbench.eviction import noise
 from kvbench.eviction.api import Method, Protect
 from kvbench.eviction.choose import make
 from kvbench.integrations.transformers_cache import EvictionCache
 from kvbench.records import Request, Sampling
 
+P = ParamSpec("P")
+T = TypeVar("T")
 AuditLayout = Literal["dense", "paged"]
 Special = Literal["chunked", "tail", "share"]  # see docs/audit.md
 Way = AuditLayout | Special
@@ -36,6 +38,27 @@ OUTPUT = 26
 MORE_BUDGET = 16  # entries that the second of two budgets adds
 # Tokens between evictions of a chunked prompt; prompt tokens read after its eviction; budget as a share of a prompt.
 CHUNK, TAIL, SHARE = 16, 7, 0.4
+
+
+def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
+    """Make a method of `Exam` return its cached result, or raise as `Stopped` the error with which it ended before."""
+
+    @functools.wraps(work)
+    def cached(exam: Exam, *args: P.args, **options: P.kwargs) -> T:
+        key = (work.__name__, *args, *options.values())
+        if key not in exam.results:
+            try:
+                exam.results[key] = work(exam, *args, **options)
+            except (Broken, NotApplicable):
+                raise
+            except Exception as error:
+                exam.results[key] = error if isinstance(error, Stopped) else Stopped(error)
+        result: T | Stopped = exam.results[key]
+        if isinstance(result, Stopped):
+            raise result
+        return result
+
+    return cached
 
 
 class Exam:
@@ -62,7 +85,7 @@ class Exam:
             raise NotApplicable(str(error)) from None
         self.evicting = [g for g in geometry if g.evicts]
         self.requests = self._requests()
-        self._results: dict[Any, Any] = {}
+        self.results: dict[Any, Any] = {}  # of methods decorated with `once`
 
     @property
     def layouts(self) -> tuple[AuditLayout, ...]:
@@ -72,13 +95,14 @@ class Exam:
     def growth(self) -> int | None:
         return self.method.during("decode").trigger(INTERVAL).growth
 
+    @once
     def main(self, way: Way) -> Trial:
         """Return the trial that most invariants check. Raises Stopped.
 
         In a layout: all requests on fewer slots than samples. In a special way: a long and a short request.
         """
         if way == "dense" or way == "paged":
-            return self._once(("main", way), lambda: self._bench(way).run(self.requests))
+            return self._bench(way).run(self.requests)
         if way == "share" and self.budget is None:
             raise NotApplicable("takes no budget")
         if way == "chunked":
@@ -86,7 +110,7 @@ class Exam:
                 check_prefill(self.method, "chunked")
             except UserError:
                 raise NotApplicable("runs probes over the whole prompt") from None
-        return self._once(("main", way), lambda: self._special(way))
+        return self._special(way)
 
     def _special(self, way: Special) -> Trial:
         long, short = (replace(request, samples=(0,)) for request in self.requests[:2])
@@ -107,64 +131,50 @@ class Exam:
 
     def protects(self) -> list[Protect]:
         """Return the method's `protect` for the first prompt, in each phase."""
-        length, declared = len(self.requests[0].prompt_ids), []
+        length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
-        for acting in (self.method.during("prefill"), self.method.during("decode")):
-            declared.append(acting.protect(acting.allowed(budget, length, length, 0)))
-        return declared
+        phases = (self.method.during("prefill"), self.method.during("decode"))
+        return [acting.protect(acting.allowed(budget, length, length, 0)) for acting in phases]
 
+    @once
     def backwards(self, layout: AuditLayout) -> Trial:
         """Run all requests in reverse order: each sequence gets other neighbours and another slot."""
-        return self._once(("backwards", layout), lambda: self._bench(layout).run(self.requests[::-1]))
+        return self._bench(layout).run(self.requests[::-1])
 
+    @once
     def repeated(self, layout: AuditLayout) -> tuple[Trial, Trial, Trial]:
         """Run one sequence, another, and the first again, each alone in the same engine."""
         a, b = (replace(request, samples=(0,)) for request in (self.requests[0], self.requests[-1]))
+        bench = self._bench(layout)
+        return bench.run([a]), bench.run([b]), bench.run([a])
 
-        def make_three() -> tuple[Trial, Trial, Trial]:
-            bench = self._bench(layout)
-            return bench.run([a]), bench.run([b]), bench.run([a])
-
-        return self._once(("repeated", layout), make_three)
-
+    @once
     def larger(self, layout: AuditLayout) -> Trial:
         """Run the prompt of the first request at a larger budget."""
         request = replace(self.requests[0], max_new_tokens=2, samples=(0,))
-        return self._once(
-            ("larger", layout), lambda: self._bench(layout, self.size + MORE_BUDGET * self.copies).run([request])
-        )
+        return self._bench(layout, self.size + MORE_BUDGET * self.copies).run([request])
 
+    @once
     def unlimited(self, layout: AuditLayout) -> Trial:
         """Run all requests at a budget that no sequence reaches."""
-        return self._once(
-            ("unlimited", layout), lambda: self._bench(layout, (self.max_tokens + 1) * self.copies).run(self.requests)
-        )
+        return self._bench(layout, (self.max_tokens + 1) * self.copies).run(self.requests)
 
     def full(self) -> Trial:
         """Run all requests with the full cache, once for all methods on this model with the same budget."""
         trials = self.subject.full
         if self.size not in trials:
-            bench = Bench(
-                self.loaded,
-                make("full", {}),
-                budget=None,
-                interval=INTERVAL,
-                slots=SLOTS,
-                max_tokens=self.max_tokens,
-            )
-            trials[self.size] = bench.run(self.requests)
+            lengths = {"interval": INTERVAL, "slots": SLOTS, "max_tokens": self.max_tokens}
+            trials[self.size] = Bench(self.loaded, make("full", {}), budget=None, **lengths).run(self.requests)
         trial: Trial = trials[self.size]
         return trial
 
-    def dense(self, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """Run one dense forward pass over a sequence; masked: hide the entries that the log says were evicted."""
-        keys = self.keys(request, sample)
+    @once
+    def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
+        """Run one dense pass over a sequence of `main(way)`; masked: hide the entries that were evicted."""
+        trial = self.main(way)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
         history = trial.history if masked else KeptHistory()
-        return self._once(("pass", way, masked, *keys), lambda: dense_pass(self.loaded, ids, history, keys))
-
-    def keys(self, request: Request, sample: int) -> list[int]:
-        return [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
+        return dense_pass(self.loaded, ids, history, noise_keys(request, sample))
 
     def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the greedy tokens of the engine, and of `model.generate` with an `EvictionCache`.
@@ -174,39 +184,23 @@ class Exam:
         first = self.requests[0].prompt_ids
         prompts = [first] if self.method.during("prefill").needs().probes else [first, first[::-1]]
         # EvictionCache gives its sequences these names, and noise is a hash of them.
-        requests = [
-            replace(
-                self.requests[0], task="generate", doc_id=str(row), prompt_ids=ids, samples=(0,), sampling=Sampling()
-            )
-            for row, ids in enumerate(prompts)
-        ]
+        one = replace(self.requests[0], task="generate", samples=(0,), sampling=Sampling())
+        requests = [replace(one, doc_id=str(row), prompt_ids=ids) for row, ids in enumerate(prompts)]
         trial = self._bench(self.layouts[0], slots=len(prompts)).run(requests)
         model, vocabulary = self.loaded.model, self.loaded.model.get_input_embeddings().weight.shape[0]
         config = copy.deepcopy(model.generation_config)
-        config.eos_token_id, config.pad_token_id = (
-            vocabulary,
-            0,
-        )  # an id of no token; transformers would replace None by the model's id
+        config.pad_token_id = 0
+        config.eos_token_id = vocabulary  # the id of no token: transformers would replace None by the model's end token
         config.max_new_tokens, config.do_sample = OUTPUT, False
         ids = torch.tensor([list(prompt) for prompt in prompts], device=self.loaded.device)
         try:
-            cache = EvictionCache(
-                model,
-                self.method,
-                budget=self.budget,
-                interval=INTERVAL,
-                max_tokens=self.max_tokens,
-                tokenizer=self.loaded.tokenizer,
-            )
+            lengths: dict[str, Any] = {"budget": self.budget, "interval": INTERVAL, "max_tokens": self.max_tokens}
+            cache = EvictionCache(model, self.method, **lengths, tokenizer=self.loaded.tokenizer)
         except SetupError as error:
             raise NotApplicable(str(error)) from None
         with cache:
-            out = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                generation_config=config,
-                past_key_values=cache,
-            )
+            mask = torch.ones_like(ids)
+            out = model.generate(ids, attention_mask=mask, generation_config=config, past_key_values=cache)
         mine = [list(trial.done[request.doc_id, 0].token_ids) for request in requests]
         return mine, out[:, ids.shape[1] :].tolist()
 
@@ -221,20 +215,6 @@ class Exam:
             layout=layout,
             **reading,
         )
-
-    def _once(self, key: Any, work: Callable[[], Any]) -> Any:
-        """Return the cached result of `work`, or raise the cached error with which it ended."""
-        if key not in self._results:
-            try:
-                self._results[key] = work()
-            except (Broken, NotApplicable):
-                raise
-            except Exception as error:
-                self._results[key] = Stopped(error)
-        result = self._results[key]
-        if isinstance(result, Stopped):
-            raise result
-        return result
 
     def _requests(self) -> list[Request]:
         """Return requests with prompts longer and shorter than the budget; the first request has two samples."""

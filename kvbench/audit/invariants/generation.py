@@ -1,7 +1,4 @@
-"""Invariants of generations. Each function states one in its first line.
-
-A function raises `Broken` with value and cause, or `NotApplicable` with the reason. `checks` lists all invariants.
-"""
+"""Invariants of generations. Each function states one in its first line, and raises `Broken` or `NotApplicable`."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import torch
 
 from kvbench.audit.invariants.events import evictions, held_at
 from kvbench.audit.invariants.exam import CHUNK, INTERVAL, TAIL, AuditLayout, Exam, Way
-from kvbench.audit.invariants.trial import Trial
+from kvbench.audit.invariants.trial import Trial, noise_keys
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Broken, NotApplicable
 from kvbench.engine.cache.paged import PAGE
 from kvbench.eviction.columns import expanded
@@ -46,9 +43,8 @@ def budget(exam: Exam, way: Way) -> None:
     for (doc, sample, seen), layers in kept.items():
         total, limit = sum(layers.values()), limits[doc]
         if total > limit * heads:
-            raise Broken(
-                f"{total / heads:.2f} entries kept of {limit}, {doc} prompt, sample {sample}, {seen} tokens seen"
-            )
+            where = f"{doc} prompt, sample {sample}, {seen} tokens seen"
+            raise Broken(f"{total / heads:.2f} entries kept of {limit}, {where}")
     for (doc, _), done in trial.done.items():
         most = limits[doc] + CHUNK * exam.copies
         if way == "chunked" and done.usage is not None and done.usage.entries_prefill_peak > most:
@@ -101,9 +97,8 @@ def batch(exam: Exam, layout: AuditLayout) -> None:
     """A sequence has the same tokens and kept entries alone, beside others, in another order and another slot."""
     _drops(exam, layout)
     main = exam.main(layout)
-    for request in main.requests:
-        for sample in request.samples:
-            _same(main, exam.backwards(layout), request, sample, "in another order and slot")
+    for request, sample in main.sequences():
+        _same(main, exam.backwards(layout), request, sample, "in another order and slot")
     first, second, _ = exam.repeated(layout)
     for alone in (first, second):
         [request] = alone.requests
@@ -159,25 +154,22 @@ def full(exam: Exam, layout: AuditLayout) -> None:
     """With a budget above the length of every sequence, logits and tokens are those of the full cache."""
     _budget(exam)
     theirs, mine = exam.full(), exam.unlimited(layout)
-    for request in theirs.requests:
-        for sample in request.samples:
-            _, key = exam.keys(request, sample)
-            for step in range(request.max_new_tokens):
-                a, b = theirs.seen.logits[key, step], mine.seen.logits[key, step]
-                if (change := relative(a, b)) > TOLERANCE:
-                    raise Broken(f"logits differ by {change:.1e} at step {step}, {request.doc_id} prompt")
-            at = request.doc_id, sample
-            if theirs.done[at].token_ids != mine.done[at].token_ids:
-                raise Broken(f"tokens differ, {request.doc_id} prompt, sample {sample}")
+    for request, sample in theirs.sequences():
+        _, key = noise_keys(request, sample)
+        for step in range(request.max_new_tokens):
+            a, b = theirs.seen.logits[key, step], mine.seen.logits[key, step]
+            if (change := relative(a, b)) > TOLERANCE:
+                raise Broken(f"logits differ by {change:.1e} at step {step}, {request.doc_id} prompt")
+        at = request.doc_id, sample
+        if theirs.done[at].token_ids != mine.done[at].token_ids:
+            raise Broken(f"tokens differ, {request.doc_id} prompt, sample {sample}")
 
 
 def oracle(exam: Exam, way: Way) -> None:
     """Logits are those of one dense forward pass in which evicted entries are masked: no position is wrong."""
     _drops(exam, way)
-    trial = exam.main(way)
-    for request in trial.requests:
-        for sample in request.samples:
-            _compare(exam, trial, way, request, sample, masked=True, upto=None)
+    for request, sample in exam.main(way).sequences():
+        _compare(exam, way, request, sample, masked=True, upto=None)
 
 
 def past(exam: Exam, layout: AuditLayout) -> None:
@@ -185,12 +177,11 @@ def past(exam: Exam, layout: AuditLayout) -> None:
     evicts(exam)
     _drops(exam, layout)
     trial = exam.main(layout)
-    for request in trial.requests:
-        for sample in request.samples:
-            times = [seen for seen, _ in trial.kept(request, sample)]
-            # A prompt is evicted after it was read, so its last logits are always compared.
-            first = max(min(times), len(request.prompt_ids)) if times else None
-            _compare(exam, trial, layout, request, sample, masked=False, upto=first)
+    for request, sample in trial.sequences():
+        times = [seen for seen, _ in trial.kept(request, sample)]
+        # A prompt is evicted after it was read, so its last logits are always compared.
+        first = max(min(times), len(request.prompt_ids)) if times else None
+        _compare(exam, layout, request, sample, masked=False, upto=first)
 
 
 def layouts(exam: Exam, layout: AuditLayout) -> None:
@@ -199,9 +190,8 @@ def layouts(exam: Exam, layout: AuditLayout) -> None:
         raise NotApplicable("keeps heads unequal, so there is only the paged layout")
     _drops(exam, layout)
     dense, paged = exam.main("dense"), exam.main("paged")
-    for request in dense.requests:
-        for sample in request.samples:
-            _same(dense, paged, request, sample, "in the paged layout")
+    for request, sample in dense.sequences():
+        _same(dense, paged, request, sample, "in the paged layout")
 
 
 def generate(exam: Exam, layout: AuditLayout) -> None:
@@ -226,7 +216,7 @@ def evicts(exam: Exam) -> None:
 
 
 def _drops(exam: Exam, way: Way) -> None:
-    """Raises NotApplicable for an evicting method that dropped nothing: its generations prove nothing."""
+    """Raise NotApplicable for an evicting method that dropped nothing, whose generations prove nothing."""
     if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
 
@@ -253,12 +243,10 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
         raise Broken(f"tokens differ {how} from step {step} on: {place}")
 
 
-def _compare(
-    exam: Exam, trial: Trial, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None
-) -> None:
+def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None) -> None:
     """Compare the engine's logits with a dense pass, for queries at positions below `upto`. Raises Broken."""
-    dense = exam.dense(trial, way, request, sample, masked=masked).logits
-    _, key = exam.keys(request, sample)
+    trial, dense = exam.main(way), exam.dense(way, request, sample, masked=masked).logits
+    _, key = noise_keys(request, sample)
     for step in range(len(trial.done[request.doc_id, sample].token_ids)):
         at = len(request.prompt_ids) - 1 + step
         if upto is not None and at >= upto:

@@ -11,7 +11,6 @@ from kvbench.audit.invariants.generation import TOLERANCE, evicts, relative
 from kvbench.audit.invariants.trial import Trial
 from kvbench.audit.outcome import Broken, NotApplicable
 from kvbench.eviction.view import LayerView
-from kvbench.records import Request
 
 
 @torch.inference_mode()
@@ -25,20 +24,19 @@ def queries(exam: Exam, way: Way) -> None:
     compared = False
     for view, width in _shown(trial):
         for row in range(len(view.seen)):
-            request, sample = _whose(exam, trial, int(view.noise_key[row]))
-            _are_newest(
-                view, row, width, f"{request.doc_id} prompt, layer {view.layer}, {int(view.seen[row])} tokens seen"
-            )
+            request, sample = trial.owner(int(view.noise_key[row]))
+            where = f"{request.doc_id} prompt, layer {view.layer}, {int(view.seen[row])} tokens seen"
+            _are_newest(view, row, width, where)
             at = view.query_positions[row]
             real = at >= 0  # a window may be longer than a sequence
             if not bool(real.any()):
                 continue
-            theirs = exam.dense(trial, way, request, sample, masked=True).queries[view.layer][:, at[real]]
+            theirs = exam.dense(way, request, sample, masked=True).queries[view.layer][:, at[real]]
             change = relative(theirs, view.queries[row][:, real])
             if not change <= TOLERANCE:
                 raise Broken(
                     f"queries at positions {int(at[real].min())} to {int(at.max())} differ by {change:.1e} (relative): "
-                    f"{request.doc_id} prompt, layer {view.layer}, {int(view.seen[row])} tokens seen"
+                    f"{where}"
                 )
             compared = True
     if not compared:
@@ -64,12 +62,3 @@ def _are_newest(view: LayerView, row: int, width: int | None, where: str) -> Non
         raise Broken(f"{count} queries shown, {width} asked for: {where}")
     if at != list(range(seen - count, seen)):
         raise Broken(f"queries are said to be at positions {at[0]} to {at[-1]}: {where}")
-
-
-def _whose(exam: Exam, trial: Trial, key: int) -> tuple[Request, int]:
-    """Return request and sample of a noise key; for the key of a prompt, the first sample."""
-    for request in trial.requests:
-        for sample in request.samples:
-            if key in exam.keys(request, sample):
-                return request, sample
-    raise KeyError(key)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -39,15 +39,15 @@ def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
     )
 
 
-def some_of(view: LayerView, rows: list[int]) -> LayerView:
-    """Return the view of some sequences of the batch: `rows` are their indices."""
+def mapped(view: LayerView, change: Callable[[torch.Tensor], torch.Tensor]) -> LayerView:
+    """Return the view with every tensor changed, except the weights."""
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(view):
         value = getattr(view, f.name)
         if isinstance(value, torch.Tensor):
-            changes[f.name] = value[rows]
-        elif isinstance(value, Mapping) and f.name in ("columns", "states"):
-            changes[f.name] = {name: tensor[rows] for name, tensor in value.items()}
+            changes[f.name] = change(value)
+        elif isinstance(value, Mapping) and f.name != "weights":
+            changes[f.name] = {name: change(tensor) for name, tensor in value.items()}
     return dataclasses.replace(view, **changes)
 
 

@@ -136,19 +136,10 @@ def random_subject(name: str, scratch: Path) -> Subject:
     """Make the random model RANDOM[name], with the tokenizer of the built-in model."""
     kind, layers, heads, kv_heads, dim = RANDOM[name]
     tokenizer = transformers.AutoTokenizer.from_pretrained(tiny.path())
-    config = getattr(transformers, kind)(
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=dim,
-        vocab_size=512,
-        max_position_embeddings=4096,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
+    heads_of = {"num_attention_heads": heads, "num_key_value_heads": kv_heads, "head_dim": dim}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "vocab_size": 512, "max_position_embeddings": 4096}
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": 0}
+    config = getattr(transformers, kind)(num_hidden_layers=layers, **heads_of, **sizes, **ids)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         model = transformers.AutoModelForCausalLM.from_config(config)

@@ -1,8 +1,8 @@
-"""A `Trial` is one generation of the engine with everything recorded from it; a `Bench` runs trials."""
+"""A `Trial` is one generation of the engine with all that was recorded of it; a `Bench` runs trials."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,12 +42,28 @@ class Trial:
 
     def kept(self, request: Request, sample: int) -> dict[tuple[int, int], list[list[int]]]:
         """Return the positions that each eviction kept per head, by (tokens seen, layer); the prompt's included."""
-        keys = [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
         return {
             (seen, layer): [sorted(head.tolist()) for head in heads]
-            for key in keys
+            for key in noise_keys(request, sample)
             for seen, layer, heads in self.history.events.get(key, ())
         }
+
+    def sequences(self) -> Iterator[tuple[Request, int]]:
+        """Yield every request with each of its samples."""
+        for request in self.requests:
+            yield from ((request, sample) for sample in request.samples)
+
+    def owner(self, key: int) -> tuple[Request, int]:
+        """Return request and sample of a noise key; for the key of a prompt, the first sample. Raises KeyError."""
+        for request, sample in self.sequences():
+            if key in noise_keys(request, sample):
+                return request, sample
+        raise KeyError(key)
+
+
+def noise_keys(request: Request, sample: int) -> list[int]:
+    """Return the noise keys of the prompt and of one of its samples; the engine's log names sequences by them."""
+    return [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
 
 
 class Bench:
@@ -70,9 +86,8 @@ class Bench:
         with watching(self.method) as seen:
             done = {(d.request.doc_id, d.sample): d for d in self.engine.generate(requests)}
         self._count_pages(idle=True)
-        cache = self.engine.cache
-        budget = self.engine.budget
-        return Trial(list(requests), budget, done, self.history, seen, self.holdings, self.lost_pages, cache)
+        recorded = (done, self.history, seen, self.holdings, self.lost_pages, self.engine.cache)
+        return Trial(list(requests), self.engine.budget, *recorded)
 
     def _measure(self) -> None:
         cache = self.engine.cache

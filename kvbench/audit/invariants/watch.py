@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
+from kvbench.audit.invariants.scramble import mapped
 from kvbench.engine import draws
 from kvbench.eviction import select
 from kvbench.eviction.api import Method
@@ -30,7 +31,7 @@ class Seen:
 
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
-    """Record while the block runs: functions of the engine and the method are replaced, and restored at the end."""
+    """Record while the block runs, by replacing functions of the engine and of the method."""
     seen, draw, decide = Seen(), draws.draw, select.decide
     kinds: dict[Any, int] = {}
 
@@ -47,39 +48,28 @@ def watching(method: Method) -> Iterator[Seen]:
         first = views[0]
         # Kinds differ in: first or later eviction, one sequence or a batch, and which of two combined methods.
         if new("decide", type(method), int(first.eviction_index.max()) > 0, len(first.seen) > 1):
-            seen.decisions.append((method, [_kept(view) for view in views]))
+            seen.decisions.append((method, [_copied(view) for view in views]))
         return decide(method, views)
 
     def observed(original: Any) -> Any:
         def spy(self: Method, view: LayerView) -> dict[str, torch.Tensor]:
             if new("observe", view.probe is not None, int(view.eviction_index.max()) > 0):
-                seen.observations.append((self, _kept(view)))
+                seen.observations.append((self, _copied(view)))
             values: dict[str, torch.Tensor] = original(self, view)
             return values
 
         return spy
 
     classes = {type(part) for part in (method.during("prefill"), method.during("decode"))}
-    originals = {cls: cls.__dict__["observe"] for cls in classes if "observe" in cls.__dict__}
-    patched: Any = draws
-    patched.draw, select.decide = drawn, decided
-    for cls, original in originals.items():
-        cls.observe = observed(original)  # type: ignore[method-assign]
-    try:
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(draws, "draw", drawn))
+        stack.enter_context(patch.object(select, "decide", decided))
+        for cls in classes:
+            if "observe" in cls.__dict__:
+                stack.enter_context(patch.object(cls, "observe", observed(cls.__dict__["observe"])))
         yield seen
-    finally:
-        patched.draw, select.decide = draw, decide
-        for cls, original in originals.items():
-            cls.observe = original  # type: ignore[method-assign]
 
 
-def _kept(view: LayerView) -> LayerView:
-    """Return a copy of a view: the engine reuses its tensors."""
-    changes: dict[str, Any] = {}
-    for f in dataclasses.fields(view):
-        value = getattr(view, f.name)
-        if isinstance(value, torch.Tensor):
-            changes[f.name] = value.clone()
-        elif isinstance(value, Mapping) and f.name != "weights":
-            changes[f.name] = {name: tensor.clone() for name, tensor in value.items()}
-    return dataclasses.replace(view, **changes)
+def _copied(view: LayerView) -> LayerView:
+    """Return a copy of a view, because the engine reuses its tensors."""
+    return mapped(view, torch.clone)

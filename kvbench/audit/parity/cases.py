@@ -1,7 +1,7 @@
 """Parity cases on disk: fixed inputs and the decisions that published reference code took on them.
 
 One case is ``<name>.json`` (hyperparameters, steps) with ``<name>.safetensors`` (queries, keys, slots before and kept
-tokens after every step). Format ``kvbench-parity/1``; files of other formats are listed, not run.
+tokens after every step). Format ``kvbench-parity/1``; a file whose format has a suffix holds values, but no decisions.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FORMAT = "kvbench-parity/1"
 
 @dataclass(frozen=True)
 class Case:
-    """One case. Units are the heads that hold separate entries, layer by layer: L layers, H heads, T tokens."""
+    """One case. A unit is a head that keeps its own entries; units come layer by layer: L layers, H heads, T tokens."""
 
     path: Path  # of the .json file
     meta: dict[str, Any]
@@ -70,7 +70,7 @@ class Case:
             raise UserError(f"cannot read the tensors of parity case {quote(self.path)}: {error}") from None
 
     def slots(self, step: int) -> list[list[torch.Tensor]]:
-        """Return the token in every slot before a step, per layer and head, in the reference's slot order."""
+        """Return the tokens' positions before a step, per layer and head, in the reference's slot order."""
         units = [unit.long() for unit in self._split("cache", step)]
         return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
@@ -82,16 +82,16 @@ class Case:
         """Return the reference's score of each unit's tokens, or None if the file has no scores for the step."""
         if f"score.{step}" not in self.tensors:
             return None
-        slots = self._split("cache", step)
-        scores = self._split("score", step)
-        return [dict(zip(s.tolist(), x.double().tolist())) for s, x in zip(slots, scores)]
+        units = zip(self._split("cache", step), self._split("score", step))
+        return [dict(zip(slots.tolist(), scores.double().tolist())) for slots, scores in units]
 
     def state(self, name: str, step: int) -> torch.Tensor | None:
-        """Return a state of the reference before a step for its first n slots, [L, H, n]; None if it is not stored."""
+        """Return the values of a state in the first n slots before a step, [L, H, n]; None if the file lacks them."""
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 
     def in_text_order(self, step: int) -> bool:
+        """Whether every unit's slots lie in text order before a step."""
         return all(bool((row.diff() > 0).all()) for layer in self.slots(step) for row in layer)
 
     def _split(self, name: str, step: int) -> list[torch.Tensor]:

@@ -39,7 +39,7 @@ class StepResult:
 
 
 class ReferenceLayer:
-    """Entries of one layer, padded to the longest head: positions [1, H, N], a mask of existing entries, and columns.
+    """Entries of one layer, padded to the longest head: positions [1, H, N], the mask `valid`, and columns.
 
     initial: [H, T] first values of columns that are computed from new tokens.
     """
@@ -52,7 +52,7 @@ class ReferenceLayer:
         self.states: dict[str, torch.Tensor] = {}
 
     def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
-        """Set the tokens of every head, and the values of columns for the first tokens of each head."""
+        """Replace the entries by rows of positions, one per head; columns: values for each head's first entries."""
         pad = torch.nn.utils.rnn.pad_sequence
         self.positions = pad(rows, batch_first=True, padding_value=-1)[None]
         self.valid = self.positions >= 0
@@ -115,11 +115,11 @@ class ReferenceCache:
         self.evictions = 0
 
     def _per_unit(self, x: torch.Tensor | None) -> torch.Tensor | None:
-        """Repeat keys or values for every unit: per query head if units are query heads."""
+        """Return keys or values once per unit: where units are query heads, each KV head's is repeated."""
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
     def load(self, case: Case, step: int) -> None:
-        """Replace entries and states by those that the reference had before a step."""
+        """Replace entries and states by the reference's before a step."""
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):
@@ -161,9 +161,9 @@ class ReferenceCache:
         views = self._views(max(0, self.seen - self.method.needs().width))
         if self.watch is not None:
             self.watch(views)
-        for layer, verdict in zip(self.layers, decide(self.method, views)):
-            layer.update(verdict.columns)
-            layer.keep(verdict.keep)
+        for layer, decision in zip(self.layers, decide(self.method, views)):
+            layer.update(decision.columns)
+            layer.keep(decision.keep)
         self.evictions += 1
 
     def probe(self, case: Case) -> None:
@@ -196,9 +196,8 @@ class ReferenceCache:
         def cached(x: torch.Tensor) -> torch.Tensor:
             return x[index : index + 1].gather(2, at.expand(-1, -1, -1, x.shape[-1]))
 
-        keys = (
-            torch.zeros(*layer.positions.shape, 1) if self.k is None else cached(self.k)
-        )  # without keys the method reads positions only
+        # Without keys the method reads positions only.
+        keys = torch.zeros(*layer.positions.shape, 1) if self.k is None else cached(self.k)
         queries = None if self.q is None else self.q[index : index + 1, :, first_query : self.seen]
         more: dict[str, Any] = {} if self.v is None else {"values": cached(self.v)}
         return make_view(
@@ -224,7 +223,7 @@ class ReferenceCache:
 def run_case(
     case: Case, plan: CasePlan, watch: Callable[[int, list[LayerView]], None] | None = None
 ) -> list[StepResult]:
-    """Run one case as planned, and return one result per stored step that the plan judges.
+    """Run one case as planned, and return one result per stored step that the plan compares.
 
     watch: called with the step and the views of all layers right before each decision.
     """

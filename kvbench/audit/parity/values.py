@@ -86,36 +86,34 @@ def _gates(case: Case) -> Pairs:
 
 def _policy(case: Case) -> Pairs:
     t, h = case.tensors, case.hyper
-    loss, divergence = policy_loss(
-        t["log_probs"],
-        t["log_probs_old"],
-        t["log_probs_ref"],
-        t["advantages"],
-        clip=h["clip_eps"],
-        kl_weight=h["kl_weight"],
-    )
+    inputs = (t[name] for name in ("log_probs", "log_probs_old", "log_probs_ref", "advantages"))
+    loss, divergence = policy_loss(*inputs, clip=h["clip_eps"], kl_weight=h["kl_weight"])
     yield "policy loss", loss, t["loss"]
     yield "divergence", divergence, t["kl_mean"]
 
 
-def _scorer(case: Case) -> Pairs:
-    """Yield inputs and outputs of the scorer at every decision, in the file's order of entries."""
+def _at_decisions(case: Case, compare: Callable[[Case, Any, int, list[LayerView]], Pairs]) -> Pairs:
+    """Run a case; yield what `compare` yields for the case, its method, a step, and all layers before the decision."""
     [plan] = plans(case)
-    method: Any = make(plan.method, plan.options)
-    pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = []
-
-    def watch(step: int, views: list[LayerView]) -> None:
-        [view] = views
-        x = method.inputs(view)
-        theirs = case.tensors[f"aux.drop_score.{step}"]
-        order = view.positions.argsort(dim=-1)[..., : theirs.shape[-1]]
-        attention = x[..., 2 * view.keys.shape[-1] :]
-        ours = attention.gather(2, order[..., None].expand(-1, -1, -1, attention.shape[-1]))
-        pairs.append(("attention features", ours, case.tensors[f"aux.attn_info.{step}"]))
-        pairs.append(("drop score", drop_scores(view.weights, 0, x).gather(-1, order), theirs))
-
-    run_case(case, plan, watch)
+    method, pairs = make(plan.method, plan.options), list[Any]()
+    run_case(case, plan, lambda step, views: pairs.extend(compare(case, method, step, views)))
     yield from pairs
+
+
+def _scorer(case: Case) -> Pairs:
+    return _at_decisions(case, _scorer_step)
+
+
+def _scorer_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
+    """Yield the scorer's inputs and outputs, in the file's order of entries."""
+    [view] = views
+    x = method.inputs(view)
+    theirs = case.tensors[f"aux.drop_score.{step}"]
+    order = view.positions.argsort(dim=-1)[..., : theirs.shape[-1]]
+    attention = x[..., 2 * view.keys.shape[-1] :]
+    ours = attention.gather(2, order[..., None].expand(-1, -1, -1, attention.shape[-1]))
+    yield "attention features", ours, case.tensors[f"aux.attn_info.{step}"]
+    yield "drop score", drop_scores(view.weights, 0, x).gather(-1, order), theirs
 
 
 def _scorer_and_labels(case: Case) -> Pairs:
@@ -134,20 +132,17 @@ def _scorer_and_labels(case: Case) -> Pairs:
 
 
 def _retention_scores(case: Case) -> Pairs:
-    """Yield the scores of entries, for the steps whose scores the file holds."""
-    [plan] = plans(case)
-    method: Any = make(plan.method, plan.options)
-    pairs: list[tuple[str, torch.Tensor, torch.Tensor]] = []
+    return _at_decisions(case, _retention_step)
 
-    def watch(step: int, views: list[LayerView]) -> None:
-        ours = [scores for view in views for scores in zip(view.positions[0].tolist(), method.score(view)[0].tolist())]
-        for (positions, scores), theirs in zip(ours, case.scores(step) or ()):
-            mine = dict(zip(positions, scores))
-            scored = [(mine.get(token, float("nan")), score) for token, score in theirs.items() if score < float("inf")]
-            pairs.append(("score", *torch.tensor(scored, dtype=torch.float64).T))
 
-    run_case(case, plan, watch)
-    yield from pairs
+def _retention_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
+    """Yield the scores of entries, if the file holds those of this step."""
+    ours = [scores for view in views for scores in zip(view.positions[0].tolist(), method.score(view)[0].tolist())]
+    for (positions, scores), theirs in zip(ours, case.scores(step) or ()):
+        mine = dict(zip(positions, scores))
+        scored = [(mine.get(token, float("nan")), score) for token, score in theirs.items() if score < float("inf")]
+        own, other = torch.tensor(scored, dtype=torch.float64).T
+        yield "score", own, other
 
 
 VALUES: dict[tuple[str, str], Callable[[Case], Pairs]] = {
@@ -155,9 +150,6 @@ VALUES: dict[tuple[str, str], Callable[[Case], Pairs]] = {
     ("foresightkv", "eval_deterministic_topk"): _scorer,
     ("foresightkv", "grpo"): _policy,
     ("trimkv", "gate"): _gates,
-    ("trimkv", "local_alpha"): _retention_scores,
-    ("trimkv", "local_knorm_alpha"): _retention_scores,
-    ("trimkv", "global_alpha"): _retention_scores,
-    ("trimkv", "global_knorm_alpha"): _retention_scores,
-    ("trimkv", "global_layer_wise_alpha"): _retention_scores,
+    **{("trimkv", f"local_{scores}"): _retention_scores for scores in ("alpha", "knorm_alpha")},
+    **{("trimkv", f"global_{scores}"): _retention_scores for scores in ("alpha", "knorm_alpha", "layer_wise_alpha")},
 }

@@ -12,7 +12,7 @@ from kvbench.console import terminal
 from kvbench.errors import quote
 
 if TYPE_CHECKING:
-    from kvbench.audit.scorers import Row
+    from kvbench.audit.scorers import ScoredGolden
 
 SHOWN = 3  # printed differences per file
 
@@ -38,7 +38,7 @@ def audit_scorers(folder: Path, *, as_json: bool, quiet: bool) -> int:
     return 0 if equal else 1
 
 
-def _print(files: Sequence[dict[str, Any]], rows: Sequence[Row], equal: bool) -> None:
+def _print(files: Sequence[dict[str, Any]], rows: Sequence[ScoredGolden], equal: bool) -> None:
     verdicts = ("ok" if f["equal"] == f["rows"] else "DIFFERS" for f in files)
     lines = [(f["file"], str(f["rows"]), str(f["equal"]), verdict) for f, verdict in zip(files, verdicts, strict=True)]
     terminal.table(("file", "rows", "equal", ""), lines, right=("rows", "equal"))
@@ -52,7 +52,7 @@ def _print(files: Sequence[dict[str, Any]], rows: Sequence[Row], equal: bool) ->
     print(f"{sum(row.equal for row in rows)} of {len(rows)} rows in {len(files)} files: {verdict}.")
 
 
-def _what(row: Row) -> str:
+def _what(row: ScoredGolden) -> str:
     if row.error:
         return row.error
     return "; ".join(

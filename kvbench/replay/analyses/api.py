@@ -2,10 +2,6 @@
 
 An analysis is one file in this folder, with a class under ``@register("name")``. It must not import torch at import
 time, because ``--help`` lists the analyses.
-
-    @register("sparsity")
-    class Sparsity(AttentionAnalysis):
-        about = "entries that hold 90, 95 and 99% of the attention, by layer"
 """
 
 from __future__ import annotations
@@ -20,15 +16,16 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 from kvbench.errors import UserError, quote
 from kvbench.eviction.budget import entries, label
 from kvbench.registry import did_you_mean
+from kvbench.replay.analyses.tally import Tally
 
 if TYPE_CHECKING:
     import torch
 
     from kvbench.replay.choices import Chosen
-    from kvbench.replay.traces import Trace
+    from kvbench.replay.traces import ForcedTrace
 
-WINDOW = 16  # queries per window; G-KV and R-KV score entries by as many (w)
-MASS = 0.9  # attended tokens: the smallest set with this share of the attention
+WINDOW = 16  # queries per window, as many as G-KV and R-KV score entries by
+MASS = 0.9  # attended tokens are the fewest with this share of the attention
 
 Row = dict[str, Any]
 Table = tuple[list[str], list[list[str]]]  # head and lines; the first column is text, the others are numbers
@@ -37,65 +34,45 @@ A = TypeVar("A", bound="type[Analysis]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A task and its traces, which an analysis gets before anything is read.
-
-    Attributes:
-        text: turns a token id into text.
-        right: (doc_id, sample) -> whether the answer's score is 1; empty unless some analysis has `scored`.
-    """
+    """A task and its traces, which an analysis gets before anything is read."""
 
     task: str
-    traces: Sequence[Trace]
+    traces: Sequence[ForcedTrace]
     interval: int
-    text: Callable[[int], str] = str
+    text: Callable[[int], str] = str  # token id -> text
+    # (doc_id, sample) -> whether the answer's score is 1; empty unless some analysis has `scored`
     right: Mapping[tuple[str, int], bool] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Attention of WINDOW queries of an answer in one layer, under the full cache; the last window may have fewer.
+    """Attention of WINDOW queries of an answer in one layer, under the full cache; the last window may have fewer."""
 
-    Attributes:
-        layer: index in the model; traces: indices into `Study.traces` of the b traces read together.
-        index, count: number of this window, and of all windows of the answer; windows come in order per layer.
-        first: position of its first query.
-        weights: [b, Hq, w, N] float32, N = first + w tokens; kv_heads: Hk.
-    """
-
-    layer: int
-    traces: list[int]
-    index: int
-    count: int
-    first: int
-    weights: torch.Tensor
+    layer: int  # index in the model
+    traces: list[int]  # indices into `Study.traces` of the b traces read together
+    index: int  # the window's number from 0; windows come in order per layer
+    count: int  # windows of the answer
+    first: int  # position of the first query
+    weights: torch.Tensor  # [b, Hq, w, N] float32, N = first + w tokens
     kv_heads: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The entries that a method holds of b traces as a block of the answer begins, or (`index` None) at the end.
-
-    Attributes:
-        bounded: whether the method also evicts while decoding.
-        traces: indices into `Study.traces`; layers: model indices of the L layers that are evicted.
-        index, count: number of this block, and of all blocks of the answer.
-        prompt: tokens of the prompt; seen: tokens read so far.
-        held: [L, b, Hk, seen] 1 for tokens that are held, else 0; for methods that keep entries per query head, the
-            share of a KV head's query heads that hold the token. copies: heads of the cache per KV head.
-        paid: [L, b, Hk, seen] attention that the block's queries pay to every token under the full cache, summed over
-            queries and divided by the interval; None at the end.
-    """
+    """The entries that a method holds of b traces as a block of the answer begins, or (`index` None) at the end."""
 
     chosen: Chosen
-    bounded: bool
-    traces: list[int]
-    layers: list[int]
-    index: int | None
-    count: int
-    prompt: int
-    seen: int
-    held: torch.Tensor
-    copies: int
+    bounded: bool  # whether the method also evicts while decoding
+    traces: list[int]  # indices into `Study.traces`
+    layers: list[int]  # model indices of the L layers that are evicted
+    index: int | None  # the block's number from 0
+    count: int  # blocks of the answer
+    prompt: int  # tokens of the prompt
+    seen: int  # tokens read so far
+    held: torch.Tensor  # [L, b, Hk, seen], see `kvbench.replay.comparison.held_tokens`
+    copies: int  # heads of the cache per KV head
+    # [L, b, Hk, seen] attention that the block's queries pay to every token under the full cache, summed over queries
+    # and divided by the interval; None at the end
     paid: torch.Tensor | None
 
     @property
@@ -105,23 +82,16 @@ class Moment:
 
 
 class Analysis(ABC):
-    """One analysis of one task.
-
-    Attributes:
-        about: one line for ``--help``.
-        file: CSV, or Parquet where rows are many or hold text of a model.
-        scored: whether it needs to know which answers are right.
-        plotted: whether its pictures are plots, which need the extra `report`.
-    """
+    """One analysis of one task; `tally` holds its sums."""
 
     name: ClassVar[str] = ""
-    about: ClassVar[str] = ""
-    file: ClassVar[Literal["csv", "parquet"]] = "csv"
-    scored: ClassVar[bool] = False
-    plotted: ClassVar[bool] = True
+    about: ClassVar[str] = ""  # one line for ``--help``
+    file: ClassVar[Literal["csv", "parquet"]] = "csv"  # Parquet where rows are many or hold text of a model
+    scored: ClassVar[bool] = False  # whether it needs to know which answers are right
+    plotted: ClassVar[bool] = True  # whether its pictures are plots, which need the extra `report`
 
     def __init__(self, study: Study) -> None:
-        self.study = study
+        self.study, self.tally = study, Tally(study)
 
     @abstractmethod
     def rows(self) -> list[Row]:
@@ -186,7 +156,7 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
 
 
 def top_mass(paid: torch.Tensor) -> torch.Tensor:
-    """Return [..., N] bool: the smallest set of tokens with the share MASS of each row's sum; older ones at a tie."""
+    """Return [..., N] bool: per row, the fewest tokens with a share of at least MASS of its sum; at a tie the older."""
     ordered = paid.sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(dim=-1) - ordered.values
     wanted = before < MASS * ordered.values.sum(dim=-1, keepdim=True)
@@ -211,3 +181,8 @@ def panel(row: Row) -> str:
 
 def fixed(value: float | None, digits: int = 3) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
+
+
+def cells(row: Row, *names: str, digits: int = 3) -> list[str]:
+    """Return some values of a row as text: numbers with `digits` decimals unless they are whole, None as "-"."""
+    return [fixed(v, digits) if v is None or isinstance(v, float) else str(v) for v in map(row.__getitem__, names)]

@@ -1,8 +1,8 @@
 """The positions of kept tokens in the sequence: a histogram of relative positions, by method and budget.
 
 The relative position of token p among s tokens read so far is p / s: 0 is the prompt's first token, 1 the newest. The
-histogram counts entries of all layers and KV heads, as the blocks of the answer begin (right after an eviction) and at
-the end, once more tokens were read than the budget holds. Per bin:
+histogram counts entries of all layers and KV heads when a block of the answer begins (right after an eviction) and at
+the end, from the moment at which more tokens were read than the budget holds. Per bin:
 
     density  share of the kept entries in it, over the share of all tokens in it: 1 is no preference
     kept     share of its tokens that are kept, mean over layers and heads
@@ -14,8 +14,7 @@ from collections.abc import Sequence
 
 from kvbench.lazy import torch
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Study, Table, fixed, panel, register, size
-from kvbench.replay.analyses.tally import Tally
+from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Table, fixed, panel, register, size
 
 BINS = 20
 
@@ -23,10 +22,6 @@ BINS = 20
 @register("density")
 class Density(MethodAnalysis):
     about = "where kept tokens stand, from the oldest to the newest, by method"
-
-    def __init__(self, study: Study) -> None:
-        super().__init__(study)
-        self._tally = Tally(study)
 
     def moment(self, moment: Moment) -> None:
         if not moment.due:
@@ -41,7 +36,7 @@ class Density(MethodAnalysis):
             share, uniform = kept[:, i] / held.sum(dim=1), tokens[i] / seen
             every = float(tokens[i] * layers * heads)
             sums = {"share": share, "uniform": uniform, "kept": kept[:, i], "entries": every}
-            self._tally.add((moment.chosen, when, i), moment.traces, **sums)
+            self.tally.add((moment.chosen, when, i), moment.traces, **sums)
 
     def rows(self) -> list[Row]:
         """Columns: when: "evictions" or "end"; low, high: limits of the bin."""
@@ -55,7 +50,7 @@ class Density(MethodAnalysis):
                 "high": (i + 1) / BINS,
                 **figures,
             }
-            for (chosen, when, i), figures in self._tally.figures(**ratios)
+            for (chosen, when, i), figures in self.tally.figures(**ratios)
         ]
 
     @staticmethod

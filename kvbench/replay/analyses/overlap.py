@@ -1,16 +1,16 @@
-"""How long attention stays on the same tokens: those that one window of queries attends to, and a later window too.
+"""How long attention stays on the same tokens: the share of a window's attended tokens that a later window attends to.
 
-The attended tokens S of a window are, per KV head, the fewest tokens older than the window that carry 90% of the
-attention that its 16 queries pay to older tokens (mean over queries and the heads of a group; `api.MASS`,
-`api.WINDOW`). For an earlier window a and a later window b:
+A window is 16 successive queries (`api.WINDOW`); its attended tokens S are, per KV head, the fewest older tokens that
+carry 90% of its attention to older tokens (`api.MASS`; mean over queries and the heads of a group). For an earlier
+window a and a later window b:
 
     overlap = |S_a and S_b| / |S_a|
     chance  = share of the tokens older than a that are in S_b: the overlap of a random set
     mass    = attention of b to S_a, over attention of b to all tokens older than a: the share that a cache with only
               S_a would keep
 
-The analysis reads the full cache, so no method matters. It compares at most `ANCHORS` earlier windows with the later
-ones, so memory is at most ANCHORS x Hk x T flags per layer and trace.
+The analysis reads the full cache, so no method matters. At most `ANCHORS` windows, evenly spread, serve as earlier
+windows, so memory is at most ANCHORS x Hk x T flags per layer and trace.
 """
 
 from __future__ import annotations
@@ -19,18 +19,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import (
-    WINDOW,
-    AttentionAnalysis,
-    Row,
-    Study,
-    Table,
-    Window,
-    fixed,
-    register,
-    top_mass,
-)
-from kvbench.replay.analyses.tally import Tally
+from kvbench.replay.analyses.api import WINDOW, AttentionAnalysis, Row, Study, Table, Window, cells, register, top_mass
 
 if TYPE_CHECKING:
     import torch
@@ -45,7 +34,6 @@ class Overlap(AttentionAnalysis):
     def __init__(self, study: Study) -> None:
         super().__init__(study)
         self._anchors: dict[int, list[tuple[int, int, torch.Tensor]]] = {}  # by layer: (index, first, S [b, Hk, first])
-        self._tally = Tally(study)
 
     def window(self, window: Window) -> None:
         if window.index == 0:
@@ -59,29 +47,29 @@ class Overlap(AttentionAnalysis):
         for index, older, before in self._anchors[window.layer]:
             distance = WINDOW << (window.index - index - 1).bit_length()
             now, later = attended[..., :older], paid[..., :older]
-            there = before.any(dim=-1) & (later.sum(dim=-1) > 0)  # [b, Hk]; False: one of the windows pays none
+            there = before.any(dim=-1) & (later.sum(dim=-1) > 0)  # [b, Hk]; False: a window pays no older token
             shares = {
                 "overlap": (before & now).sum(dim=-1) / before.sum(dim=-1),
                 "chance": now.float().mean(dim=-1),
                 "mass": (later * before).sum(dim=-1) / later.sum(dim=-1),
             }
             sums = {name: share.where(there, 0.0).sum(dim=-1) for name, share in shares.items()}
-            self._tally.add((window.layer, distance), window.traces, windows=1.0, pairs=there.sum(dim=-1), **sums)
+            self.tally.add((window.layer, distance), window.traces, windows=1.0, pairs=there.sum(dim=-1), **sums)
         if window.index % -(-window.count // ANCHORS) == 0:
             self._anchors[window.layer].append((window.index, first, attended))
 
     def rows(self) -> list[Row]:
-        """Columns: distance: tokens between two windows, up to this (16, 32, 64, ...); pairs: compared windows."""
+        """Columns: distance: at most so many tokens between the windows (16, 32, 64, ...); pairs: compared windows."""
         ratios = {name: (name, "pairs") for name in ("overlap", "chance", "mass")}
         return [
             {
                 "task": self.study.task,
                 "layer": key[0],
                 "distance": key[1],
-                "pairs": int(self._tally.total(key, "windows")),
+                "pairs": int(self.tally.total(key, "windows")),
                 **figures,
             }
-            for key, figures in sorted(self._tally.figures(**ratios), key=lambda found: found[0])
+            for key, figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0])
         ]
 
     @staticmethod
@@ -98,7 +86,4 @@ class Overlap(AttentionAnalysis):
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
         head = ["task", "layer", "distance", "overlap", "chance", "mass"]
-        return head, [
-            [r["task"], str(r["layer"]), str(r["distance"]), *(fixed(r[n]) for n in ("overlap", "chance", "mass"))]
-            for r in rows
-        ]
+        return head, [cells(r, *head) for r in rows]

@@ -1,7 +1,6 @@
 """The attention pattern of each query head under the full cache.
 
-The attention of every query of the answer is split into five shares with the sum 1. Far tokens are neither sink nor
-local.
+The attention of the answer's queries is split into five shares with the sum 1. Far tokens are neither sink nor local.
 
     sink        the first 4 tokens (as in StreamingLLM)
     local       the newest 16 tokens, the query's own included
@@ -9,8 +8,8 @@ local.
     retrieval   the 4 far tokens with the most attention per query, minus stripe: tokens that change with the query
     dispersed   the rest
 
-A head's kind is its largest share. Each query's 4 largest tokens carry at least as much as any 4 that are the same for
-all queries, so no share is negative.
+A head's kind is its largest share. The 4 best tokens of each query carry at least as much as 4 tokens chosen for all
+queries together, so no share is negative.
 """
 
 from __future__ import annotations
@@ -19,8 +18,7 @@ from collections.abc import Sequence
 
 from kvbench.lazy import torch
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import AttentionAnalysis, Row, Study, Table, Window, fixed, register
-from kvbench.replay.analyses.tally import Tally
+from kvbench.replay.analyses.api import AttentionAnalysis, Row, Study, Table, Window, cells, fixed, register
 
 SINKS, LOCAL, LARGEST = 4, 16, 4
 KINDS = ("sink", "local", "stripe", "retrieval", "dispersed")
@@ -34,7 +32,6 @@ class Patterns(AttentionAnalysis):
         super().__init__(study)
         self._sums: dict[int, dict[str, torch.Tensor]] = {}  # by layer, over the windows of an answer: [b, Hq]
         self._far: dict[int, torch.Tensor] = {}  # by layer: attention paid to far tokens, [b, Hq, N]
-        self._tally = Tally(study)
 
     def window(self, window: Window) -> None:
         weights = window.weights
@@ -67,7 +64,7 @@ class Patterns(AttentionAnalysis):
         shares /= shares.sum(dim=0)
         kind = shares.argmax(dim=0)
         for head in range(shares.shape[-1]):
-            self._tally.add(
+            self.tally.add(
                 (window.layer, head),
                 window.traces,
                 answers=1.0,
@@ -76,10 +73,10 @@ class Patterns(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """Columns: kind: by the mean shares; answers: share of answers in which the head has this kind."""
+        """Columns: kind: the largest mean share; answers: share of answers in which the head has this kind."""
         ratios = {name: (name, "answers") for name in (*KINDS, *(f"is_{kind}" for kind in KINDS))}
         found = []
-        for (layer, head), figures in sorted(self._tally.figures(**ratios), key=lambda found: found[0]):
+        for (layer, head), figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0]):
             shares = {part: figures[part] for name in KINDS for part in (name, f"{name}_se")}
             kind = max(KINDS, key=lambda name, f=figures: f[name])  # type: ignore[misc]
             place = {"task": self.study.task, "layer": layer, "head": head}
@@ -99,13 +96,5 @@ class Patterns(AttentionAnalysis):
     def table(rows: Sequence[Row]) -> Table:
         head = ["task", "layer", "head", "kind", "answers", *KINDS]
         return head, [
-            [
-                r["task"],
-                str(r["layer"]),
-                str(r["head"]),
-                r["kind"],
-                fixed(r["answers"], 2),
-                *(fixed(r[k]) for k in KINDS),
-            ]
-            for r in rows
+            [*cells(r, "task", "layer", "head", "kind"), fixed(r["answers"], 2), *cells(r, *KINDS)] for r in rows
         ]

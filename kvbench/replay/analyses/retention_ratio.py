@@ -3,8 +3,8 @@
     ratio   entries held per layer and KV head once the answer was read, over tokens of prompt and answer
     script  the figure of the released script: min(1, C / (P + O)), with budget C, P prompt and O answer tokens
 
-Both are means over the answers whose score is 1. The answers are the full cache's, the same for every method. For the
-script's ratio over the right answers of each method, see the pandas line in docs/analyses.md.
+Both are means over the full cache's answers whose score is 1, the same for every method. docs/analyses.md computes the
+script's ratio over the right answers of each method.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from kvbench.eviction.budget import entries
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Study, Table, fixed, panel, register, size
-from kvbench.replay.analyses.tally import Tally
+from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Study, Table, cells, panel, register, size
 
 if TYPE_CHECKING:
     from kvbench.replay.choices import Chosen
@@ -28,7 +27,6 @@ class RetentionRatio(MethodAnalysis):
 
     def __init__(self, study: Study) -> None:
         super().__init__(study)
-        self._tally = Tally(study)
         self._seen: dict[Chosen, int] = {}
         self._bounded: dict[Chosen, bool] = {}
 
@@ -45,20 +43,20 @@ class RetentionRatio(MethodAnalysis):
             budget = moment.chosen.budget
             script = 1.0 if budget is None else min(1.0, entries(budget, len(trace.prompt)) / total)
             of = {"right": 1.0, "ratio": float(held[i]) / moment.seen, "script": script} if right else {"right": 0.0}
-            self._tally.add((moment.chosen,), [place], **{"ratio": 0.0, "script": 0.0} | of)
+            self.tally.add((moment.chosen,), [place], **{"ratio": 0.0, "script": 0.0} | of)
 
     def rows(self) -> list[Row]:
-        """Columns: answers: how many were read; right: how many of these are right and counted."""
+        """Columns: answers: answers read; right: those with score 1, over which the ratios are means."""
         return [
             {
                 "task": self.study.task,
                 **chosen.columns,
                 "decode_bounded": self._bounded[chosen],
                 "answers": self._seen[chosen],
-                "right": int(self._tally.total((chosen,), "right")),
+                "right": int(self.tally.total((chosen,), "right")),
                 **figures,
             }
-            for (chosen,), figures in self._tally.figures(ratio=("ratio", "right"), script=("script", "right"))
+            for (chosen,), figures in self.tally.figures(ratio=("ratio", "right"), script=("script", "right"))
         ]
 
     @staticmethod
@@ -79,7 +77,7 @@ class RetentionRatio(MethodAnalysis):
                 r["method"] + ("" if r["decode_bounded"] or size(r) == "-" else " *"),
                 size(r),
                 f"{r['right']}/{r['answers']}",
-                *(fixed(r[name]) for name in ("ratio", "ratio_se", "script")),
+                *cells(r, "ratio", "ratio_se", "script"),
             ]
             for r in rows
         ]

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 from kvbench.lazy import torch
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import AttentionAnalysis, Row, Study, Table, Window, fixed, register
-from kvbench.replay.analyses.tally import Tally
+from kvbench.replay.analyses.api import AttentionAnalysis, Row, Table, Window, cells, fixed, register
 
 SHARES = (90, 95, 99)
 NAMES = (*(f"entries_{share}" for share in SHARES), "above")
@@ -22,10 +21,6 @@ THRESHOLD = 0.01
 @register("sparsity")
 class Sparsity(AttentionAnalysis):
     about = "entries that hold 90, 95 and 99% of the attention, by layer"
-
-    def __init__(self, study: Study) -> None:
-        super().__init__(study)
-        self._tally = Tally(study)
 
     def window(self, window: Window) -> None:
         weights = window.weights
@@ -39,7 +34,7 @@ class Sparsity(AttentionAnalysis):
         }
         sums["above"] = ((weights >= THRESHOLD * ordered[..., :1]).sum(dim=-1) / visible).sum(dim=-1)
         for head in range(heads):
-            self._tally.add(
+            self.tally.add(
                 (window.layer, head),
                 window.traces,
                 queries=float(queries),
@@ -52,7 +47,7 @@ class Sparsity(AttentionAnalysis):
         ratios = {name: (name, "queries") for name in (*NAMES, "tokens")}
         return [
             {"task": self.study.task, "layer": layer, "head": head, **figures}
-            for (layer, head), figures in sorted(self._tally.figures(**ratios), key=lambda found: found[0])
+            for (layer, head), figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0])
         ]
 
     @staticmethod
@@ -70,13 +65,7 @@ class Sparsity(AttentionAnalysis):
     def table(rows: Sequence[Row]) -> Table:
         head = ["task", "layer", "tokens", *(f"{share}%" for share in SHARES), "above 1% of max"]
         return head, [
-            [
-                r["task"],
-                str(r["layer"]),
-                fixed(r["tokens"], 1),
-                *(fixed(r[n], 1) for n in NAMES[:-1]),
-                fixed(r["above"]),
-            ]
+            [*cells(r, "task", "layer"), *cells(r, "tokens", *NAMES[:-1], digits=1), fixed(r["above"])]
             for r in _by_layer(rows)
         ]
 

@@ -1,9 +1,8 @@
-"""The share of tokens that later queries attend to and that a method still holds, by age and KV head.
+"""The share of attended tokens that a method still holds, by age and KV head.
 
 The attended tokens of a block of the answer are, per layer and KV head, the fewest earlier tokens that carry 90% of the
-attention that the block's queries pay to earlier tokens under the full cache (`api.MASS`). Their age is in tokens, 1
-the newest. Blocks count once more tokens were read than the budget holds, so all methods at a budget have the same
-blocks:
+attention that the block's queries pay to earlier tokens under the full cache (`api.MASS`). A token's age is 1 for the
+newest. Only blocks that begin with more tokens than the budget holds count, for all methods at a budget the same:
 
     share  share of the attended tokens of this age that are held
     mass   attention paid to held tokens of this age, over attention paid to all tokens of this age
@@ -15,19 +14,7 @@ import itertools
 from collections.abc import Sequence
 
 from kvbench.replay.analyses import plots
-from kvbench.replay.analyses.api import (
-    MethodAnalysis,
-    Moment,
-    Row,
-    Study,
-    Table,
-    fixed,
-    panel,
-    register,
-    size,
-    top_mass,
-)
-from kvbench.replay.analyses.tally import Tally
+from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Table, fixed, panel, register, size, top_mass
 
 YOUNGEST = 16  # ages up to this form one bin; each further bin doubles the age
 
@@ -35,10 +22,6 @@ YOUNGEST = 16  # ages up to this form one bin; each further bin doubles the age
 @register("survival")
 class Survival(MethodAnalysis):
     about = "attended tokens that are still held, by age, head and method"
-
-    def __init__(self, study: Study) -> None:
-        super().__init__(study)
-        self._tally = Tally(study)
 
     def moment(self, moment: Moment) -> None:
         if moment.paid is None or not moment.due:
@@ -55,7 +38,7 @@ class Survival(MethodAnalysis):
         while oldest < 2 * seen:
             ages = slice(max(0, seen - oldest), seen - oldest // 2 if oldest > YOUNGEST else seen)
             sums = {name: part[..., ages].sum(dim=-1) for name, part in parts.items()}  # [L, b, Hk]
-            self._tally.add(
+            self.tally.add(
                 (moment.chosen, oldest, None, None),
                 moment.traces,
                 **{name: s.sum(dim=(0, 2)) for name, s in sums.items()},
@@ -63,13 +46,13 @@ class Survival(MethodAnalysis):
             for layer in range(layers):
                 for head in range(heads):
                     key = (moment.chosen, oldest, moment.layers[layer], head)
-                    self._tally.add(key, moment.traces, **{name: s[layer, :, head] for name, s in sums.items()})
+                    self.tally.add(key, moment.traces, **{name: s[layer, :, head] for name, s in sums.items()})
             oldest *= 2
 
     def rows(self) -> list[Row]:
         """Columns: age: up to this (16, 32, 64, ...). Rows without layer and head cover all layers and heads."""
         ratios = {"share": ("survived", "attended"), "mass": ("found", "paid")}
-        figures = dict(self._tally.figures(**ratios))
+        figures = dict(self.tally.figures(**ratios))
         cells = list(dict.fromkeys(key[0] for key in figures))
         every = (None, None)
         heads = sorted({key[2:] for key in figures} - {every})
@@ -81,7 +64,7 @@ class Survival(MethodAnalysis):
                 "age": key[1],
                 "layer": key[2],
                 "head": key[3],
-                "attended": int(self._tally.total(key, "attended")),
+                "attended": int(self.tally.total(key, "attended")),
                 **figures[key],
             }
             for place, cell, age in itertools.product((every, *heads), cells, ages)

@@ -1,21 +1,16 @@
-"""Sums per key and trace, and ratios of these sums with standard errors by a jackknife over questions.
-
-tally = Tally(study)
-tally.add((layer, head), traces, held=..., tokens=...)           # [b] each, one number per trace
-for key, figures in tally.figures(share=("held", "tokens")):     # held / tokens, and share_se
-"""
+"""Sums per key and trace, and ratios of these sums with standard errors by a jackknife over questions."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kvbench.replay.analyses.api import Study
-
 if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+    from kvbench.replay.analyses.api import Study
 
     Floats = NDArray[np.float64]
 

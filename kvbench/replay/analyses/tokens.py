@@ -3,9 +3,9 @@
 The sample is the first answer of the task (`--sample ID` names another question). After up to `SHOWN` evictions, evenly
 spread, and at the end, every token that was read has a state:
 
-    dropped  held by less than half of all (layer, KV head) caches
-    recent   else, one of the newest 16 tokens
-    kept     else
+    dropped  fewer than half of the (layer, KV head) caches hold it
+    recent   otherwise, if it is one of the newest 16 tokens
+    kept     otherwise
 
 and `held`, the share of caches that hold it. The page is one file without scripts or external resources; token text is
 untrusted and appears escaped.
@@ -84,7 +84,7 @@ class Tokens(MethodAnalysis):
             )
 
     def _chosen(self, moment: Moment) -> bool:
-        """Return whether this block is one of the `SHOWN` among those that begin with more tokens than the budget."""
+        """Whether the block is one of the `SHOWN`, of those that begin with more tokens than the budget holds."""
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)
         due = [i for i in range(moment.count) if moment.prompt + i * self.study.interval > most]

@@ -1,9 +1,8 @@
 """A judge at an OpenAI-compatible address: POST {base URL}/chat/completions.
 
-A request is repeated after a passing failure (status 408, 425, 429 or 5xx, a time-out, a lost connection), after
-growing pauses or Retry-After up to a limit; any other failure is final. A try takes at most `seconds`, even if the
-server sends slowly. Redirects are not followed. The key is added when the request is sent; no field, exception, note or
-log holds it, and it is removed from the server's texts.
+`Endpoint` repeats a request after a passing failure (status 408, 425, 429 or 5xx, a time-out, a lost connection); the
+pauses grow, or follow Retry-After up to a limit. Any other failure is final. Redirects are not followed. The key is
+added when a request is sent; no field, exception, note or log holds it, and it is removed from the server's texts.
 """
 
 from __future__ import annotations
@@ -34,24 +33,16 @@ SHOWN = 200  # characters of a server's text that a message quotes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Endpoint:
-    """A `kvbench.scoring.judge.api.Judge` at an OpenAI-compatible address.
+    """A `kvbench.scoring.judge.api.Judge` at an OpenAI-compatible address."""
 
-    Args:
-        url: base URL, with or without the final ``/chat/completions``.
-        key_env: environment variable with the key; if it is empty, no key is sent.
-        seconds: limit of one try, from the connection to the last byte.
-        tries, pause, longest_pause: tries per request; the seconds between tries double from `pause` to the longest.
-        through_proxy: use the proxy of the environment (HTTPS_PROXY), if there is one.
-    """
-
-    url: str
+    url: str  # base URL, with or without the final ``/chat/completions``
     model: str
-    key_env: str
-    seconds: float = 120.0
-    tries: int = 5
-    pause: float = 1.0
+    key_env: str  # environment variable with the key; if it is empty, no key is sent
+    seconds: float = 120.0  # limit of one try, from the connection to the last byte
+    tries: int = 5  # per request
+    pause: float = 1.0  # seconds between the first two tries; they double up to `longest_pause`
     longest_pause: float = 60.0
-    through_proxy: bool = True
+    through_proxy: bool = True  # use the proxy of the environment (HTTPS_PROXY), if there is one
 
     def ask(self, system: str, user: str) -> Reply:
         import tenacity
@@ -95,7 +86,7 @@ class Endpoint:
             raise _TryAgain(f"status {answer.status}", _retry_after(answer.headers))
         return self._read(answer)
 
-    async def _post(self, request: Mapping[str, Any]) -> _Answer:
+    async def _post(self, request: Mapping[str, Any]) -> _Response:
         """Return the server's answer. Uses asyncio, whose time limit covers connection, headers and body together."""
         import httpx
 
@@ -111,7 +102,7 @@ class Endpoint:
                 body += chunk
                 if len(body) > BODY_LIMIT:
                     raise JudgeError(f"the judge's answer has more than {BODY_LIMIT // 2**20} MB")
-            return _Answer(response.status_code, response.headers, self._hide(body.decode(errors="replace")))
+            return _Response(response.status_code, response.headers, self._hide(body.decode(errors="replace")))
 
     def _sign(self, request: httpx.Request) -> httpx.Request:
         if key := self._key():
@@ -121,7 +112,7 @@ class Endpoint:
     def _key(self) -> str:
         return os.environ.get(self.key_env, "").strip()
 
-    def _read(self, answer: _Answer) -> Reply:
+    def _read(self, answer: _Response) -> Reply:
         """Return the reply in a final answer. Raises JudgeError and KeyRefused."""
         if answer.status in REFUSED:
             refused, empty = f"refused the key from {self.key_env}", f"wants a key, and {self.key_env} is empty"
@@ -158,7 +149,7 @@ class _TryAgain(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Answer:
+class _Response:
     status: int
     headers: Mapping[str, str]
     body: str

@@ -1,8 +1,5 @@
 """Find the verdict in a judge's reply, by the rules of FastChat's llm_judge.
 
-    rating("Good. Rating: [[7.5]]")      # 7.5; -1 without one
-    verdict("Final: [[A]]")              # "A", "B", "tie", or "error" without one
-
 The first match counts, and ratings are not clipped, for comparison with published numbers. A judged answer may itself
 hold a verdict, which the judge could quote; `kvbench.scoring.judge.prompts.disarm` makes such a quotation harmless.
 """

@@ -1,8 +1,5 @@
 """MT-Bench's prompts for a judge, as in FastChat (bundled/mt_bench/judge_prompts.jsonl, Apache-2.0).
 
-    system, user = single(doc, answers, turn=0)             # single-v1, single-math-v1 and their -multi-turn forms
-    system, user = pair(doc, answers_a, answers_b, turn=1)  # pair-v2, pair-math-v1 and their -multi-turn forms
-
 `turn` 0 shows the first question and answer; `turn` 1 the whole conversation. Documents with reference answers use the
 -math- forms, which show the reference. Braces in an answer are never read as a placeholder.
 """
@@ -32,18 +29,9 @@ def single(doc: Doc, answers: Answers, turn: int) -> tuple[str, str]:
 def pair(doc: Doc, answers_a: Answers, answers_b: Answers, turn: int) -> tuple[str, str]:
     """Return the system and user text that ask which of two answers is better."""
     a, b = _both(answers_a), _both(answers_b)
-    return _fill(
-        "pair-v2",
-        "pair-math-v1",
-        doc,
-        turn,
-        answer_a=a[0],
-        answer_a_1=a[0],
-        answer_a_2=a[1],
-        answer_b=b[0],
-        answer_b_1=b[0],
-        answer_b_2=b[1],
-    )
+    ours = {"answer_a": a[0], "answer_a_1": a[0], "answer_a_2": a[1]}
+    theirs = {"answer_b": b[0], "answer_b_1": b[0], "answer_b_2": b[1]}
+    return _fill("pair-v2", "pair-math-v1", doc, turn, **ours, **theirs)
 
 
 def disarm(answer: str) -> str:

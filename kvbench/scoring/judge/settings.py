@@ -1,8 +1,5 @@
 """Check a run's judge settings and make its judge.
 
-    check(services, task="mt_bench")      # before a run; sends no request
-    judge = connect(services)             # None for --judge none
-
 Every request reads the key from the environment variable `Services.judge_key_env`; kvbench never stores the key. The
 judge's address must be https, except on this machine. Messages redact possible secrets in an address.
 """
@@ -73,7 +70,7 @@ def _make(judge: str, services: Services) -> Judge:
     if judge.startswith(LOCAL):
         from kvbench.scoring.judge.local import LocalJudge
 
-        return LocalJudge(_folder(judge.removeprefix(LOCAL)))
+        return LocalJudge(Path(judge.removeprefix(LOCAL)).expanduser())
     from kvbench.scoring.judge.endpoint import Endpoint  # imports asyncio: only for runs that ask a judge
 
     return Endpoint(
@@ -123,10 +120,7 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _check_key(name: str, loopback: bool) -> None:
-    """Raise UserError for a missing or malformed key.
-
-    A judge on this machine needs a key only if --judge-key-env names a variable.
-    """
+    """Raise UserError for a missing or malformed key; on this machine only if --judge-key-env names a variable."""
     key = os.environ.get(name, "").strip()
     if key:
         if not _WORD.fullmatch(key):
@@ -140,17 +134,11 @@ def _check_key(name: str, loopback: bool) -> None:
         raise UserError(f"the environment variable {quote(name)} is empty; it must hold the judge's key.")
 
 
-def _folder(name: str) -> Path:
-    return Path(name).expanduser()
-
-
 def _check_folder(name: str) -> None:
-    folder = _folder(name)
+    folder = Path(name).expanduser()
     if not (folder / "config.json").is_file():
         raise UserError(f"--judge {quote(LOCAL + name)}: there is no model in that folder (no config.json).")
     settings = folder / "tokenizer_config.json"
-    template = (folder / "chat_template.jinja").is_file() or (
-        settings.is_file() and '"chat_template"' in settings.read_text(encoding="utf-8", errors="replace")
-    )
-    if not template:
+    text = settings.read_text(encoding="utf-8", errors="replace") if settings.is_file() else ""
+    if '"chat_template"' not in text and not (folder / "chat_template.jinja").is_file():
         raise UserError(f"--judge {quote(LOCAL + name)}: its tokenizer has no chat template, so it cannot be asked.")

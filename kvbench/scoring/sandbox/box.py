@@ -1,13 +1,7 @@
 """Start a box and run programs in it: the trusted side, which talks to the driver in the box.
 
-    with Box(tier, Limits()) as box:
-        box.load(script, program)                        # a harness, see kvbench.scoring.sandbox.inside
-        outcome = box.run(b"1 2\\n", seconds=6)           # once, in a new process
-
-        box.load(other_harness, program, {"kind": "call"})
-        box.open(seconds=6, total=60)                    # or: one process that takes requests
-        box.ask(b"[1, 2]", seconds=6)
-        box.close_program()
+After `Box.load` of a harness (`kvbench.scoring.sandbox.inside`) and a program, `run` runs it once in a new process, or
+`open` starts a process that takes requests by `ask`.
 
 A request to the driver: kind, wall-clock ms, CPU seconds, output limit, length, then that many bytes; for the kinds see
 `kvbench.scoring.sandbox.inside.driver`. A reply: a state, numbers, and three byte strings; their lengths are checked
@@ -28,7 +22,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Literal
 
 from kvbench.scoring.sandbox import inside
@@ -141,9 +134,7 @@ class Box:
     def __enter__(self) -> Box:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _talk(self, kind: bytes, data: bytes, seconds: float, *, cpu: int = 0, output: int | None = None) -> Outcome:

@@ -22,25 +22,17 @@ _NO_PID = 0x3FFFFFFF  # above every possible process id
 Check = Callable[[Outcome], str]
 
 
-@dataclass(frozen=True, slots=True)
-class Escape:
-    """A program and a check, which returns the problem in its outcome or "". `fill` replaces ``@name@``."""
-
-    name: str
-    program: str
-    check: Check
-    seconds: float = 10.0
-    machines: tuple[str, ...] = ("x86_64", "aarch64")
-
-
 def silent(outcome: Outcome) -> str:
     """Return the problem, or "" if the program ended well and printed nothing."""
     if outcome.status != "ok":
-        return f"ended with {outcome.status}: {_last(outcome.stderr)}"
+        lines = outcome.stderr.decode(errors="replace").strip().splitlines()
+        return f"ended with {outcome.status}: {lines[-1][:200] if lines else 'no message'}"
     return "; ".join(outcome.stdout.decode(errors="replace").splitlines()[:5])
 
 
 def ends(status: str, within: float) -> Check:
+    """Return a check: the program must end with a status within some seconds."""
+
     def check(outcome: Outcome) -> str:
         if outcome.status != status:
             return f"ended with {outcome.status} instead of {status}"
@@ -53,9 +45,15 @@ def killed(outcome: Outcome) -> str:
     return "" if outcome.status == "runtime_error" and not outcome.stdout else "such a call is let through"
 
 
-def _last(text: bytes) -> str:
-    lines = text.decode(errors="replace").strip().splitlines()
-    return lines[-1][:200] if lines else "no message"
+@dataclass(frozen=True, slots=True)
+class Escape:
+    """A program and a check, which returns the problem in its outcome or "". `fill` replaces ``@name@``."""
+
+    name: str
+    program: str
+    check: Check = silent
+    seconds: float = 10.0
+    machines: tuple[str, ...] = ("x86_64", "aarch64")
 
 
 _TRY = """
@@ -82,7 +80,6 @@ sys.setrecursionlimit(100000)
 good = sum(found) == 6 and asyncio.run(waits()) == 5 and deep(20000) == 20000
 if not good or sys.stdin.read() != "input": print("a plain program goes wrong")
 """,
-    silent,
 )
 
 FILES = Escape(
@@ -100,7 +97,6 @@ for place in (library + "/site-packages", library + "/dist-packages", "/usr/lib/
         attempt("read an installed package", lambda: open(f"{place}/{name}/__init__.py").read(0))
 attempt("import kvbench", lambda: __import__("kvbench"))
 """,
-    silent,
 )
 
 WRITES = Escape(
@@ -117,7 +113,6 @@ attempt("opened a library for writing", lambda: open(os.__file__, "ab"))
 attempt("changed its input", lambda: os.write(0, b"x"), lambda: os.ftruncate(0, 1),
         lambda: open("/proc/self/fd/0", "r+b", 0).write(b"x"))
 """,
-    silent,
 )
 
 NETWORK = Escape(
@@ -134,7 +129,6 @@ other = "\\0@abstract@"
 attempt("sent to a socket of another", lambda: pair[0].sendto(b"x", other), lambda: pair[0].connect(other))
 attempt("sent a message", lambda: pair[0].sendmsg([b"x"]))
 """,
-    silent,
 )
 
 PROCESSES = Escape(
@@ -152,7 +146,6 @@ for pid in (@pid@, os.getppid(), -1, 0, 1):
     attempt(f"signalled {pid}", lambda: os.kill(pid, 0))
 os.kill(os.getpid(), 0)
 """,
-    silent,
 )
 
 CALLS = Escape(
@@ -166,7 +159,6 @@ for family, number, expected, *arguments in @calls@:
     if result != -1 or ctypes.get_errno() != expected: bad.append(f"{family}: call {number} is let through")
 print("\\n".join(bad)) if bad else None
 """,
-    silent,
 )
 
 MEMORY = Escape(
@@ -180,7 +172,6 @@ except OSError:
     pass
 if len(held) * 16 > @megabytes@ or len(held) < 4: print(f"got {len(held) * 16} MiB of @megabytes@")
 """,
-    silent,
 )
 
 THREADS = Escape(
@@ -198,7 +189,6 @@ except RuntimeError:
     pass
 if not 8 <= started <= @threads@ + {THREADS_SLACK}: print(f"started {{started}} of @threads@ threads")
 """,
-    silent,
 )
 
 TIME = Escape(
@@ -276,7 +266,6 @@ if os.getpid() > 50: print("shares process ids")
 if socket.gethostname() != "box": print("shares the host's name")
 ctypes.CDLL(None).shmget(@key@, 4096, 0o1600)
 """,
-    silent,
 )
 
 INNER = (CONTROL, FILES, WRITES, NETWORK, PROCESSES, CALLS, MEMORY, THREADS, TIME, OUTPUT, X32, I386)

@@ -1,9 +1,4 @@
-"""The parts of a lockdown as data, so that a test can omit each part in turn.
-
-plan = tier.plan(Limits())
-plan.parts()                      # ["--unshare-net", ..., "limit AS", "user", ..., "seccomp", "seccomp sockets"]
-plan.without("seccomp sockets")   # the self-test must refuse this plan
-"""
+"""The parts of a lockdown as data, so that tests can omit each part and check that the self-test notices."""
 
 from __future__ import annotations
 
@@ -29,20 +24,14 @@ Step = tuple[str, Any]  # name and argument of a step of `kvbench.scoring.sandbo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The lockdown of a program.
+    """The lockdown of a program."""
 
-    Attributes:
-        outer: named groups of arguments for the command that starts the box.
-        inner: the steps that the child takes before it runs the program.
-        opened: families of system calls that the filter allows; empty outside tests.
-    """
-
-    outer: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    inner: tuple[Step, ...]
-    opened: frozenset[str] = frozenset()
+    outer: tuple[tuple[str, tuple[str, ...]], ...] = ()  # named arguments of the command that starts the box
+    inner: tuple[Step, ...]  # what the child does before it runs the program
+    opened: frozenset[str] = frozenset()  # families of system calls that the filter allows; empty outside tests
 
     def parts(self) -> list[str]:
-        """Return the names of all parts that a test can omit."""
+        """Return the names of all parts, such as "--unshare-net", "limit AS" and "seccomp sockets"."""
         names = [name for name, _ in self.outer if name != NEEDED] + [_label(step) for step in self.inner]
         if "seccomp" in names:
             foreign = [seccomp.FOREIGN] if machine() == "x86_64" else []
@@ -77,15 +66,10 @@ def limits(of: Limits, threads: int | None) -> list[Step]:
 
     Each run sets its own time limit.
     """
-    sizes = {
-        "AS": of.memory,
-        "STACK": of.stack,
-        "CPU": 0,
-        "FSIZE": of.file_bytes,
-        "NOFILE": of.files,
-        "CORE": 0,
-    }
-    return [("limit", [name, size]) for name, size in (sizes | ({} if threads is None else {"NPROC": threads})).items()]
+    sizes = {"AS": of.memory, "STACK": of.stack, "CPU": 0, "FSIZE": of.file_bytes, "NOFILE": of.files, "CORE": 0}
+    if threads is not None:
+        sizes["NPROC"] = threads
+    return [("limit", [name, size]) for name, size in sizes.items()]
 
 
 def drop_root(shown: list[str]) -> list[Step]:

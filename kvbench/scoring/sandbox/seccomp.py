@@ -1,8 +1,5 @@
 """The system-call filter of a locked program, as bytes for ``prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ...)``.
 
-    filter = build("x86_64")                  # Filter(program, pid_offsets)
-    build("x86_64", opened={"sockets"})       # allows one family of calls, to test the self-test
-
 The filter is an allow-list: any other call gives EPERM, a call newer than the table gives ENOSYS, and calls by another
 convention (i386, x32) end the process. `RULES` allow a call only with some arguments: threads but no processes, signals
 to the program itself, socket pairs but no sockets. The driver writes the program's process id at `pid_offsets`.
@@ -83,11 +80,7 @@ def _no_truncation(argument: int) -> list[_Instruction]:
 
 RULES: dict[str, Callable[[], list[_Instruction]]] = {
     "clone": _thread,
-    "kill": lambda: _one_of(0, (PID,)),
-    "tkill": lambda: _one_of(0, (PID,)),
-    "tgkill": lambda: _one_of(0, (PID,)),
-    "rt_sigqueueinfo": lambda: _one_of(0, (PID,)),
-    "rt_tgsigqueueinfo": lambda: _one_of(0, (PID,)),
+    **dict.fromkeys(("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo"), lambda: _one_of(0, (PID,))),
     "prlimit64": lambda: _one_of(0, (0, PID)),
     "prctl": lambda: _one_of(0, _PRCTL),
     "fcntl": lambda: _one_of(1, _FCNTL),
@@ -100,7 +93,7 @@ RULES: dict[str, Callable[[], list[_Instruction]]] = {
 
 
 def build(machine: str, opened: Collection[str] = ()) -> Filter:
-    """Return the filter for a machine (a key of `AUDIT_ARCH`) that also allows the families in `opened`."""
+    """Return the filter for a machine (a key of `AUDIT_ARCH`). opened: families that it allows too, for tests."""
     numbers = NUMBERS[machine]
     free = {*ALLOWED, *(name for family in opened if family != FOREIGN for name in FAMILIES[family])}
     code: list[_Instruction] = []
@@ -110,7 +103,7 @@ def build(machine: str, opened: Collection[str] = ()) -> Filter:
     if machine == "x86_64" and FOREIGN not in opened:
         code += [(_JGE, 0, 1, X32_BIT), _end(_KILL)]
     code += [(_JGT, 0, 1, NEWEST), _end(_ERRNO | _ENOSYS)]
-    for name in ("clone3", "openat2"):  # a filter cannot check their arguments, which lie in memory; force older calls
+    for name in ("clone3", "openat2"):  # ENOSYS makes libc use older calls, whose arguments a filter can check
         if not (name == "clone3" and "fork" in opened):
             code += [(_JEQ, 0, 1, numbers[name]), _end(_ERRNO | _ENOSYS)]
         else:

@@ -1,10 +1,4 @@
-"""Choose the first tier that passes its self-test on this machine, in this process.
-
-sandbox = choose()                   # SetupError if no tier works
-with sandbox.box() as box: ...
-require(unsafe=False)                # before a run that will need a sandbox
-findings()                           # every tier's self-test, for `kvbench doctor`
-"""
+"""Choose the first tier that passes its self-test on this machine, in this process."""
 
 from __future__ import annotations
 

@@ -1,9 +1,5 @@
 """Self-test of a tier: run the escapes in it, and refuse the tier if one succeeds.
 
-    report = selftest(Landlock(), Limits())
-    report.problems          # [] when the tier may be used
-    report.digest            # the row column `sandbox_selftest`
-
 Every process that runs programs tests first, because the same tier may isolate on one machine and not on another.
 """
 
@@ -34,11 +30,27 @@ from kvbench.scoring.sandbox.tiers import Tier
 PROBE_LIMITS = Limits(memory=512 << 20)  # less than programs get, so that the memory escape reaches it fast
 _SEALS = 15  # F_SEAL_SEAL, _SHRINK, _GROW and _WRITE
 _READ_ALL = 4  # CAP_DAC_READ_SEARCH
+_STATE = {  # what `escapes.STATE` must report
+    "environment": ["OMP_NUM_THREADS"],
+    "folder": "/",
+    "descriptors": [0, 1, 2],
+    "seals": _SEALS,
+    "modules": [],
+    "no new privileges": 1,
+    "filter": 2,
+    "dumpable": 0,
+    "ends with its parent": 9,
+    "own session": True,
+    "flags": [1, True, 1],  # no_site, safe_path, no_user_site
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SelfTest:
-    """The result of a self-test. `problems`: one line each; `digest`: hash of tier, machine, versions and problems."""
+    """The result of a self-test. The tier may be used if there are no `problems` (one line each).
+
+    digest: hash of tier, machine, versions and problems, the row column `sandbox_selftest`.
+    """
 
     tier: str
     problems: tuple[str, ...]
@@ -50,11 +62,8 @@ def selftest(tier: Tier, *, limits: Limits = PROBE_LIMITS, plan: Plan | None = N
     reason = tier.missing()
     problems = [reason] if reason else _probe(tier, limits, plan or tier.plan(limits))
     facts = [tier.name, machine(), platform.release(), platform.python_version(), sorted(escape_names()), problems]
-    return SelfTest(
-        tier=tier.name,
-        problems=tuple(problems),
-        digest=hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12],
-    )
+    digest = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:12]
+    return SelfTest(tier=tier.name, problems=tuple(problems), digest=digest)
 
 
 def escape_names() -> list[str]:
@@ -124,33 +133,11 @@ def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
     if outcome.status != "ok":
         return [f"state: ended with {outcome.status}"]
     state = json.loads(outcome.stdout)
-    bounds = {
-        "AS": limits.memory,
-        "STACK": limits.stack,
-        "FSIZE": limits.file_bytes,
-        "NOFILE": limits.files,
-        "CORE": 0,
-        "CPU": 12,
-    }
-    wanted = {
-        "environment": ["OMP_NUM_THREADS"],
-        "no new privileges": 1,
-        "filter": 2,
-        "dumpable": 0,
-        "ends with its parent": 9,
-        "own session": True,
-        "descriptors": [0, 1, 2],
-        "folder": "/",
-        "seals": _SEALS,
-        "modules": [],
-        "flags": [1, True, 1],
-    }
-    problems = [f"state: {name} is {state[name]}" for name, value in wanted.items() if state[name] != value]
-    problems += [
-        f"state: limit {name} is {state['limits'][name][1]}"
-        for name, bound in bounds.items()
-        if not 0 <= state["limits"][name][1] <= bound
-    ]
+    sizes = {"AS": limits.memory, "STACK": limits.stack, "FSIZE": limits.file_bytes, "NOFILE": limits.files}
+    problems = [f"state: {name} is {state[name]}" for name, value in _STATE.items() if state[name] != value]
+    for name, bound in (sizes | {"CORE": 0, "CPU": 12}).items():
+        if not 0 <= (size := state["limits"][name][1]) <= bound:
+            problems.append(f"state: limit {name} is {size}")
     return problems + _rights(state, tier)
 
 

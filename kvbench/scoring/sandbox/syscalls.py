@@ -11,79 +11,52 @@ from __future__ import annotations
 
 NEWEST = 450  # calls with higher numbers give ENOSYS, so that a C library uses an older call
 
-_ALLOWED = {
-    "files": (
-        "read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range dup "
-        "dup2 dup3 pipe pipe2 fstat newfstatat stat lstat statx access faccessat faccessat2 readlink readlinkat "
-        "getcwd getdents getdents64 statfs fstatfs chdir fchdir umask fadvise64"
-    ),
-    "memory": "mmap munmap mprotect mremap madvise msync mincore brk membarrier",
-    "waiting": (
-        "poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 "
-        "eventfd eventfd2 timerfd_create timerfd_settime timerfd_gettime futex futex_waitv pause"
-    ),
-    "own signals": (
-        "rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack "
-        "restart_syscall"
-    ),
-    "time": (
-        "nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm "
-        "timer_create timer_settime timer_gettime timer_getoverrun timer_delete"
-    ),
-    "process": (
-        "exit exit_group wait4 waitid set_robust_list set_tid_address rseq arch_prctl sched_yield "
-        "sched_getaffinity sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min getcpu "
-        "getpriority getpid gettid getppid getuid geteuid getgid getegid getresuid getresgid getgroups getpgrp "
-        "getpgid getsid capget uname sysinfo getrusage getrlimit setrlimit getrandom"
-    ),
-    "socketpairs": "recvfrom recvmsg shutdown getsockopt getsockname getpeername",
-}
+_ALLOWED = """
+files: read write readv writev pread64 pwrite64 preadv pwritev preadv2 pwritev2 lseek close close_range dup dup2 dup3
+  pipe pipe2 fstat newfstatat stat lstat statx access faccessat faccessat2 readlink readlinkat getcwd getdents
+  getdents64 statfs fstatfs chdir fchdir umask fadvise64;
+memory: mmap munmap mprotect mremap madvise msync mincore brk membarrier;
+waiting: poll ppoll select pselect6 epoll_create epoll_create1 epoll_ctl epoll_wait epoll_pwait epoll_pwait2 eventfd
+  eventfd2 timerfd_create timerfd_settime timerfd_gettime futex futex_waitv pause;
+own signals: rt_sigaction rt_sigprocmask rt_sigreturn rt_sigpending rt_sigtimedwait rt_sigsuspend sigaltstack
+  restart_syscall;
+time: nanosleep clock_nanosleep clock_gettime clock_getres gettimeofday time times getitimer setitimer alarm
+  timer_create timer_settime timer_gettime timer_getoverrun timer_delete;
+process: exit exit_group wait4 waitid set_robust_list set_tid_address rseq arch_prctl sched_yield sched_getaffinity
+  sched_getparam sched_getscheduler sched_get_priority_max sched_get_priority_min getcpu getpriority getpid gettid
+  getppid getuid geteuid getgid getegid getresuid getresgid getgroups getpgrp getpgid getsid capget uname sysinfo
+  getrusage getrlimit setrlimit getrandom;
+socketpairs: recvfrom recvmsg shutdown getsockopt getsockname getpeername
+"""
 
-_FAMILIES = {
-    "fork": "clone fork vfork",
-    "exec": "execve execveat",
-    "sockets": "socket connect accept accept4 bind listen sendmsg sendmmsg recvmmsg setsockopt sendto socketpair",
-    "signals": (
-        "kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal pidfd_getfd process_mrelease"
-    ),
-    "owners": "fcntl",
-    "terminals": "ioctl",
-    "tracing": "ptrace process_vm_readv process_vm_writev kcmp process_madvise get_robust_list",
-    "scheduling": (
-        "prlimit64 setpriority sched_setaffinity sched_setparam sched_setscheduler sched_setattr ioprio_set "
-        "migrate_pages move_pages mbind set_mempolicy"
-    ),
-    "identity": (
-        "prctl seccomp setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset "
-        "personality setpgid setsid"
-    ),
-    "namespaces": (
-        "unshare setns mount umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount fspick "
-        "mount_setattr"
-    ),
-    "kernel": (
-        "bpf perf_event_open io_uring_setup io_uring_enter io_uring_register userfaultfd keyctl add_key "
-        "request_key init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff "
-        "syslog acct settimeofday clock_settime clock_adjtime adjtimex sethostname setdomainname iopl ioperm "
-        "modify_ldt quotactl quotactl_fd vhangup fanotify_init fanotify_mark inotify_init1 name_to_handle_at "
-        "open_by_handle_at landlock_create_ruleset landlock_add_rule landlock_restrict_self io_setup io_submit"
-    ),
-    "memory files": "memfd_create memfd_secret",
-    "ipc": (
-        "shmget shmat shmctl shmdt semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink "
-        "mq_timedsend mq_timedreceive mq_notify mq_getsetattr"
-    ),
-    "metadata": (
-        "chmod fchmod fchmodat chown fchown lchown fchownat utime utimes futimesat utimensat setxattr lsetxattr "
-        "fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr "
-        "fremovexattr"
-    ),
-    "tree": (
-        "open openat creat rename renameat renameat2 mkdir mkdirat rmdir link linkat unlink unlinkat symlink "
-        "symlinkat mknod mknodat truncate ftruncate fallocate copy_file_range sendfile splice tee vmsplice flock "
-        "sync syncfs"
-    ),
-}
+_FAMILIES = """
+fork: clone fork vfork;
+exec: execve execveat;
+sockets: socket connect accept accept4 bind listen sendmsg sendmmsg recvmmsg setsockopt sendto socketpair;
+signals: kill tkill tgkill rt_sigqueueinfo rt_tgsigqueueinfo pidfd_open pidfd_send_signal pidfd_getfd
+  process_mrelease;
+owners: fcntl;
+terminals: ioctl;
+tracing: ptrace process_vm_readv process_vm_writev kcmp process_madvise get_robust_list;
+scheduling: prlimit64 setpriority sched_setaffinity sched_setparam sched_setscheduler sched_setattr ioprio_set
+  migrate_pages move_pages mbind set_mempolicy;
+identity: prctl seccomp setuid setgid setreuid setregid setresuid setresgid setfsuid setfsgid setgroups capset
+  personality setpgid setsid;
+namespaces: unshare setns mount umount2 pivot_root chroot open_tree move_mount fsopen fsconfig fsmount fspick
+  mount_setattr;
+kernel: bpf perf_event_open io_uring_setup io_uring_enter io_uring_register userfaultfd keyctl add_key request_key
+  init_module finit_module delete_module kexec_load kexec_file_load reboot swapon swapoff syslog acct settimeofday
+  clock_settime clock_adjtime adjtimex sethostname setdomainname iopl ioperm modify_ldt quotactl quotactl_fd vhangup
+  fanotify_init fanotify_mark inotify_init1 name_to_handle_at open_by_handle_at landlock_create_ruleset
+  landlock_add_rule landlock_restrict_self io_setup io_submit;
+memory files: memfd_create memfd_secret;
+ipc: shmget shmat shmctl shmdt semget semop semtimedop semctl msgget msgsnd msgrcv msgctl mq_open mq_unlink
+  mq_timedsend mq_timedreceive mq_notify mq_getsetattr;
+metadata: chmod fchmod fchmodat chown fchown lchown fchownat utime utimes futimesat utimensat setxattr lsetxattr
+  fsetxattr getxattr lgetxattr fgetxattr listxattr llistxattr flistxattr removexattr lremovexattr fremovexattr;
+tree: open openat creat rename renameat renameat2 mkdir mkdirat rmdir link linkat unlink unlinkat symlink symlinkat
+  mknod mknodat truncate ftruncate fallocate copy_file_range sendfile splice tee vmsplice flock sync syncfs
+"""
 
 _TABLE = """
 read 0 63; write 1 64; open 2 -; close 3 57; stat 4 -; fstat 5 80; lstat 6 -; poll 7 -; lseek 8 62; mmap 9 222;
@@ -139,16 +112,18 @@ process_mrelease 448 448; futex_waitv 449 449
 """
 
 
-def _parse() -> dict[str, dict[str, int]]:
-    numbers: dict[str, dict[str, int]] = {"x86_64": {}, "aarch64": {}}
-    for entry in _TABLE.split(";"):
-        name, x86_64, aarch64 = entry.split()
-        for machine, number in (("x86_64", x86_64), ("aarch64", aarch64)):
-            if number != "-":
-                numbers[machine][name] = int(number)
-    return numbers
+def _calls(text: str) -> dict[str, tuple[str, ...]]:
+    """Parse ``name: call call; name: call``."""
+    entries = (entry.split(":") for entry in text.split(";"))
+    return {name.strip(): tuple(calls.split()) for name, calls in entries}
 
 
-NUMBERS = _parse()  # machine -> name -> number
-ALLOWED = tuple(name for names in _ALLOWED.values() for name in names.split())
-FAMILIES = {family: tuple(names.split()) for family, names in _FAMILIES.items()}
+def _numbers(column: int) -> dict[str, int]:
+    """Return the calls in a column of the table, by name: 1 for x86-64, 2 for aarch64, in which some are missing."""
+    entries = (entry.split() for entry in _TABLE.split(";"))
+    return {entry[0]: int(entry[column]) for entry in entries if entry[column] != "-"}
+
+
+NUMBERS = {"x86_64": _numbers(1), "aarch64": _numbers(2)}  # machine -> name -> number
+ALLOWED = tuple(name for names in _calls(_ALLOWED).values() for name in names)
+FAMILIES = _calls(_FAMILIES)

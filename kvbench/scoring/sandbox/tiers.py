@@ -35,19 +35,12 @@ _PROBE_SECONDS = 10.0  # for a container service to answer
 
 
 class Tier(ABC):
-    """One way to start a box.
+    """One way to start a box."""
 
-    Attributes:
-        name: the value of the row column `sandbox_tier`.
-        shared: one box serves many programs, because it starts slowly.
-        same_python: the box contains the Python that runs kvbench.
-        namespaces: the box isolates programs even without the lockdown.
-    """
-
-    name: ClassVar[str]
-    shared: ClassVar[bool] = False
-    same_python: ClassVar[bool] = True
-    namespaces: ClassVar[bool] = False
+    name: ClassVar[str]  # the value of the row column `sandbox_tier`
+    shared: ClassVar[bool] = False  # one box serves many programs, because it starts slowly
+    same_python: ClassVar[bool] = True  # the box contains the Python that runs kvbench
+    namespaces: ClassVar[bool] = False  # the box isolates programs even without the lockdown
 
     def missing(self) -> str:
         """Return why this tier cannot run on this machine; "" if it can."""
@@ -64,8 +57,7 @@ class Tier(ABC):
         """Return the command that starts a driver in a box."""
 
     def environment(self) -> dict[str, str]:
-        search = [os.path.join(interpreter.prefix(), folder) for folder in interpreter.shared_library_path()]
-        return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
+        return _environment(interpreter.prefix())
 
     def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
         """Return name and folder in the box of each allowed package that is installed."""
@@ -94,24 +86,21 @@ class Bwrap(Tier):
         root = os.geteuid() == 0
         capabilities = ("CAP_SETUID", "CAP_SETGID", "CAP_KILL") if root else ()
         outer = [
-            ("--unshare-pid", ("--unshare-pid",)),
-            ("--unshare-net", ("--unshare-net",)),
-            ("--unshare-ipc", ("--unshare-ipc",)),
+            *((part, (part,)) for part in ("--unshare-pid", "--unshare-net", "--unshare-ipc")),
             ("--unshare-uts", ("--unshare-uts", "--hostname", "box")),
             (NEEDED, ("--die-with-parent", *(() if root else ("--unshare-user",)))),
             (NEEDED, tuple(word for name in capabilities for word in ("--cap-add", name))),
             *self._tree(packages),
-            (NEEDED, tuple(word for pair in self._variables().items() for word in ("--setenv", *pair))),
+            (NEEDED, tuple(word for pair in _environment("/py").items() for word in ("--setenv", *pair))),
             (NEEDED, ("--chdir", "/")),
         ]
         threads = bounds.threads
         if not root:  # RLIMIT_NPROC also counts driver and bubblewrap; before Linux 5.14, all processes of this user
             old = tuple(map(int, re.findall(r"\d+", platform.release())[:2])) < (5, 14)
             threads += 2 + (own_tasks() if old else 0)
+        # The modes of the folders above do not matter: bubblewrap makes its own.
         files = [os.path.dirname(os.__file__), os.__file__]
-        shown = (
-            [] if all(os.stat(path).st_mode & 0o004 for path in files) else files
-        )  # the modes of the folders above do not matter: bubblewrap makes its own
+        shown = [] if all(os.stat(path).st_mode & 0o004 for path in files) else files
         return Plan(outer=tuple(outer), inner=(*limits(bounds, threads), *drop_root(shown), *lock()))
 
     def command(self, plan: Plan) -> list[str]:
@@ -123,10 +112,6 @@ class Bwrap(Tier):
 
     def packages(self, names: Sequence[str]) -> list[tuple[str, str]]:
         return [(name, f"/packages/{name}") for name in names if interpreter.package(name)]
-
-    def _variables(self) -> dict[str, str]:
-        search = [f"/py/{folder}" for folder in interpreter.shared_library_path()]
-        return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
 
     def _tree(self, packages: Sequence[str]) -> list[tuple[str, tuple[str, ...]]]:
         """Return the arguments for the box's files, all read-only: libraries, the interpreter at /py, three devices.
@@ -249,6 +234,12 @@ class Unsafe(Tier):
 
     def folder(self) -> str:
         return tempfile.mkdtemp(prefix="kvbench-program-")
+
+
+def _environment(prefix: str) -> dict[str, str]:
+    """Return the driver's environment for an interpreter below a prefix."""
+    search = [os.path.join(prefix, folder) for folder in interpreter.shared_library_path()]
+    return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
 
 
 def _does(*words: str) -> bool:

@@ -20,7 +20,7 @@ import torch
 from kvbench.engine.model.load import LoadedModel
 from kvbench.eviction import noise
 from kvbench.replay.reader import Listener, TraceReader
-from kvbench.replay.traces import Trace as Replayed
+from kvbench.replay.traces import ForcedTrace
 from kvbench.train.forced import forced
 from kvbench.train.gkv import SparseRecipe
 from kvbench.train.recipe import Settings
@@ -66,7 +66,7 @@ class DistillRecipe(SparseRecipe):
     def simulate(self, traces: Sequence[Trace], weight: float = 1.0) -> list[Answered]:
         """Read answers with the evicting cache and the current weights; `lifetimes` logs the evictions."""
         self.lifetimes.clear()
-        groups: dict[tuple[int, int], dict[str, Replayed]] = defaultdict(dict)
+        groups: dict[tuple[int, int], dict[str, ForcedTrace]] = defaultdict(dict)
         answered = []
         for trace in traces:  # a trace that is in the batch twice is read once
             answer = forced(trace)

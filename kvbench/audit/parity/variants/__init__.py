@@ -1,7 +1,6 @@
-"""Which kvbench method, options and budget stand for which variant of the reference code.
+"""Which kvbench method, options and budget stand for which variant of the reference code (docs/parity.md).
 
-One file per family of variants turns a case's hyperparameters into plans. `VARIANTS` lists the functions, `REASONS`
-says why other variants are not run. docs/parity.md explains the variants.
+Each file turns the hyperparameters of a family of variants into plans. `REASONS` says why other variants are not run.
 """
 
 from __future__ import annotations
@@ -13,15 +12,13 @@ from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, V
 __all__ = ["REASONS", "VARIANTS", "CasePlan", "NotCoveredError", "plans"]
 
 VARIANTS: Variants = decode.VARIANTS | kvzip.VARIANTS | snapkv.VARIANTS | other.VARIANTS | learned.VARIANTS
-REASONS = {("h2o", "h2o_mask_simulation"): "a mask simulation: nothing is dropped, hidden tokens come back"}
+REASONS = {("h2o", "h2o_mask_simulation"): "the reference drops no entry: it masks tokens, and masked tokens come back"}
 
 
 def plans(case: Case) -> list[CasePlan]:
     """Return the plans of a case. Raises NotCoveredError if the case is not run."""
     if not case.has_decisions:
-        raise NotCoveredError("values without decisions")
-    make = VARIANTS.get((case.method, case.variant))
-    if make is None:
-        reason = REASONS.get((case.method, case.variant)) or f"no method for {case.method!r} yet"
-        raise NotCoveredError(reason)
-    return make(case)
+        raise NotCoveredError("the file holds recorded values, but no decisions")
+    if make := VARIANTS.get((case.method, case.variant)):
+        return make(case)
+    raise NotCoveredError(REASONS.get((case.method, case.variant), f"no method for {case.method!r} yet"))

@@ -1,4 +1,4 @@
-"""The plan of a parity case: which method, options and budget stand for the reference, and which steps are judged."""
+"""The plan of a parity case: the method, options and budget for the reference's variant, and the steps compared."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, kw_only=True)
 class CasePlan:
-    """The settings that run one case. `states` maps method columns to the reference's states, for teacher forcing."""
+    """The settings that run one case. `states`: the reference's state for each of the method's columns."""
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)
     budget: int | None
     due: Callable[[float, int], bool] | None = None  # by entries held and tokens seen; None: the method's trigger
-    until: int | None = None  # judge only steps with at most this many tokens seen
-    rest: str = ""  # why the other steps are not judged
+    until: int | None = None  # compare only steps with at most this many tokens seen
+    rest: str = ""  # why the other steps are not compared
     every_token: bool = False  # the reference is called after every token; the file stores some of the calls
     states: dict[str, str] = field(default_factory=dict)
     prompt_memory: bool = False  # G-KV's memory starts with the attention that the prompt's own queries pay
-    sorted_steps: bool = False  # judge, teacher-forced, only the steps that start from slots in text order
+    sorted_steps: bool = False  # compare only steps whose slots lie in text order, each from the reference's state
     prompt_len: int = 0  # 0: the tokens seen at the first step
     prefix: int = 0  # tokens that arrive and are observed before the first step
     initial: Mapping[str, torch.Tensor] = field(default_factory=dict)  # first values of columns, [L, H, T]
-    resume: Callable[[int], Mapping[str, float]] | None = None  # states by number of evictions, for teacher forcing
+    resume: Callable[[int], Mapping[str, float]] | None = None  # evictions so far -> states, with teacher forcing
     rope: Rope | None = None  # the rotation that the file's queries still need
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)  # in place of the file of `Method.weights`
-    steps: tuple[int, ...] = ()  # judge only these, each from the file's own slots; empty: all
+    steps: tuple[int, ...] = ()  # compare only these, each from the reference's state; empty: all
     probes: Callable[[Case, int], Iterable[dict[str, Any]]] | None = None  # fields of a layer's view, per probe
     kept: Callable[[Case, int], list[set[int]]] = Case.kept  # or the reference's sets cut to an exact budget
     scores: Callable[[Case, int], list[dict[int, float]] | None] = Case.scores  # or scores stored under other names

@@ -11,9 +11,8 @@ from kvbench.audit.parity.variants.case_plan import CasePlan, NotCoveredError, V
 
 def _snapkv_rkv_repo(case: Case) -> list[CasePlan]:
     h = case.hyper
-    return _reference_and_sorted(
-        "snapkv-decode", h, {"variant": "rkv", "window": h["window_size"], "kernel": h["kernel_size"]}
-    )
+    options = {"variant": "rkv", "window": h["window_size"], "kernel": h["kernel_size"]}
+    return _reference_and_sorted("snapkv-decode", h, options)
 
 
 def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
@@ -22,13 +21,12 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
     if spare not in ("last", "first"):
         raise NotCoveredError(f"retain_direction {spare!r} is not an option of rkv")
     options = {"window": h["window_size"], "kernel": h["kernel_size"], "lam": h["mix_lambda"], "spare": spare}
-    return _reference_and_sorted("rkv", h, options)[
-        : 2 if spare == "last" else 1
-    ]  # "first" always spares slot 0, a defect
+    reference, in_text_order = _reference_and_sorted("rkv", h, options)
+    return [reference, in_text_order] if spare == "last" else [reference]  # "first" always spares slot 0, a defect
 
 
 def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
-    """Return two plans: the R-KV code's slot order at all steps, and text order where the slots lie in text order."""
+    """Return two plans: with the R-KV code's slot order at all steps; with text order where slots lie in text order."""
     budget = hyper["budget"]
     return [
         CasePlan(method=method, options={**options, "compat": "reference"}, budget=budget),
@@ -77,7 +75,7 @@ def _h2o_prefill(case: Case) -> list[CasePlan]:
 
 
 def _streaming(sizes: Callable[[Case, dict[str, Any]], tuple[int, int]]) -> Callable[[Case], list[CasePlan]]:
-    """Return a function that plans streaming-llm cases; sizes: sinks and budget of a case and its hyperparameters."""
+    """Return a function that plans streaming-llm cases. sizes: case, hyperparameters -> sinks, budget."""
 
     def make(case: Case) -> list[CasePlan]:
         sinks, budget = sizes(case, case.hyper)
@@ -91,26 +89,18 @@ VARIANTS: Variants = {
     ("snapkv", "snapkv_form"): _gkv_repo,
     ("rkv", "r1kv"): _rkv_rkv_repo,
     ("rkv", "rkv_form"): _gkv_repo,
-    ("gkv", "gkv_max"): _gkv_repo,
-    ("gkv", "gkv_mean"): _gkv_repo,
-    ("gkv", "gkv_sum"): _gkv_repo,
-    ("gkv", "gkv_max_red"): _gkv_repo,
-    ("gkv", "gkv_max_red_raw"): _gkv_repo,
-    ("gkv", "gkv_max_pool"): _gkv_repo,
-    ("gkv", "local_noscorecache"): _gkv_repo,
-    ("gkv", "attention_shift"): _gkv_repo,
+    **{("gkv", f"gkv_{form}"): _gkv_repo for form in ("max", "mean", "sum", "max_red", "max_red_raw", "max_pool")},
+    **{("gkv", form): _gkv_repo for form in ("local_noscorecache", "attention_shift")},
     ("h2o", "h2o_real_drop"): _h2o_real_drop,
     ("h2o", "gkv_repo_sum_form"): _gkv_repo,
     ("h2o", "kvcache_factory_prefill"): _h2o_prefill,
-    ("streamingllm", "official_call"): _streaming(
-        lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"]),
-    ),
+    ("streamingllm", "official_call"): _streaming(lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"])),
     ("streamingllm", "official_evict_for_space"): _streaming(  # evicts before `num_coming` tokens arrive
-        lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"]),
+        lambda _, h: (h["start_size"], h["start_size"] + h["recent_size"] - h["num_coming"])
     ),
     ("streamingllm", "decode_rkv_repo"): _streaming(lambda _, h: (h["first_tokens"], h["budget"])),
     ("streamingllm", "kvcache_factory_prefill"): _streaming(  # everything but the window is a sink there
-        lambda _, h: (h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"]),
+        lambda _, h: (h["max_capacity_prompt"] - h["window_size"], h["max_capacity_prompt"])
     ),
     ("streamingllm", "kvpress_prefill"): _streaming(lambda case, h: (h["n_sink"], kvpress_budget(case))),
     ("knorm", "kvpress_prefill"): kvpress_plans("knorm"),

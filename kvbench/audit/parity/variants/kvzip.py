@@ -13,7 +13,7 @@ from kvbench.lazy import torch
 
 
 def _kvzip_score(case: Case) -> list[CasePlan]:
-    """Plan a case, whose steps are alternatives on one input: all ratios in "pair" mode, then all in "uniform" mode."""
+    """Plan a case: its steps evict one input at every ratio, first in the code's "pair" mode, then in "uniform"."""
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
     case_plans = []
@@ -21,21 +21,15 @@ def _kvzip_score(case: Case) -> list[CasePlan]:
         units = case.layers * case.heads
         heads = units if level == "pair" else 1
         budget = prefix + int((case.seen[step] - prefix) * heads * ratio) // heads
-        case_plans.append(
-            CasePlan(
-                method="kvzip",
-                options={"chunk": h["chunk"], "sinks": prefix, "level": level},
-                budget=budget,
-                steps=(step,),
-                probes=_reconstructions,
-                kept=partial(_at_budget, entries=budget * units) if level == "pair" else Case.kept,
-            )
-        )
+        options = {"chunk": h["chunk"], "sinks": prefix, "level": level}
+        kept = partial(_at_budget, entries=budget * units) if level == "pair" else Case.kept
+        plan = CasePlan(method="kvzip", options=options, budget=budget, steps=(step,), probes=_repeats, kept=kept)
+        case_plans.append(plan)
     return case_plans
 
 
-def _reconstructions(case: Case, layer: int) -> Iterator[dict[str, Any]]:
-    """Yield, per chunk, the stored queries and keys of the pass that repeats the chunk after the whole context."""
+def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
+    """Yield a probe per chunk: the queries and keys that the reference stored when it repeated the chunk."""
     total, prefix, chunk = case.seen[0], case.hyper["prefix_len"], case.hyper["chunk"]
     for index in range(case.hyper["n_chunks"]):
         queries, keys = (case.tensors[f"rep_{name}.{index}.{layer}"] for name in "qk")
@@ -51,10 +45,10 @@ def _reconstructions(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 
 
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
-    """Return the reference's sets, with next best entries added or worst removed until all units hold `entries`.
+    """Return the reference's sets, with its next best entries added or its worst removed, until they hold `entries`.
 
-    The reference keeps the entries that score above the last entry of the budget, so its count may differ from the
-    budget; nor is the budget always divisible by the number of heads.
+    The reference keeps the entries that score above the budget's last entry, which may be fewer than the budget; and it
+    need not divide its budget by the number of heads.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]

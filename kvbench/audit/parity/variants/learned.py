@@ -36,7 +36,7 @@ def _foresightkv(case: Case, prompt_len: int, states: dict[str, str], prefix: in
         weights=scorer(case),
         scores=_drop_scores,
         states=states,
-        resume=_same_chunk,
+        resume=lambda evictions: {"chunk": evictions + 1.0},  # the file's sums include the newest chunk
     )
 
 
@@ -44,11 +44,6 @@ def scorer(case: Case) -> dict[str, torch.Tensor]:
     """Return the scorer's weights of a case, which has one layer, under kvbench's names."""
     w = {name: case.tensors[f"weights.{name}"][None] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")}
     return {"w1": w["fc1_weight"], "b1": w["fc1_bias"], "w2": w["fc2_weight"][..., 0], "b2": w["fc2_bias"][..., 0]}
-
-
-def _same_chunk(evictions: int) -> dict[str, float]:
-    """Return the state `chunk` that belongs to the file's sums, which include the newest chunk."""
-    return {"chunk": evictions + 1.0}
 
 
 def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
@@ -75,8 +70,8 @@ def _trimkv_global(case: Case) -> list[CasePlan]:
 def _floored(case: Case, step: int) -> list[set[int]]:
     """Return the sets that the reference keeps under a floor, with two mistakes of its code corrected.
 
-    The code counts the first entry of a head among the best entries of the previous head; and it rounds both the floor
-    and the rest down, which can leave a part of the budget unused.
+    The code counts each head's first entry to the head before it. And it rounds both the floor and the rest of the
+    budget down, so that it may keep fewer entries than the budget allows.
     """
     h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
     slots = [slots.tolist() for layer in case.slots(step) for slots in layer]
@@ -111,7 +106,7 @@ def _worths(case: Case, step: int) -> list[dict[int, float]]:
 def _trimkv(case: Case, method: str, options: dict[str, Any]) -> CasePlan:
     h = case.hyper
     if not all(all(case.kept(step)) for step in range(len(case.seen))):
-        raise NotCoveredError("a head is left without entries there; kvbench leaves every head one")
+        raise NotCoveredError("the reference leaves a head without entries; kvbench always keeps one per head")
     full, strict = h["memory_size"] + h["buffer_size"], "layer_wise" in h["strategy"]
 
     def due(held: float, seen: int) -> bool:
@@ -125,9 +120,6 @@ def _trimkv(case: Case, method: str, options: dict[str, Any]) -> CasePlan:
 VARIANTS: Variants = {
     ("foresightkv", "training_loop_topk"): _foresightkv_training,
     ("foresightkv", "eval_deterministic_topk"): _foresightkv_evaluation,
-    ("trimkv", "local_alpha"): _trimkv_local,
-    ("trimkv", "local_knorm_alpha"): _trimkv_local,
-    ("trimkv", "global_alpha"): _trimkv_global,
-    ("trimkv", "global_knorm_alpha"): _trimkv_global,
-    ("trimkv", "global_layer_wise_alpha"): _trimkv_global,
+    **{("trimkv", f"local_{scores}"): _trimkv_local for scores in ("alpha", "knorm_alpha")},
+    **{("trimkv", f"global_{scores}"): _trimkv_global for scores in ("alpha", "knorm_alpha", "layer_wise_alpha")},
 }

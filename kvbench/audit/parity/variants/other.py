@@ -28,40 +28,32 @@ def _morphkv(case: Case) -> list[CasePlan]:
         options["voters"] = h["window_size"] - 1  # the reference stores the newest query and does not count it
     capacity, prompt = h["max_capacity"], h["prefill"]
 
-    def due(held: float, seen: int) -> bool:  # only while decoding, and then from `evict_after` on
+    def due(held: float, seen: int) -> bool:  # only while decoding, above a share `evict_after` of the capacity
         return seen > prompt and held - 1 > capacity * h["evict_after"]
 
     more: dict[str, Any] = {}
     if llama and case.tensors["q"].shape[1] > case.heads:
         first = max(prompt, int(capacity * h["evict_after"]) + 1) + 1
         reason = (
-            "with grouped queries the Llama file prunes its stored logits by other selections than its keys, so from "
-            "the second eviction on they belong to other tokens"
+            "with grouped queries, the Llama code drops logits and keys of different tokens, so from the second "
+            "eviction on its logits belong to other tokens than its keys"
         )
         if first not in case.seen:
-            raise NotCoveredError(f"{reason}; the first one, at token {first}, is not stored")
+            raise NotCoveredError(f"{reason}; and the file lacks the first eviction, at token {first}")
         more = {"until": first, "rest": reason}
     return [CasePlan(method="morphkv", options=options, budget=capacity + 1, every_token=True, due=due, **more)]
 
 
 def _rpc(case: Case) -> list[CasePlan]:
     h = case.hyper
-    options = {
-        "form": "native",
-        "P": h["P"],
-        "R": h["R"],
-        "c": float(h["c"]),
-        "kernel": h["kernel_size"],
-        "pool": h["pooling"].removesuffix("pool"),
-        "aggregate": h["aggregation"],
-        "selectors": h["selectors"],
-        "compat": "reference",
-    }
+    options = {"form": "native", "P": h["P"], "R": h["R"], "c": float(h["c"]), "compat": "reference"}
+    options |= {"kernel": h["kernel_size"], "pool": h["pooling"].removesuffix("pool")}
+    options |= {"aggregate": h["aggregation"], "selectors": h["selectors"]}
     return [CasePlan(method="rpc", options=options, budget=None, prompt_len=h["prompt_len"], scores=_rpc_scores)]
 
 
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the scores of the tokens between the prompt and the newest R; heads may share one row of scores."""
+    """Return the scores of the tokens between prompt and the newest R. The file may hold one row for all heads."""
     h = case.hyper
     rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)
     tokens = [slots[h["prompt_len"] : -h["R"]].tolist() for layer in case.slots(step) for slots in layer]
@@ -78,13 +70,8 @@ def _duo(case: Case) -> list[CasePlan]:
 
 def _expected_attention(case: Case) -> list[CasePlan]:
     h = case.hyper
-    options = {
-        "n_future": h["n_future_positions"],
-        "sinks": h["n_sink"],
-        "covariance": h["use_covariance"],
-        "vnorm": h["use_vnorm"],
-        "epsilon": h["epsilon"],
-    }
+    options = {"n_future": h["n_future_positions"], "sinks": h["n_sink"], "epsilon": h["epsilon"]}
+    options |= {"covariance": h["use_covariance"], "vnorm": h["use_vnorm"]}
     d = case.tensors["q"].shape[-1]
     rope = Rope(1e4 ** (-torch.arange(0, d, 2, dtype=torch.float64) / d))  # as the notes say: theta 10000, half-split
     return [CasePlan(method="expected-attention", options=options, budget=kvpress_budget(case), rope=rope)]

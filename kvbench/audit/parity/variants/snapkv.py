@@ -7,6 +7,7 @@ budget. `_within` drops the same surplus, the entries with the lowest scores, fr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from kvbench.audit.parity.cases import Case
@@ -32,7 +33,7 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
 
 
 def _snapkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a kvpress case. kvpress pools before the mean over the group; with averages the order does not matter."""
+    """Plan a kvpress case. kvpress pools before it averages over the group, which gives the same average pooling."""
     return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
 
 
@@ -44,7 +45,7 @@ def _snapkv_prefill(case: Case) -> list[CasePlan]:
 
 
 def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a kvpress case. kvpress distributes a fractional number of entries; layers are cut to whole sizes."""
+    """Plan a kvpress case. kvpress shares out a fractional number of entries; its layers are cut to kvbench's sizes."""
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
     budget = _kvpress_budget(case)
     asked = case.seen[0] * (1 - case.hyper["compression_ratio"])
@@ -64,12 +65,8 @@ def _pyramidkv_official(case: Case) -> list[CasePlan]:
 
 
 def _adakv_kvpress(case: Case) -> list[CasePlan]:
-    options = {
-        "base": _label(_options(case, "mean")),
-        "floor_alpha": case.hyper["alpha_safeguard"],
-        "floor": "guarantee",
-        "normalize": False,
-    }
+    options = {"base": _label(_options(case, "mean")), "floor": "guarantee", "normalize": False}
+    options["floor_alpha"] = case.hyper["alpha_safeguard"]
     return [CasePlan(method="ada-kv", options=options, budget=_kvpress_budget(case))]
 
 
@@ -80,12 +77,8 @@ def _adakv_official(case: Case) -> list[CasePlan]:
         raise NotCoveredError("the pyramid needs the case's other layers")
     if h.get("layer_idx", 0) < (h.get("skip") or 0):  # the first layers run SnapKV
         return [CasePlan(method="snapkv", options=inner, budget=h["base_capacity"])]
-    options = {
-        "base": _label(inner),
-        "floor_alpha": h["floor_alpha"],
-        "normalize": bool(h.get("normalize")),
-        "rounding": "official",
-    }
+    options = {"base": _label(inner), "floor_alpha": h["floor_alpha"], "rounding": "official"}
+    options["normalize"] = bool(h.get("normalize"))
     return [_bounded(case, "ada-kv", options, h["base_capacity"])]
 
 
@@ -103,19 +96,15 @@ def _kvpress_budget(case: Case) -> int:
 def _bounded(
     case: Case, method: str, options: dict[str, Any], budget: int, sizes: Sequence[int] | None = None
 ) -> CasePlan:
-    window = case.hyper["window_size"]
-
-    def kept(case: Case, step: int) -> list[set[int]]:
-        return _within(case, step, budget, window, sizes)
-
+    kept = partial(_within, budget=budget, window=case.hyper["window_size"], sizes=sizes)
     return CasePlan(method=method, options=options, budget=budget, kept=kept)
 
 
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
-    """Return the reference's sets, cut evenly over all units if together they exceed the budget.
+    """Return the reference's sets; if together they exceed the budget, cut evenly over all units.
 
-    With several layers, all heads of a layer are cut alike. sizes: entries per head of each layer, in place of even
-    cuts.
+    With several layers, all heads of a layer lose equally many entries. sizes: entries per head of each layer, to cut
+    to these instead.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:

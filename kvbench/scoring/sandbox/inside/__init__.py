@@ -30,18 +30,18 @@ _START = (
 
 
 def text(name: str) -> str:
-    """The source of a module of this folder."""
+    """Return the source of a module of this folder."""
     return (Path(__file__).parent / f"{name}.py").read_text(encoding="utf-8")
 
 
 @functools.cache
 def sent(source: str, name: str, compiled: bool) -> str:
-    """A text as the driver expects it."""
+    """Return a source text as the driver expects it: compiled and in hexadecimal, or as it is."""
     return marshal.dumps(compile(source, name, "exec")).hex() if compiled else source
 
 
 @functools.cache
 def command(python: str, *, compiled: bool = True) -> tuple[str, ...]:
-    """The command that starts a driver: no site or user folders, no bytecode, UTF-8. `compiled`: for this Python."""
+    """Return the command that starts a driver. compiled: for the Python that runs kvbench."""
     parts = (sent(text(name), f"{name}.py", compiled) for name in PARTS)
     return (python, "-P", "-s", "-S", "-B", "-X", "utf8", "-c", _READ[compiled] + _START, *parts)

@@ -23,11 +23,8 @@ FAILED = 70  # exit code when the lockdown, not the program, went wrong
 class Child:
     """A forked process with its pipes.
 
-    Args:
-        box: what the driver was told: steps, harness, program.
-        stdin: what the program finds on standard input.
-        cpu: seconds of its CPU limit.
-        talks: it answers questions on pipes of its own; otherwise it runs once, to its end.
+    box: the `Driver`, with steps, harness and program. stdin: content of the program's standard input. cpu: limit
+    in seconds. talks: the process answers questions on two more pipes; otherwise it runs once, to its end.
     """
 
     def __init__(self, box: Any, stdin: bytes, cpu: int, talks: bool) -> None:
@@ -95,7 +92,7 @@ class Child:
         return self.end(b"X", begun, limit)
 
     def end(self, state: bytes, begun: float, limit: int) -> bytes:
-        """Kill it, whatever it is doing, and report its end as `state`: X exit, T time, O output, C closed input."""
+        """Kill the process and return a reply with `state`: X it ended, T time limit, O output limit, C closed."""
         for kill in (os.killpg, os.kill):  # its session is its own
             try:
                 kill(self.pid, signal.SIGKILL)
@@ -126,7 +123,7 @@ class Child:
         return REPLY.pack(state, code, spent, peak, len(answer), len(out), len(err)) + answer + out + err
 
     def _take(self, fd: int) -> bool:
-        """Read what is there; False at the end of the pipe."""
+        """Read the bytes that a pipe holds now; return False at its end."""
         try:
             chunk = os.read(fd, 1 << 16)
         except BlockingIOError:
@@ -139,7 +136,7 @@ class Child:
         return True
 
     def _drain(self, limit: int) -> None:
-        """The rest of the pipes of a dead process. Where no filter forbids grandchildren, they may hold them open."""
+        """Read the rest of a dead process's pipes, without waiting for their end: grandchildren may hold them open."""
         for fd, name in list(self.reads.items()):
             before = -1
             while fd in self.reads and before < len(self.data[name]) <= limit:
@@ -148,7 +145,7 @@ class Child:
 
 
 def _send(fd: int, data: memoryview) -> memoryview:
-    """The rest to send; empty once the reader is gone."""
+    """Write to a pipe; return the bytes that are left, none if the reader is gone."""
     try:
         return data[os.write(fd, data) :]
     except BlockingIOError:
@@ -191,7 +188,7 @@ def _become(box: Any, sources: list[int], cpu: int, talks: bool) -> None:
 
 
 def ask() -> bytes | None:
-    """The next question, or None when there are no more."""
+    """Return the next question, or None when there are no more."""
     head = read(ASK, LENGTH.size)
     return read(ASK, *LENGTH.unpack(head)) if head else None
 
@@ -204,7 +201,7 @@ def tell(answer: bytes) -> None:
 
 
 def read(fd: int, size: int) -> bytes | None:
-    """So many bytes, or None when there are fewer."""
+    """Return `size` bytes, or None if the input ends before."""
     parts = []
     while size:
         chunk = os.read(fd, min(size, 1 << 20))

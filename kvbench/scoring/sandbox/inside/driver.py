@@ -26,8 +26,8 @@ DONE = child.REPLY.pack(b"R", 0, 0, 0, 0, 0, 0)
 THREAD_STACK = 8 << 20  # the stack limit, from which a C library would take its default, is far larger
 
 
-class Box:
-    """What the driver was told, and the child that answers questions, if there is one."""
+class Driver:
+    """The driver's state: steps, harness and program from the trusted side, and the open child if there is one."""
 
     def __init__(self, config: dict[str, Any], read: Callable[[str, str], CodeType]) -> None:
         self.read = read
@@ -46,7 +46,7 @@ class Box:
         os.chdir(config["folder"])
 
     def answer(self, kind: bytes, wall: int, cpu: int, limit: int, data: bytes) -> bytes:
-        """One request, one reply: L load a program, N run it once, O open a talking one, A ask it, C close it."""
+        """Return the reply to a request: L load a program, N run it once, O open a process, A ask it, C close it."""
         if kind == b"L":
             told = json.loads(data)
             self.program, self.harness = told["program"], {"__name__": "harness"}
@@ -69,7 +69,7 @@ class Box:
 
 
 def main(read: Callable[[str, str], CodeType]) -> None:
-    """Answer requests until there are no more. `read` makes code of what is sent as text."""
+    """Answer requests until there are no more. read: makes code of a text and its name."""
     incoming, outgoing = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
@@ -78,16 +78,16 @@ def main(read: Callable[[str, str], CodeType]) -> None:
         lockdown.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: nothing outlives the trusted side
         lockdown.prctl(4, 0)  # PR_SET_DUMPABLE, also of children: /proc shows nothing of them to their own user
     _thread.stack_size(THREAD_STACK)
-    box = None
+    driver = None
     while head := child.read(incoming, REQUEST.size):
         kind, wall, cpu, limit, size = REQUEST.unpack(head)
         data = child.read(incoming, size)
         if data is None:
             return
-        if box is None:
-            box, reply = Box(json.loads(data), read), DONE
+        if driver is None:
+            driver, reply = Driver(json.loads(data), read), DONE
         else:
-            reply = box.answer(kind, wall, cpu, limit, data)
+            reply = driver.answer(kind, wall, cpu, limit, data)
         view = memoryview(reply)
         while view:
             view = view[os.write(outgoing, view) :]

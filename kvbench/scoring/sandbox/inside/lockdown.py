@@ -1,4 +1,4 @@
-"""How a process gives up its rights: steps by name, and the few things that have to be made before the fork.
+"""How a process gives up its rights: steps by name, and what must be made before the fork.
 
 The order and the arguments come from `kvbench.scoring.sandbox.plan`. Every step raises OSError when it does not work,
 and then no program is run.
@@ -26,7 +26,7 @@ _SETUID_KEPT = ("=6I", 4, 4, 0, 0, 0, 0)  # CAP_DAC_READ_SEARCH, effective and p
 
 
 def call(function: Any, *arguments: Any) -> int:
-    """A C function whose numbers are longs. Raises OSError."""
+    """Call a C function with integers as longs. Raises OSError if it fails."""
     result: int = function(*(ctypes.c_long(a) if isinstance(a, int) else a for a in arguments))
     if result < 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -41,7 +41,7 @@ def prctl(option: int, *arguments: Any) -> None:
 
 
 def limit(value: tuple[str, int]) -> None:
-    """A resource limit that cannot be raised again."""
+    """Set a resource limit that the process cannot raise again."""
     name, size = value
     which = getattr(resource, f"RLIMIT_{name}")
     hard = resource.getrlimit(which)[1]
@@ -65,10 +65,9 @@ def session(_: None) -> None:
 
 
 def user(value: tuple[int, bool]) -> None:
-    """Another user, of whom no process and no file exists.
+    """Become a user who owns no process and no file. value: uid, and whether to keep the right to read all files.
 
-    With the second value the one right to read what is not readable by others stays, for an interpreter in a private
-    home; Landlock still says what that may be.
+    An interpreter in root's private home needs that right; Landlock still limits which files it reaches.
     """
     uid, reads = value
     if reads:
@@ -100,7 +99,7 @@ def descriptors(_: None) -> None:
 
 
 def seccomp(value: tuple[str, list[int]]) -> None:
-    """Install a filter; at each offset stands the process id that it knows as its own."""
+    """Install a filter. value: its program in base64, and the offsets at which it holds this process's id."""
     program = bytearray(base64.b64decode(value[0]))
     for offset in value[1]:
         struct.pack_into("=I", program, offset, os.getpid())
@@ -154,13 +153,13 @@ def make_ruleset(value: dict[str, list[str]]) -> None:
 
 
 class Packages:
-    """Finds the few packages that were allowed by name, and nothing beside them."""
+    """An import finder for the packages that a task allows by name."""
 
     def __init__(self) -> None:
         self.specs: dict[str, Any] = {}
 
     def add(self, name: str, folder: str) -> None:
-        import importlib.util  # only for those who need it: every import here is paid for by every program
+        import importlib.util  # here, because an import at the top would slow the start of every program
 
         start = os.path.join(folder, "__init__.py")
         self.specs[name] = importlib.util.spec_from_file_location(name, start, submodule_search_locations=[folder])
@@ -170,7 +169,7 @@ class Packages:
 
 
 def sealed(data: bytes, seals: bool) -> int:
-    """A descriptor of a sealed memory file that holds the input; an unlinked file where the system has none."""
+    """Return a descriptor of a sealed memory file with the input; outside Linux, of an unlinked file."""
     if not LINUX:
         import tempfile
 

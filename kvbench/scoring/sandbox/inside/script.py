@@ -1,6 +1,6 @@
-"""A harness: the program as Python runs a script, with standard input and output, after an optional prelude.
+"""A harness that runs a program as a script, with standard input and output, after an optional prelude.
 
-`exit` and `quit` exist although the box has no `site`. The exit code is the program's; `MEMORY` when memory ran out.
+It defines `exit` and `quit`, which Python's missing `site` would. The exit code is the program's, or `MEMORY`.
 """
 
 import _sitebuiltins
@@ -20,7 +20,7 @@ _main = types.ModuleType("__main__")
 
 
 def setup(options: dict[str, Any]) -> None:
-    """Before the fork: import what the program would have to import each time, and run the prelude."""
+    """Import the packages that the program mentions and run the prelude, once, before the fork."""
     for name in ("exit", "quit"):
         setattr(builtins, name, _sitebuiltins.Quitter(name, "Ctrl-D (i.e. EOF)"))
     for name in options.get("preload", ()):
@@ -47,7 +47,7 @@ def main(program: str, ask: Callable[[], bytes | None], tell: Callable[[bytes], 
 
 
 def _end() -> int:
-    """Threads, exit functions and open files end as those of a script do; the rest of Python is not taken apart."""
+    """Join threads, run exit functions and flush files, as Python does at a script's end, but finalise nothing."""
     try:
         threading._shutdown()  # type: ignore[attr-defined]
         atexit._run_exitfuncs()
