@@ -29,17 +29,11 @@ Layout = Literal["auto", "dense", "paged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The longest sequences of a cell, in tokens.
+    """The longest sequences of a cell, in tokens."""
 
-    Attributes:
-        total: prompt plus output.
-        output: generated tokens.
-        tail: part of a prompt that is read after the rest was evicted (query-agnostic compression).
-    """
-
-    total: int
+    total: int  # prompt plus output
     output: int
-    tail: int = 0
+    tail: int = 0  # part of a prompt that is read after the rest was evicted (query-agnostic compression)
 
     @classmethod
     def of(cls, max_tokens: int, max_output: int | None = None, tail: int = 0) -> Lengths:
@@ -84,11 +78,8 @@ def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, in
 def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tuple[LayerGeometry, ...]:
     """Return the geometry of the cache for a method and sequences of at most `longest` tokens.
 
-    It has no windows that no sequence exceeds, and query heads as KV heads for methods that keep entries per query
-    head.
-
-    Raises:
-        UserError: no layer can be evicted, or layers differ in heads, so an uneven budget cannot be shared.
+    Windows of at least `longest` tokens are dropped; a method that keeps entries per query head gets query heads as KV
+    heads. Raises UserError when no layer can be evicted, or when layers with an uneven budget differ in heads.
     """
     fitted = for_lengths(geometry, longest)
     if method.evicts:
