@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 from kvbench.errors import UserError, quote
 from kvbench.eviction.api import Allocation, Method, ScoreOut, option
@@ -138,9 +138,15 @@ def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> t
     return torch.where(finite, score * share.float()[..., None], float("-inf"))
 
 
-# All else is as `base` declares it: a property returns the method, or the property, of the same name.
+def _of_inner(name: str) -> Any:
+    return lambda self, *given: getattr(self.inner, name)(*given)
+
+
+# All else is as `base` declares it.
 for _name in (
-    *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens", "reads_tokens"),
-    *("probes", "drafts", "weights", "min_budget", "per_query_head"),
+    *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens"),
+    *("probes", "drafts", "weights", "min_budget"),
 ):
+    setattr(AdaKV, _name, _of_inner(_name))
+for _name in ("reads_tokens", "per_query_head"):
     setattr(AdaKV, _name, property(attrgetter(f"inner.{_name}")))

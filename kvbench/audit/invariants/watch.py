@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kvbench.engine import draws
+from kvbench.engine import sampler
 from kvbench.eviction import select
 from kvbench.eviction.api import Method
 from kvbench.eviction.view import LayerView
@@ -31,7 +31,7 @@ class Seen:
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
     """Record while the block runs: functions of the engine and the method are replaced, and restored at the end."""
-    seen, draw, decide = Seen(), draws.draw, select.decide
+    seen, draw, decide = Seen(), sampler.draw, select.decide
     kinds: dict[Any, int] = {}
 
     def new(*kind: Any) -> bool:
@@ -61,7 +61,7 @@ def watching(method: Method) -> Iterator[Seen]:
 
     classes = {type(part) for part in (method.during("prefill"), method.during("decode"))}
     originals = {cls: cls.__dict__["observe"] for cls in classes if "observe" in cls.__dict__}
-    patched: Any = draws
+    patched: Any = sampler
     patched.draw, select.decide = drawn, decided
     for cls, original in originals.items():
         cls.observe = observed(original)  # type: ignore[method-assign]

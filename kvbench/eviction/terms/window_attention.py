@@ -142,4 +142,6 @@ def _reduce_group(logits: torch.Tensor, hidden: torch.Tensor, order: Order, how:
 
 
 def _reduce(x: torch.Tensor, how: Reduce, dim: int) -> torch.Tensor:
-    return {"max": torch.amax, "mean": torch.mean, "sum": torch.sum}[how](x, dim=dim)
+    if how == "max":
+        return x.amax(dim=dim)
+    return x.mean(dim=dim) if how == "mean" else x.sum(dim=dim)
