@@ -47,7 +47,7 @@ class Golden(Method):
         return Protect(recent=self.recent)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """Return the scores from `view.weights`: `interval`, and per layer a table [b, Hk, blocks + 1, T]."""
+        """Return the scores that a replay has put into `view.weights`: a table [b, Hk, blocks + 1, T] per layer."""
         future = view.weights.get(f"{self.within}.{view.layer}")
         if future is None:
             raise UserError("method 'golden' is an oracle: it knows the future, which only 'kvbench replay' can tell.")

@@ -48,7 +48,7 @@ def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
 
 
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Take the loss's gradient now and return an equal loss with a small graph: memory holds one sample at a time."""
+    """Return an equal loss with a graph that holds only the parameters' gradients, taken now, to save memory."""
     parameters = list(parameters)
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
     pulls = [((p - p.detach()) * slope).sum() for p, slope in zip(parameters, slopes) if slope is not None]
@@ -63,7 +63,7 @@ def check_least(more: Mapping[str, Any], **least: float) -> None:
 
 
 def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raise UserError for a setting that is none of its choices. Settings that the recipe lacks are skipped."""
+    """Raise UserError for a setting that is not among its choices. Settings that the recipe lacks are skipped."""
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kvbench import registry
 from kvbench.engine.loop import Engine
@@ -91,7 +92,7 @@ def _exact(cell: Cell, number: int) -> Judge:
     return lambda text: bool(cell.score(cell.generate(number), text).exact)
 
 
-def _mathematics(reference: str) -> Judge:
+def judge(reference: str) -> Judge:
     """Return a judge that compares texts with a reference (LaTeX or a number) as the mathematics tasks do.
 
     A comparison that takes too long counts as wrong.
@@ -133,9 +134,10 @@ def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> li
         ids = tuple(reader.ids(reader.text(doc, thinking=None)))
         if (most := min(max_new_tokens, loaded.context - len(ids))) > 0:
             reference = str(row["answer"]) if "answer" in row else None
-            judge = None if reference is None else _mathematics(reference)
-            name = f"line-{line}"
-            questions.append(Question(name=name, ids=ids, max_new_tokens=most, judge=judge, reference=reference))
+            scored: dict[str, Any] = (
+                {"judge": judge(reference), "reference": reference} if reference is not None else {}
+            )
+            questions.append(Question(name=f"line-{line}", ids=ids, max_new_tokens=most, **scored))
     return questions
 
 

@@ -8,14 +8,8 @@ from typing import Literal
 
 import torch
 
-from kvbench.engine.attention.geometry import (
-    LayerGeometry,
-    check_equal_heads,
-    check_evicts,
-    for_lengths,
-    largest_group,
-    per_query_head,
-)
+from kvbench.engine.attention import geometry as layer_shapes
+from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.cache.dense import DenseCache
 from kvbench.engine.cache.paged import PagedCache
 from kvbench.engine.cache.slot_cache import Shape, SlotCache
@@ -41,10 +35,10 @@ class Lengths:
 
 
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
-    """Return a budget in entries per head for a prompt of `prompt_len` tokens; None when the method takes no budget.
+    """Return a budget in entries per head of the cache for a prompt; None when the method takes no budget.
 
-    Heads are KV heads, or query heads if the method keeps entries per query head: their budget is a `group`-th. A
-    budget given as a share is raised to the smallest that the method works with.
+    If the method keeps entries per query head, the `group` query heads of a KV head split its budget. A budget given as
+    a share is raised to the smallest that the method works with.
     """
     if budget is None or not method.takes_budget:
         return None
@@ -81,13 +75,13 @@ def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tupl
     Windows of at least `longest` tokens are dropped; a method that keeps entries per query head gets query heads as KV
     heads. Raises UserError when no layer can be evicted, or when layers with an uneven budget differ in heads.
     """
-    fitted = for_lengths(geometry, longest)
+    fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:
-        check_evicts(fitted, longest)
+        layer_shapes.check_evicts(fitted, longest)
     if method.per_query_head:
-        fitted = per_query_head(fitted)
+        fitted = layer_shapes.per_query_head(fitted)
     if not method.uniform:
-        check_equal_heads(fitted)
+        layer_shapes.check_equal_heads(fitted)
     return fitted
 
 

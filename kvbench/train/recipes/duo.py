@@ -36,8 +36,8 @@ LARGE = 100_000_000  # models of at least this many parameters recompute activat
 class DuoRecipe(Recipe):
     """Trains alpha on examples; `settings.more`: sinks, recent, reg.
 
-    Held out: `loss`; `deviation`, its first part; `alpha`, the mean; and `half`, the deviation when the half of the
-    heads with the smallest alpha streams and the others do not, as the method does.
+    Held out: `loss`; `deviation`, its first part; `alpha`, the mean; and `half`, the deviation when only the half of
+    the heads with the smallest alpha streams, as in the method.
     """
 
     name, kind, figure = "duo", "duo", "loss"
@@ -123,8 +123,7 @@ class DuoRecipe(Recipe):
             past_key_values=None,
             use_cache=False,
         )
-        hidden: torch.Tensor = out.last_hidden_state[0, list(example.rows)]
-        return hidden.float()
+        return out.last_hidden_state[0, list(example.rows)].float()
 
 
 class _Mixture:
