@@ -91,33 +91,20 @@ class Meter:
 
 @dataclass(slots=True)
 class Sequence:
-    """A sample while the engine decodes it.
+    """A sample while the engine decodes it."""
 
-    Attributes:
-        request: of the current turn; a fresh follow-up replaces its prompt.
-        key: noise key, as int64.
-        tokens: ids generated in this turn.
-        pending: ids that the model must read, one per step, before the next token is drawn.
-        clock: decode steps of this prompt; the trigger's clock.
-        answers: texts of earlier turns.
-        drawn: tokens drawn in all turns.
-        room: most tokens that this turn may generate.
-        log_probs: of the tokens of `request.forced` read so far.
-        likeliest: whether each of these was the greedy token.
-    """
-
-    request: Request
+    request: Request  # of the current turn; a turn that is a new prompt replaces its prompt
     sample: int
-    key: int
-    tokens: list[int] = field(default_factory=list)
-    pending: deque[int] = field(default_factory=deque)
-    clock: int = 0
+    key: int  # noise key, as int64
+    tokens: list[int] = field(default_factory=list)  # generated in this turn
+    pending: deque[int] = field(default_factory=deque)  # to read, one per step, before the next token is drawn
+    clock: int = 0  # decode steps since the prompt, by which the trigger decides
     meter: Meter = field(default_factory=Meter)
-    answers: tuple[str, ...] = ()
-    drawn: int = 0
-    room: int = 0
-    log_probs: list[float] = field(default_factory=list)
-    likeliest: bool = True
+    answers: tuple[str, ...] = ()  # texts of earlier turns
+    drawn: int = 0  # tokens drawn in all turns
+    room: int = 0  # most tokens that this turn may generate
+    log_probs: list[float] = field(default_factory=list)  # of the tokens of `request.forced` read so far
+    likeliest: bool = True  # whether each of these was the greedy token
     stop_reason: str = ""
     status: str = "ok"
     note: str = ""

@@ -36,12 +36,10 @@ class Answered:
 
 
 class Part:
-    """A micro-batch of sequences, padded on the right, where no answer token sees the padding.
+    """A micro-batch of sequences, `ids` [b, S], padded on the right, where no answer token sees the padding.
 
-    Attributes:
-        ids: [b, S].
-        targets: [b, n] tokens that the logits of the last rows predict.
-        weights: [b, n] of the targets in the loss; 0 outside answers.
+    targets: [b, n] tokens that the logits of the last rows predict; weights: [b, n] of them in the loss, 0 outside
+    answers.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:

@@ -62,10 +62,8 @@ class Trace:
 
     def forced(self, seed: int = 0) -> replayed.Trace:
         """Return the trace as a replay reads it, its answer forced. seed: of the method's random draws."""
-        request = Request(
-            task="train", doc_id=self.name, prompt_ids=self.prompt, max_new_tokens=len(self.answer), seed=seed
-        )
-        return replayed.Trace(request=replace(request, forced=self.answer), cluster=self.name)
+        request = Request(task="train", doc_id=self.name, prompt_ids=self.prompt, max_new_tokens=len(self.answer))
+        return replayed.Trace(request=replace(request, forced=self.answer, seed=seed), cluster=self.name)
 
 
 def built_in(

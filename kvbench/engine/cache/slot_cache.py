@@ -57,10 +57,7 @@ class Store:
         }
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
-        """Copy a layer of one sequence with `seen` tokens to several slots. `Store` copies queries and states.
-
-        index: the slots as a tensor.
-        """
+        """Copy a layer of one sequence with `seen` tokens to several slots (index: as a tensor)."""
         for name, state in self.states.items():
             state[index] = packed.states[name]
         if width := self.queries.shape[2]:
