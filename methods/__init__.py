@@ -1,1 +1,1 @@
-"""One file per eviction method. A new file here is registered by its decorator; nothing else is edited."""
+"""One file per eviction method. The decorator in a file registers it, so that a new method edits no other file."""

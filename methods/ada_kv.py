@@ -2,49 +2,34 @@
 
 Paper: Feng et al., Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation, arXiv 2407.11550.
 
-Scores, window and time of eviction come from another method, `base` (default snapkv), given by name or with options as
-tables print them: ``snapkv(window=32, kernel=7)``. With budget C and free = C minus the protected entries of a head:
+Another method, `base`, gives scores, window and time of eviction: a name, or a name with options as tables print it,
+``snapkv(window=32, kernel=7)``. With budget C and free = C minus the protected entries of a head:
 
     count_h     entries of head h among the Hk free best scores of the layer
     capacity_h  (1 - floor_alpha) count_h + floor_alpha free, in addition to the protected entries
 
 Each head keeps its capacity_h best entries. `normalize` first multiplies a head's scores by the share of their sum that
-the head's best `free` entries hold. This share needs positive scores, so for methods with negative scores (gkv, rkv)
-the layer's lowest score is subtracted first. If `base` has budgets per layer (pyramidkv), a layer's heads share that
-layer's budget. Defaults: floor_alpha 0.2 and normalize, as in the released prediction script.
+the head's best `free` entries hold; where scores can be negative (gkv, rkv), the layer's lowest is subtracted before.
+If `base` has budgets per layer (pyramidkv), heads share their layer's budget. Defaults: the released prediction script.
 
 rounding=exact makes every layer's total exact (largest remainder). rounding=official follows the released code: it
-rounds floor_alpha free down, then each head's capacity, which loses some entries; an excess over the budget is taken
-back evenly. floor=guarantee is kvpress's rule: every head keeps its best floor_alpha C entries, protected ones
-included, and all other entries compete; kvpress combines this with normalize=false.
+rounds floor_alpha free down, then each head's capacity, and takes an excess over the budget back evenly.
+floor=guarantee is kvpress's rule, there with normalize=false: every head keeps its best floor_alpha C entries,
+protected ones included, and all other entries compete.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from operator import attrgetter
+from typing import Any, Literal
 
 from kvbench.errors import UserError, quote
-from kvbench.eviction.api import (
-    Allocation,
-    Column,
-    Method,
-    Needs,
-    Probe,
-    Prompt,
-    Protect,
-    ScoreOut,
-    State,
-    Trigger,
-    Weights,
-    option,
-)
+from kvbench.eviction.api import Allocation, Method, ScoreOut, option
 from kvbench.eviction.choose import from_label
-from kvbench.eviction.new_tokens import NewTokens
 from kvbench.eviction.options import OptionError
-from kvbench.eviction.select import keep_mask, kept_always, order_key, protected
+from kvbench.eviction.select import allocation_of, keep_mask, kept_always, order_key, protected
 from kvbench.eviction.terms.rkv_slot_order import RANK
 from kvbench.eviction.terms.shares import split_exactly
 from kvbench.eviction.view import LayerView
@@ -86,50 +71,6 @@ class AdaKV(Method):
         """The method `base`, which scores."""
         return from_label(self.base)
 
-    def needs(self) -> Needs:
-        return self.inner.needs()
-
-    def columns(self) -> tuple[Column, ...]:
-        return self.inner.columns()
-
-    def states(self) -> tuple[State, ...]:
-        return self.inner.states()
-
-    def protect(self, budget: int) -> Protect:
-        return self.inner.protect(budget)
-
-    def trigger(self, interval: int) -> Trigger:
-        return self.inner.trigger(interval)
-
-    def allowed(self, budget: int | None, prompt_len: int, seen: int, evictions: int) -> int:
-        return self.inner.allowed(budget, prompt_len, seen, evictions)
-
-    def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        return self.inner.observe(view)
-
-    def on_tokens(self, new: NewTokens) -> dict[str, torch.Tensor]:
-        return self.inner.on_tokens(new)
-
-    @property
-    def reads_tokens(self) -> bool:
-        return self.inner.reads_tokens
-
-    def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
-        yield from self.inner.probes(prompt)
-
-    def drafts(self) -> tuple[str, ...]:
-        return self.inner.drafts()
-
-    def weights(self) -> Weights | None:
-        return self.inner.weights()
-
-    def min_budget(self) -> int:
-        return self.inner.min_budget()
-
-    @property
-    def per_query_head(self) -> bool:
-        return self.inner.per_query_head
-
     def score(self, view: LayerView) -> ScoreOut:
         out = self.inner.score(view)
         out = out if isinstance(out, ScoreOut) else ScoreOut(out)
@@ -154,7 +95,7 @@ class AdaKV(Method):
             sure = (total // heads * self.floor_alpha).long()[:, None] - fixed
             count = self._counts(view, score, among, left, sure)
             return split_exactly(fixed + count, total, fixed.clamp(min=1), held)
-        count = self._counts(view, score, among, left)
+        count = self._counts(view, score, among, left, None)
         if self.rounding == "official":
             floor = (left // heads * self.floor_alpha).long()[:, None]
             capacity = (count.float() * (1 - self.floor_alpha) + floor).round().long()
@@ -169,28 +110,11 @@ class AdaKV(Method):
         even = view.seen.new_full(view.seen.shape, view.budget * view.positions.shape[1])
         if self.inner.uniform:
             return even
-        allocation = Allocation(
-            budget=view.budget,
-            layers=(view.layer,),
-            ordinals=(view.ordinal,),
-            layer_count=view.layer_count,
-            query_heads=view.queries.shape[1],
-            held=view.held()[:, None],
-            seen=view.seen,
-            prompt_len=view.prompt_len,
-            stats={name: stat[:, None] for name, stat in out.stats.items()},
-            weights=view.weights,
-        )
-        quotas = self.inner.quotas(allocation)
+        quotas = self.inner.quotas(allocation_of([view], [out]))
         return even if quotas is None else quotas.sum(dim=(1, 2))
 
     def _counts(
-        self,
-        view: LayerView,
-        score: torch.Tensor,
-        among: torch.Tensor,
-        left: torch.Tensor,
-        sure: torch.Tensor | None = None,
+        self, view: LayerView, score: torch.Tensor, among: torch.Tensor, left: torch.Tensor, sure: torch.Tensor | None
     ) -> torch.Tensor:
         """Return each head's number of entries among the layer's best `left`, at least `sure`, [b, Hk]."""
         key = order_key(score, view.positions)
@@ -212,3 +136,17 @@ def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> t
     top = torch.arange(ranked.shape[-1], device=ranked.device) < best[:, None, None]
     share = (ranked * top).sum(dim=-1) / ranked.sum(dim=-1).clamp_min(torch.finfo(torch.float32).tiny)
     return torch.where(finite, score * share.float()[..., None], float("-inf"))
+
+
+def _of_inner(name: str) -> Any:
+    return lambda self, *given: getattr(self.inner, name)(*given)
+
+
+# All else is as `base` declares it.
+for _name in (
+    *("needs", "columns", "states", "protect", "trigger", "allowed", "observe", "on_tokens"),
+    *("probes", "drafts", "weights", "min_budget"),
+):
+    setattr(AdaKV, _name, _of_inner(_name))
+for _name in ("reads_tokens", "per_query_head"):
+    setattr(AdaKV, _name, property(attrgetter(f"inner.{_name}")))

@@ -12,17 +12,16 @@ count below.
     token   mean of A over the queries + gamma * its variance, average pooling, mean over the group
 
 Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 per model and budget (1.6 and 0.4 for
-one model); here both are 1, the code's fallback.
-
-The released code rounds layer budgets down and gives the missing entries to the first layers (`rounding=official`). It
-evicts nothing from prompts of at most C + window tokens. It also has a rule for decoding that the paper's experiments
-do not use (`decode=true`): every layer keeps its number of entries, chosen by the pooled attention of the newest query.
+one model); here both are 1, the code's fallback. The code rounds layer budgets down and gives the missing entries to
+the first layers (`rounding=official`). It evicts nothing from prompts of at most C + window tokens. Its rule for
+decoding, which the paper's experiments do not use (`decode=true`): every layer keeps its number of entries, chosen by
+the pooled attention of the newest query.
 
 `compat=reference` reproduces two more properties of the released code. While decoding, slots stay in score order, so
 pooling runs over neighbours in rank. And with `cascade`, a layer is evicted as soon as the model has read the prompt in
 it, at budgets among the layers so far, and again after each layer above. Where an upper layer holds less than its
-budget, the remainder raises the budgets of lower layers that were evicted before; these keep less after the prompt, and
-grow to their budgets while decoding. Without `cascade`, every layer gets its final budget at once.
+budget, lower layers that were evicted before get the remainder: they keep less after the prompt, and grow to their
+budgets while decoding. Without `cascade`, every layer gets its final budget at once.
 """
 
 from __future__ import annotations
@@ -158,7 +157,7 @@ class CAKE(Method):
         return torch.cat(scores, dim=1), entropy, variance
 
     def _share(self, view: LayerView, first: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the states that let a layer keep as many entries as its first eviction left."""
+        """Return new states: `entries`, how many a head keeps from now on, as many as the first eviction left."""
         known = view.states["entries"]
         left = view.held() - (view.seen - view.states["evicted_at"])[:, None]
         entries = torch.where(known > 0, known, left)
@@ -182,33 +181,35 @@ class CAKE(Method):
         return torch.where(first, each, stats["entries"].long())
 
     def _split(self, preference: torch.Tensor, spare: int, room: torch.Tensor) -> torch.Tensor:
-        """Return each layer's entries outside the window, [b, L]. If no layer attends to them, layers share evenly."""
+        """Split `spare` entries among layers by preference, at most `room` each; all [b, L].
+
+        Without any preference the layers share evenly.
+        """
         total = preference.sum(dim=1, keepdim=True)
         share = torch.where(total > 0, preference / total, 1 / preference.shape[1])
-        split = self._official if self.rounding == "official" else self._exact
-        return split(share * spare, spare, room)
+        return (
+            _official(share * spare, spare, room)
+            if self.rounding == "official"
+            else split_exactly(share * spare, spare, 0, room)
+        )
 
     def _cascade(self, preference: torch.Tensor, spare: int, room: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
-        """Return the smallest size that each layer was evicted to while the layers above it were read, [b, L]."""
+        """Return the fewest entries outside the window that an eviction of the cascade leaves each layer, [b, L]."""
         least = final.clone()
         for read in range(1, preference.shape[1]):
             part = self._split(preference[:, :read], spare, room[:, :read])
             least[:, :read] = torch.minimum(least[:, :read], part)
         return least
 
-    @staticmethod
-    def _exact(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:
-        return split_exactly(ideal, total, 0, room)
 
-    @staticmethod
-    def _official(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:
-        """Round down and cut to `room`; then spread the missing entries evenly, a remainder over the first layers."""
-        each = torch.minimum(ideal.long(), room)
-        cut = (ideal.long() - each).sum(dim=1)
-        for missing in (cut, None):
-            missing = total - each.sum(dim=1) if missing is None else missing
-            open_ = each < room
-            members = open_.sum(dim=1).clamp_min(1)
-            first = open_ & (open_.cumsum(dim=1) <= (missing % members)[:, None])
-            each = each + torch.where(open_, (missing // members)[:, None], 0) + first.long()
-        return torch.minimum(each, room)
+def _official(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:
+    """Round down and cut to `room`; then spread the missing entries evenly, a remainder over the first layers."""
+    each = torch.minimum(ideal.long(), room)
+    cut = (ideal.long() - each).sum(dim=1)
+    for missing in (cut, None):
+        missing = total - each.sum(dim=1) if missing is None else missing
+        open_ = each < room
+        members = open_.sum(dim=1).clamp_min(1)
+        first = open_ & (open_.cumsum(dim=1) <= (missing % members)[:, None])
+        each = each + torch.where(open_, (missing // members)[:, None], 0) + first.long()
+    return torch.minimum(each, room)

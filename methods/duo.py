@@ -4,8 +4,7 @@ Paper: Xiao et al., DuoAttention: Efficient Long-Context LLM Inference with Retr
 arXiv 2410.10819.
 
 A trained number alpha says how much a KV head needs its whole cache. Over all layers together, the heads with the
-smallest alpha become streaming heads, the others retrieval heads. Streaming heads keep `sinks` + `recent` entries,
-while the prompt is read and while decoding.
+smallest alpha become streaming heads: they keep `sinks` + `recent` entries while the prompt is read and while decoding.
 
     sparsity=S   at least a share S of the heads streams, as in the paper. The method then takes no budget.
     otherwise    the largest number R of retrieval heads that fits the budget C right after a prompt of P tokens:
@@ -13,7 +12,6 @@ while the prompt is read and while decoding.
                  sinks + recent > C, all heads stream, with sinks and recent shrunk in proportion.
 
 Retrieval heads also keep all generated entries, so the cache is unbounded; the budget grows by one entry per token.
-
 Defaults: sinks 64, recent 256, as deployed in the paper. In the released code the heads with alpha above a quantile are
 retrieval heads; kvpress rounds the number of heads.
 """
@@ -87,9 +85,7 @@ class Duo(Method):
         if self.sparsity is not None:
             streaming = torch.full_like(size, math.ceil(self.sparsity * heads - 1e-9))
         else:
-            excess = (allocation.prompt_len - size).clamp_min(
-                1
-            )  # entries that a retrieval head holds beyond a streaming head
+            excess = (allocation.prompt_len - size).clamp_min(1)  # of a retrieval head over a streaming head
             retrieval = (heads * (budget - size) // excess).clamp(0, heads)
             streaming = torch.where(allocation.prompt_len > budget, heads - retrieval, 0)
         streams = rank[None] < streaming[:, None, None]

@@ -3,14 +3,14 @@
 Paper: Devoto et al., Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution,
 arXiv 2510.00636 (NVIDIA/kvpress).
 
-Queries before rotation are modelled as Gaussian, with mean m and covariance S over all tokens seen except the first
-`sinks`. R is the rotation averaged over the next `n_future` positions, mu = R m and Sigma = R S R^T. For each query
-head
+Queries before rotation are modelled as Gaussian, with mean m and (population) covariance S over all tokens seen except
+the first `sinks`. R is the rotation averaged over the next `n_future` positions, mu = R m and Sigma = R S R^T. For each
+query head
 
     a_j = softmax_j(mu k_j / sqrt(d) + k_j^T Sigma k_j / (2 d))      over all entries but the sinks
 
 and the score is (mean of a_j over the group + epsilon) * |v_j|; `vnorm=false` omits the factor |v_j|. Sinks always
-stay. Defaults: n_future 512, sinks 4, epsilon 0. The covariance is the population covariance, as in kvpress.
+stay. Defaults: n_future 512, sinks 4, epsilon 0.
 
 kvpress computes the moments from the prompt, and while decoding from the last hidden states that it stored. Here each
 layer has running moments, which every later query updates.

@@ -3,44 +3,37 @@
 Paper: ForesightKV, arXiv 2602.03203.
 
 Each layer and KV head has a network of 16 hidden units. From an entry's key, value and received attention the network
-computes phi, large for entries to be dropped (Eq. 6). `features=paper6` is the paper's list of attention features,
-`features=released8` the released code's, which the published checkpoints need. The two lists differ in size.
+computes phi, large for entries to be dropped (Eq. 6). `features=paper6` is the paper's list of attention features;
+`features=released8`, of another size, is the released code's, which the published checkpoints need.
 
 The newest entries always stay. To drop n of the others, the 2 n with the largest phi are candidates (`pool=2`), and n
 of the candidates are drawn without replacement with probabilities softmax(phi). In the paper this is better than to
 drop the n largest (`sampling=false`) or to draw from all entries. The draw is a hash of sample, eviction, layer, head
 and position.
 
-The L entries that stay are the tokens since the last eviction, in the paper 256 of a budget of 1024 or more (128 in its
+The newest entries are the L tokens since the last eviction, in the paper 256 of a budget of 1024 or more (128 in its
 evaluation code). If L is more than a quarter of the budget, which does not occur in the paper, the newest quarter of
 the budget stays. `recent` sets another number.
 
 The released evaluation overwrites the decayed sum of attention with the plain sum; `compat=reference` reproduces this.
-The released code has a layer norm that it never applies. It fails if fewer than 2 n entries compete; here all of these
-are then candidates.
-
-`kvbench train foresightkv` and its second stage `foresightkv-grpo` train scorers; `kvbench weights import` imports
-published scorers.
+The released code has a layer norm that it never applies, and fails if fewer than 2 n entries compete; here all of these
+are then candidates. `kvbench train foresightkv` and `foresightkv-grpo`, its second stage, train scorers;
+`kvbench weights import` imports published ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from kvbench.eviction.api import Column, Method, Needs, Protect, State, option
 from kvbench.eviction.columns import QueryHeadColumn, stacked, unstacked
-from kvbench.eviction.learned import LearnedWeights, Shapes, Sizes, misfit
+from kvbench.eviction.learned import LearnedWeights, Sizes, misfit
 from kvbench.eviction.select import kept_always, order_key
-from kvbench.eviction.terms.foresight import (
-    DECAY,
-    WINDOWS,
-    attention_statistics,
-    drop_scores,
-    scorer_input,
-    scorer_shapes,
-)
+from kvbench.eviction.terms import foresight
+from kvbench.eviction.terms.foresight import DECAY, WINDOWS, attention_statistics, drop_scores, scorer_shapes
 from kvbench.eviction.view import LayerView
 from kvbench.lazy import torch
 from kvbench.registry import methods
@@ -63,15 +56,8 @@ class ForesightKV(Method):
     compat: Literal["none", "reference"] = option("none", "reproduce the released evaluation's decayed sum")
 
     def weights(self) -> LearnedWeights:
-        return LearnedWeights(
-            kind="foresightkv",
-            path=self.scorer,
-            recipe="foresightkv",
-            what="scorer",
-            option="scorer",
-            shapes=self._shapes,
-            check=self._check,
-        )
+        where = {"kind": "foresightkv", "path": self.scorer, "recipe": "foresightkv", "option": "scorer"}
+        return LearnedWeights(**where, what="scorer", shapes=partial(scorer_shapes, self.features), check=self._check)
 
     def needs(self) -> Needs:
         return Needs(queries="since_last", window=max(WINDOWS) if self.features == "paper6" else 0, values=True)
@@ -134,10 +120,7 @@ class ForesightKV(Method):
         cumulative, decayed = chunk["cumulative"], DECAY * chunk["decayed"] + chunk["sum"]
         if self.compat == "reference":
             decayed = cumulative
-        return scorer_input(view, self.features, chunk, cumulative, decayed)
-
-    def _shapes(self, model: Sizes) -> Shapes:
-        return scorer_shapes(self.features, model)
+        return foresight.scorer_input(view, self.features, chunk, cumulative, decayed)
 
     def _check(self, tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
         if not ("w1" in tensors and tensors["w1"].dim() == 4):

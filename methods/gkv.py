@@ -3,22 +3,17 @@
 Paper: Liao et al., G-KV: Decoding-Time KV Cache Eviction with Global Attention, arXiv 2512.00504.
 
 Local score (Eq. 1-2): softmax over all keys, max over the group, mean over the window, divided by its head's maximum.
-Global score (Eq. 3-5), from the score F' that an entry had at the previous eviction:
-
-    max   F_j = max(alpha F'_j, local_j)
-    mean  F_j = alpha F'_j + (1 - alpha) local_j
-    sum   F_j = alpha F'_j + local_j
-
-and F_j = local_j for entries without F': the previous eviction's window and all newer entries.
-Ranking: lam F_j - (1 - lam) R_j, where R is R-KV's redundancy divided by its maximum in a head.
+The global score F (Eq. 3-5) merges it with the entry's score at the previous eviction, by one of the forms of
+`kvbench.eviction.terms.window_vote`. Ranking: lam F_j - (1 - lam) R_j, where R is R-KV's redundancy divided by its
+maximum in a head.
 
 Defaults: window 16, form max, alpha 0.8, lam 0.5, as in the released scripts (the released class has window 8 and lam
 0.1). Other forms of the released code: `redundancy=false` ranks by F; `kernel` pools F for ranking only (SnapKV +
 global); `gamma` adds gamma * std over the window's queries to the local score ("attention shift", after CAKE; the code
 uses gamma 200); `form=local` keeps no memory, and with `norm=false` gives the code's plain local score.
 
-The released similarity in PyTorch, unlike the released Triton kernel, spares entry 0 in rows without a similar key;
-`compat=reference` reproduces this.
+For a key without a similar key, the released PyTorch code sets the similarity to entry 0 to 0 (`compat=reference`); the
+released Triton kernel, followed here, changes nothing.
 """
 
 from __future__ import annotations

@@ -3,16 +3,14 @@
 Paper: golden eviction of ForesightKV, arXiv 2602.03203.
 
 The score of an entry is the largest attention that a later query pays to it, in the mean over the query heads of its
-group. Attention is that of the full cache over the finished sequence:
+group. Attention is that of the full cache over the finished sequence (`kvbench.eviction.terms.golden`):
 
     within=max     score_j = max over later i of mean over h of A^h_ij
     within=mean    score_j = max over blocks t' >= t of mean over i in block t', h of A^h_ij
 
 Blocks are the tokens between two evictions; `within=mean` is the paper's score. The mean over a long block hides an
 entry that a single query needs, so a method without an oracle can do better than golden (docs/replay.md has the
-figures). A yardstick must not depend on the interval, so the default is `max`. Attention is never renormalised
-after an eviction; the mean over a shorter last block is divided by the length of a whole block
-(`kvbench.eviction.terms.golden`).
+figures). A yardstick must not depend on the interval, so the default is `max`.
 
 In the paper the oldest C of C + L entries compete, and the newest L, the tokens since the last eviction, stay. With L
 at or above the budget no choice would be left, and the oracle knows the future of the newest entries too. So here all
@@ -49,7 +47,7 @@ class Golden(Method):
         return Protect(recent=self.recent)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """Return the scores from `view.weights`: `interval`, and per layer a table [b, Hk, blocks + 1, T]."""
+        """Return the scores that a replay has put into `view.weights`: a table [b, Hk, blocks + 1, T] per layer."""
         future = view.weights.get(f"{self.within}.{view.layer}")
         if future is None:
             raise UserError("method 'golden' is an oracle: it knows the future, which only 'kvbench replay' can tell.")

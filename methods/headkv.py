@@ -52,9 +52,8 @@ class HeadKV(PromptVote):
         ideal = self.window + base - pooled + share * (pooled * layers * heads)
         flat = held.reshape(b, -1)
         low = flat.clamp(max=self.window + 1)
-        return split_exactly(ideal.reshape(1, -1).expand(b, -1), layers * heads * allocation.budget, low, flat).view_as(
-            held
-        )
+        total = layers * heads * allocation.budget
+        return split_exactly(ideal.reshape(1, -1).expand(b, -1), total, low, flat).view_as(held)
 
     def _shares(self, allocation: Allocation) -> torch.Tensor:
         table = allocation.weights["importance"].double()

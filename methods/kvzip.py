@@ -9,12 +9,12 @@ last `postfix` tokens of the previous chunk), the tokens that open the assistant
     zip_j = max over query heads of the group and over the probe's queries of
             softmax over [sinks, this chunk, the probe's own keys up to the query]
 
-for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competition over all layers and heads.
+for the keys j of that chunk only. Defaults: chunk 2000, postfix 8, one competition over all layers and heads, 4 sinks
+that always stay (as in kvpress).
 
-The released code evicts before the question is read and always keeps the system prompt. kvbench evicts before the
-question with `--compress query-agnostic`; otherwise entries of the question compete too. The first `sinks` tokens stay
-(4, as in kvpress). Of a budget of n entries, the code keeps only entries that score strictly above the n-th: n - 1
-entries, or fewer with ties.
+The released code evicts before the question is read (here `--compress query-agnostic`; otherwise entries of the
+question compete too) and always keeps the system prompt. Of a budget of n entries, it keeps only entries that score
+strictly above the n-th: n - 1 entries, or fewer with ties.
 """
 
 from __future__ import annotations

@@ -3,16 +3,16 @@
 Paper: Wang et al., Lookahead Q-Cache: Achieving More Consistent KV Cache Eviction via Pseudo Query, arXiv 2505.20334.
 
 The method `inner` evicts a copy of the prompt's cache to the budget. From the copy the model drafts `n` tokens
-greedily; the first is the greedy next token under the full cache. The queries of the draft and of the last `w2` prompt
-tokens score the full prompt:
+greedily; the first is the greedy next token under the full cache, and a stop token does not end the draft. The queries
+of the draft and of the last `w2` prompt tokens score the full prompt:
 
     score_j = maxpool( sum over these queries of the group's mean of softmax over the prompt's keys )
 
-The drafted tokens are then dropped, and generation starts from the evicted prompt. The last `w2` tokens stay. Defaults:
-n 8, w2 8 (the paper's LAQ++; `w2=0` is LAQ), kernel 7, inner SnapKV with a window of 32.
+The draft is then dropped, and generation starts from the evicted prompt. The last `w2` tokens stay. Defaults: n 8, w2 8
+(the paper's LAQ++; `w2=0` is LAQ), kernel 7, inner SnapKV with a window of 32.
 
 The released code keeps separate entries for every query head, and masks the prompt's last keys as if they were the
-draft's; here drafted queries see the whole prompt. A stop token does not end the draft.
+draft's; here drafted queries see the whole prompt.
 """
 
 from __future__ import annotations

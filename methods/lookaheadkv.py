@@ -2,16 +2,14 @@
 
 Paper: LookaheadKV, arXiv 2603.10899, Algorithm 2.
 
-The model reads `n` learned embeddings after the prompt, at the next positions. A low-rank adapter acts on these rows
-only, so the prompt's keys and values are the plain model's. The mean attention of the rows to the prompt,
+The model reads n learned embeddings (the number is that of the weights file) after the prompt, at the next positions. A
+low-rank adapter acts on these rows only, so the prompt's keys and values are the plain model's. Once, after the prompt,
+the rows' attention ranks the prompt's entries:
 
-    s_j = mean over the n rows of softmax( q . k / sqrt(D) )_j,  over prompt and learned rows,
+    s_j = mean over the n rows of softmax( q . k / sqrt(D) )_j,  over prompt and learned rows
 
-ranks the prompt's entries, once. The rows are then dropped, and the plain model decodes. The mean over the group, no
-pooling and no protected window are our reading of the paper; all three are options.
-
-`kvbench train lookaheadkv` makes the weights; no code was released to compare with. n is the number of embeddings in
-the file of weights.
+The rows are then dropped, and the plain model decodes. The mean over the group, no pooling and no protected window are
+our reading of the paper; all three are options. `kvbench train lookaheadkv` makes the weights; no code was released.
 """
 
 from __future__ import annotations
@@ -54,15 +52,8 @@ class LookaheadKV(Method):
         return Once()
 
     def weights(self) -> LearnedWeights:
-        return LearnedWeights(
-            kind="lookaheadkv",
-            path=self.lookahead,
-            recipe="lookaheadkv",
-            what="lookahead",
-            option="lookahead",
-            shapes=_shapes,
-            check=_misfit,
-        )
+        where = {"kind": "lookaheadkv", "path": self.lookahead, "recipe": "lookaheadkv", "option": "lookahead"}
+        return LearnedWeights(**where, what="lookahead", shapes=_shapes, check=_misfit)
 
     def probes(self, prompt: Prompt) -> Generator[Probe, int, None]:
         yield Probe(learned="embeddings")
@@ -79,11 +70,8 @@ def _shapes(model: Sizes) -> Shapes:
 
     Adapters of other projections are not drawn: not every model's configuration states their sizes.
     """
-    hidden, query, key = (
-        model["hidden_size"],
-        model["num_attention_heads"] * model["head_dim"],
-        model["num_key_value_heads"] * model["head_dim"],
-    )
+    hidden, dim = model["hidden_size"], model["head_dim"]
+    query, key = model["num_attention_heads"] * dim, model["num_key_value_heads"] * dim
     sizes = {"q_proj": (hidden, query), "k_proj": (hidden, key), "v_proj": (hidden, key), "o_proj": (query, hidden)}
     shapes: Shapes = {"embeddings": (ROWS, hidden), "scaling": (1,)}
     for layer in range(model["num_hidden_layers"]):

@@ -11,12 +11,10 @@ The current token and the `window` tokens before it always stay. These `window` 
 `fuse` sums the votes or takes their maximum. All older keys were in the cache when the voters were generated, so votes
 computed at an eviction equal the votes at those steps.
 
-Defaults: window 32, fuse sum; the paper's tasks use windows of 30 to 200 and both values of `fuse`. The paper evicts at
-every step: interval 1.
-
-The released code keeps one entry more than its capacity; kvbench's budget counts every entry. With grouped queries the
-Llama file prunes stored logits per query head but keys per KV head, so they no longer match from the second eviction
-on. In the Mistral file one voter is missing: `voters=W-1` reproduces this for a window of W.
+Defaults: window 32, fuse sum; the paper's tasks use windows of 30 to 200, both values of `fuse`, and an eviction at
+every step (interval 1). The released code keeps one entry more than its capacity; kvbench's budget counts every entry.
+With grouped queries the Llama file prunes stored logits per query head but keys per KV head, so they no longer match
+from the second eviction on. In the Mistral file one voter is missing: `voters=W-1` reproduces this for a window of W.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ keeps base, as in the released code. L counts the layers that evict. Defaults: b
 
 rounding:
     exact     whole numbers by largest remainder; all layers together keep L C entries per head.
-    official  KVCache-Factory's: least and the step between layers are rounded down. The layers then often sum to more
-              than L C; the excess is taken back evenly from all layers.
+    official  KVCache-Factory's: least and the step between layers are rounded down. An excess of the layers' sum over
+              L C is taken back evenly.
     kvpress   base = C, so the window is part of a layer's share; uniform unless least >= window. Each layer is rounded
               by itself, and an excess over L C is taken back too.
 """

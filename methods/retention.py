@@ -5,16 +5,16 @@ Paper: Make Each Token Count, arXiv 2605.09649 (global retention with weight-tie
 The gate is deeper (`gate=rg10`), and its last projection is shared so that betas of different layers and heads are
 comparable: `tie=layers` in the released code, `tie=layers_and_heads` in the paper. An entry's score is
 
-    log G = log of the sum over the next n queries of beta^age,     n = `horizon`
+    log G = log of the sum over the next n queries of beta^age,     n = `horizon`; n = 1 is trimkv's score
 
-where n = 1 gives trimkv's score. Of the whole model's entries the L Hk C with the highest scores stay; with
-`level=layer` the heads of each layer compete for Hk C. No head is left empty. `floor` guarantees every head a share of
-C: the entry of rank r in a head competes with the score of rank r - floor. This equals the released code, which counts
-a head's entries among the best L Hk (C - floor) and adds the floor.
+Of the whole model's entries the L Hk C with the highest scores stay; with `level=layer` the heads of each layer compete
+for Hk C. No head is left empty. `floor` guarantees every head a share of C: the entry of rank r in a head competes with
+the score of rank r - floor. This equals the released code, which counts a head's entries among the best
+L Hk (C - floor) and adds the floor.
 
 Defaults: horizon 1 as in the released code (the paper does not state it), floor 0. Ages in the released code are larger
-than here, by one for n = 1 and by two for n > 1: `age_offset`. `kvbench train retention` trains gates, with one budget
-for all layers and heads; `kvbench weights import` imports published ones.
+than here, by one for n = 1 and by two for n > 1: `age_offset`. `kvbench train retention` trains gates;
+`kvbench weights import` imports published ones.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ row. `compat=reference` reproduces the rest of the code: slots stay in score ord
 rank; a row without a similar key spares slot 0; and the method is called already at exactly the budget. Not reproduced:
 the code scores every sequence of a batch with the redundancy of the first.
 
-`global_score=max|mean|sum` replaces I by the global score of G-KV (arXiv 2512.00504): the vote before pooling is
-divided by its head's maximum, merged with the entry's earlier score (decay alpha), stored, and then pooled. Since this
-I is at most about 1 while R sums to 1, R is divided by its head's maximum too, as in G-KV.
+`global_score=max|mean|sum` replaces I by the global score of G-KV (`kvbench.eviction.terms.window_vote`), pooled. This
+I is at most about 1 while R sums to 1, so R is divided by its head's maximum too, as in G-KV.
 """
 
 from __future__ import annotations

@@ -7,11 +7,9 @@ and the softmax over all keys, window included. The window always stays. Pooling
 entries. Generated entries are never evicted.
 
 Defaults: window 32, kernel 7, max pooling, mean over the group. Published settings differ: the released code has
-average pooling of 5, KVCache-Factory's runner window 8, kernel 7, and kvpress window 64 with average pooling of 5.
-
-The released code copies keys to every query head and evicts each copy by itself, so the cache is g times as large.
-`heads=query` does this too, but the query heads of a group split the budget of their KV head. The default, `heads=kv`,
-reduces the group before pooling; with max pooling the order matters.
+average pooling of 5, KVCache-Factory's runner window 8, kernel 7, and kvpress window 64 with average pooling of 5. The
+released code gives every query head its own cache, g times as large; with `heads=query` the query heads of a group
+split their KV head's budget instead. `heads=kv` reduces the group before pooling; with max pooling the order matters.
 """
 
 from __future__ import annotations

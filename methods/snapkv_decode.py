@@ -11,10 +11,8 @@ Two repositories published different decoding forms, so results must name the va
 
 The window always stays. Pooling runs along the text. `compat=reference` reproduces the R-KV code, which leaves slots in
 score order, so that from the second eviction on it pools over neighbours in rank, and which reorders slots already at
-exactly the budget.
-
-`global_score=max|mean|sum` ranks by the global score of G-KV (arXiv 2512.00504) instead: the vote, divided by its
-head's maximum, is merged with the entry's earlier score (decay alpha). It is stored unpooled and pooled for ranking.
+exactly the budget. `global_score=max|mean|sum` ranks by the global score of G-KV instead
+(`kvbench.eviction.terms.window_vote`), stored unpooled and pooled for ranking.
 """
 
 from __future__ import annotations

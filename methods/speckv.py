@@ -7,10 +7,9 @@ after the prompt; the queries of the draft and of the last `window` prompt token
 
     score_j = maxpool( max over these queries and the group's query heads of softmax over all keys up to the query )
 
-The last `window` prompt tokens stay; the draft is dropped. Defaults: window 32, kernel 7, max.
-
-The released code drafts as many tokens as the answer may have, a full generation by the draft model; here `n` is 64.
-The code's sparse prefill is not eviction and is left out. `reduce=mean` computes the sum, which ranks as the mean does.
+The last `window` prompt tokens stay; the draft is dropped. Defaults: window 32, kernel 7, max. `reduce=mean` computes
+the sum, which ranks as the mean does. The released code drafts as many tokens as the answer may have; here `n` is 64.
+The code's sparse prefill is not eviction and is left out.
 """
 
 from __future__ import annotations

@@ -18,9 +18,7 @@ from kvbench.eviction.view import LayerView
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Run the block on one CPU thread: with more, the last bits of a batched product depend on which sequences are
-    evicted together.
-    """
+    """Run the block on one CPU thread: with more, last bits depend on which sequences are evicted together."""
     before = torch.get_num_threads()
     if device.type == "cpu" and before > 1:
         torch.set_num_threads(1)
@@ -44,7 +42,7 @@ class Evictor:
         self.method = self.rules.method
         self.trigger = self.method.trigger(rules.interval)
         self.needs = self.method.needs()
-        self._fresh = min(self.trigger.growth or 0, cache.shape.queries)  # queries since the tick before
+        self._fresh = min(self.trigger.growth or 0, cache.shape.queries)  # queries since the previous tick
         slots = cache.slots
         self.budget: list[int | None] = [None] * slots
         self.prompt_len = [0] * slots
@@ -61,7 +59,7 @@ class Evictor:
     def tick(self, slots: Sequence[int]) -> list[int]:
         """Let the method observe these slots, whose interval has ended, and evict those that hold too many entries.
 
-        Returns the slots that lost entries.
+        Return the slots that lost entries.
         """
         stores = self.cache.evicting
         self._batches_of_tick.clear()
@@ -69,7 +67,7 @@ class Evictor:
             for store in stores:
                 for batch in self._batches(slots, [store], dict.fromkeys(slots, 0)):
                     store.complete(batch)
-                    self._observe(store, batch)
+                    self._update(store, batch, self.method.observe(self._view(store, batch, self._fresh)))
         held, sizes = {s: self.cache.held(s) for s in slots}, {s: self._allowed(s) for s in slots}
         due = [s for s in slots if self.trigger.full(held[s], sizes[s])]
         for group in [[store] for store in stores] if self.method.layerwise else [stores]:
@@ -110,9 +108,6 @@ class Evictor:
             noise_key=per_slot(self.noise_key),
             allowed=allowed,
         )
-
-    def _observe(self, store: EvictingStore, batch: SlotBatch) -> None:
-        self._update(store, batch, self.method.observe(self._view(store, batch, self._fresh)))
 
     def _reduce(self, stores: Sequence[EvictingStore], batch: SlotBatch) -> None:
         for store in stores:

@@ -1,4 +1,4 @@
-"""The generation loop: slots with continuous refill, decode steps, and evictions at each sequence's own ticks.
+"""The generation loop: slots with continuous refill, decode steps, and evictions at each sequence's own intervals.
 
 The engine reads a prompt once and copies its evicted cache to the slots of its samples. It refills the slot of a
 finished sequence at once. Every step runs all slots, idle ones included, so shapes never change: with the slot count
@@ -14,18 +14,16 @@ import torch
 
 from kvbench.console import faults
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
-from kvbench.engine.draws import next_tokens
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.packing import packed_linears
 from kvbench.engine.prefill import Prefill, PromptReader, PromptState, now
 from kvbench.engine.rules import KeptLog
-from kvbench.engine.sequence import Sequence
+from kvbench.engine.sampler import next_tokens
+from kvbench.engine.sequence import Sequence, Slots
 from kvbench.engine.setup import set_up
-from kvbench.engine.slots import Slots
 from kvbench.engine.writers import step_writer
-from kvbench.eviction import noise
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request, Sampling
 
@@ -41,14 +39,13 @@ class Engine:
         method: the eviction method.
         budget: entries per layer and KV head, or a float: the share of each prompt's entries. None exactly when the
             method takes no budget.
-        interval: generated tokens between two ticks.
+        interval: generated tokens of a sequence after which it may be evicted again.
         slots: sequences decoded at once.
         max_tokens: longest prompt plus output; `max_output`: longest output; `tail`: longest part of a prompt that is
             read after its compression. These three size the rows of a slot.
-        prefill_chunk, prefill: see `prefill.PromptReader`.
-        layout: of the cache; "auto" is dense for methods that keep equally many entries in every head, else paged.
-        log: receives the kept entries of every eviction, as (noise key, tokens seen, layer, positions per head); the
-            noise key of a prompt is that of sample -1.
+        prefill_chunk, prefill: see `prefill.PromptReader`; layout: see `layout.make_cache`.
+        log: called at every eviction with (noise key, tokens read, layer, positions of the kept entries per head). The
+            noise key names the sample (`Request.noise_key`); -1 stands for the prompt, which all samples share.
         on_step: progress callback.
 
     Raises:
@@ -105,7 +102,7 @@ class Engine:
 
     @torch.inference_mode()
     def _generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
-        queue = self._queue = deque((r, [self._sequence(r, sample) for sample in r.samples]) for r in requests)
+        queue = self._queue = deque((r, [Sequence.of(r, sample) for sample in r.samples]) for r in requests)
         if len({request.sampling for request, _ in queue}) > 1:
             raise ValueError("the requests of one call must share their sampling parameters")
         if queue:
@@ -119,10 +116,6 @@ class Engine:
                     self._step()
                 while self._done:
                     yield self._done.popleft()
-
-    @staticmethod
-    def _sequence(request: Request, sample: int) -> Sequence:
-        return Sequence(request, sample, noise.signed64(request.noise_key(sample)))
 
     def _read(self, request: Request, sequences: list[Sequence]) -> Admission | None:
         """Read a prompt. When it is empty or too long for the context, fail its samples and return None."""

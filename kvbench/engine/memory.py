@@ -1,4 +1,4 @@
-"""Running out of memory: the error that names the sequences being decoded, and freeing memory before a retry."""
+"""The error for running out of memory, and freeing memory before a retry."""
 
 from __future__ import annotations
 

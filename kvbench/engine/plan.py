@@ -81,9 +81,8 @@ def plan_cell(
         max_tokens, max_output, tail: see `Engine`.
         chunk: tokens between evictions while a prompt is read; None: no eviction before the end of the prompt.
 
-    Raises:
-        SetupError: not even one slot, or not the requested number, fits into memory.
-        UserError: the model has nothing to evict at this length.
+    Raises SetupError when not even one slot, or not the requested number, fits into memory, and UserError when the
+    model has nothing to evict at this length.
     """
     geometry = fit(shape.geometry, method, max_tokens)
     lengths = Lengths.of(max_tokens, max_output, tail)

@@ -1,4 +1,4 @@
-"""Reading a prompt in one of three ways. Each returns the packed entries of every layer, and the logits that follow.
+"""Reading a prompt in one of three ways; each gives the entries of every layer and the next token's logits.
 
     layer by layer   the whole prompt in one forward pass; every layer is evicted right after its attention. The
                      prompt's hidden states equal those with the full cache; peak memory is one layer's full KV plus
@@ -77,10 +77,7 @@ class PromptReader:
         self._drafts = Drafts(load_draft(loaded), loaded)
 
     def read(self, ids: Sequence[int], rules: Rules, noise_key: int, compress_at: int | None = None) -> PromptState:
-        """Read a prompt of at least one token.
-
-        compress_at: leading tokens after which entries are evicted; default all.
-        """
+        """Read a prompt of at least one token. compress_at: tokens after which entries are evicted; default all."""
         cache, logits, evictions = self._read([ids], rules, [noise_key], compress_at)
         return PromptState(
             layers={index: layer.pack(0) for index, layer in cache.layers.items()},
@@ -100,21 +97,17 @@ class PromptReader:
     def open(
         self, prompts: Sequence[Sequence[int]], rules: Rules, noise_keys: Sequence[int]
     ) -> tuple[PromptCache, torch.Tensor]:
-        """Read equally long prompts into a cache that `go_on` extends; only one prompt if the method runs probes.
+        """Read equally long prompts into a cache that `go_on` extends; also return the next token's logits [b, V].
 
-        Also returns the logits [b, V] that follow.
+        Only one prompt if the method runs probes.
         """
         cache, logits, _ = self._read(prompts, rules, noise_keys, None)
         return cache, logits
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
-        """Read the next t tokens of every sequence of an open cache; return the logits [b, t, V] after each token.
-
-        heard: see `BlockWriter`.
-        """
-        logits = self._forward(
-            BlockWriter(cache, self.chunk, heard=heard, flash=self._flash), tokens, cache.seen, keep=0
-        )
+        """Read the next t tokens of every sequence of an open cache; return the logits [b, t, V] after each token."""
+        writer = BlockWriter(cache, self.chunk, heard=heard, flash=self._flash)
+        logits = self._forward(writer, tokens, cache.seen, keep=0)
         cache.seen += len(tokens[0])
         cache.forget_windows()
         return logits
@@ -135,9 +128,8 @@ class PromptReader:
     def writer(self, cache: PromptCache, finished: Callable[[PromptLayer], None] | None = None) -> BlockWriter:
         """Return the attention handler that reads a prompt into `cache`. finished: see `BlockWriter`."""
         observes = cache.acting.evicts and cache.rules.method.needs().queries == "since_last"
-        return BlockWriter(
-            cache, self.chunk, cache.hand_over if observes else None, finished=finished, flash=self._flash
-        )
+        observer = cache.hand_over if observes else None
+        return BlockWriter(cache, self.chunk, observer, finished=finished, flash=self._flash)
 
     def probe(self, cache: PromptCache, ids: Sequence[int], next_token: int) -> None:
         """Run the method's probes against the cache of the prompt `ids`. next_token: the greedy token after it."""
@@ -160,7 +152,7 @@ class PromptReader:
         probes = acting.needs().probes
         if self.prefill == "full" and acting.evicts and acting.layerwise and not probes:
             writer = self.writer(cache, partial(evictions.timed, evictions.evict_layer))
-            logits = self._forward(writer, _part(prompts, 0, context), 0)
+            logits = self._forward(writer, [prompt[:context] for prompt in prompts], 0)
             evictions.close()
         else:
             logits = self._read_chunks(prompts, 0, context, cache, evictions if self.prefill == "chunked" else None)
@@ -169,7 +161,7 @@ class PromptReader:
             if self.prefill == "full":
                 evictions.timed(evictions.evict)
         if context < length:
-            logits = self._read_chunks(prompts, context, length, cache)
+            logits = self._read_chunks(prompts, context, length, cache, None)
         return cache, logits, evictions
 
     def _read_chunks(
@@ -178,13 +170,13 @@ class PromptReader:
         start: int,
         end: int,
         cache: PromptCache,
-        evictions: _PromptEvictions | None = None,
+        evictions: _PromptEvictions | None,
     ) -> torch.Tensor:
         """Read tokens `start` to `end`, evicting after each chunk if `evictions` is given; return logits [b, V]."""
         writer = self.writer(cache)
         for first in range(start, end, self.chunk):
             last = min(first + self.chunk, end)
-            logits = self._forward(writer, _part(prompts, first, last), first)
+            logits = self._forward(writer, [prompt[first:last] for prompt in prompts], first)
             cache.seen = last
             if evictions is not None:
                 cache.forget_windows()
@@ -202,9 +194,7 @@ class PromptReader:
     def _run(self, writer: BlockWriter, start: int, rows: int, keep: int, **inputs: torch.Tensor) -> torch.Tensor:
         """Return logits [b, keep, V] of the last `keep` of the input rows; keep=0: of all rows."""
         positions = writer.begin(start, rows)[None]
-        out = self.model.run(writer, **inputs, position_ids=positions, logits_to_keep=keep)
-        logits: torch.Tensor = out.logits
-        return logits
+        return self.model.run(writer, **inputs, position_ids=positions, logits_to_keep=keep).logits
 
     def _read_probe(
         self, weights: Mapping[str, torch.Tensor], writer: BlockWriter, probe: Probe, start: int
@@ -274,7 +264,3 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def _part(prompts: Sequence[Sequence[int]], start: int, end: int) -> list[Sequence[int]]:
-    return [prompt[start:end] for prompt in prompts]

@@ -1,6 +1,4 @@
-"""Probes: extra token rows that continue a prompt at its true positions. The method sees their queries at every layer;
-their keys and values are dropped again.
-"""
+"""Probes: token rows that continue a prompt. A method sees their queries in every layer; they leave no entries."""
 
 from __future__ import annotations
 
@@ -44,17 +42,14 @@ class Drafts:
             self._loaded[name] = draft
         model = self._loaded[name].model
         tokens = torch.tensor([list(ids)], device=model.device)
-        out = model.generate(
-            tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=count, do_sample=False, num_beams=1
-        )
+        mask = torch.ones_like(tokens)
+        out = model.generate(tokens, attention_mask=mask, max_new_tokens=count, do_sample=False, num_beams=1)
         known = self.target.model.get_input_embeddings().weight.shape[0]
         return tuple(itertools.takewhile(lambda token: token < known, out[0, len(ids) :].tolist()))
 
 
 def _vocabulary(loaded: Any) -> Any:
-    """Return a loaded model's vocabulary. Embedding table sizes are compared only without a tokenizer: families pad
-    them differently.
-    """
+    """Return a model's vocabulary; without a tokenizer the size of its embedding table, which families pad."""
     if hasattr(loaded.tokenizer, "get_vocab"):
         return loaded.tokenizer.get_vocab()
     return loaded.model.get_input_embeddings().weight.shape[0]

@@ -77,5 +77,4 @@ def dense_logits(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, 
     with route(loaded.model, attend):
         positions = torch.arange(length, device=device)[None]
         out = run(loaded.model, input_ids=torch.tensor([ids], device=device), position_ids=positions)
-    logits: torch.Tensor = out.logits[0]
-    return logits
+    return out.logits[0]

@@ -73,9 +73,8 @@ class Rules:
         if not method.reads_tokens or not geometry.evicts:
             return {}
         if call.hidden is None:
-            raise UserError(
-                f"{type(method).__name__} reads hidden states, which layer {call.layer} does not hand over."
-            )
+            name = type(method).__name__
+            raise UserError(f"{name} reads hidden states, which layer {call.layer} does not hand over.")
         return method.on_tokens(
             NewTokens(layer=call.layer, hidden=call.hidden, keys=call.key, values=call.value, weights=self.weights)
         )
@@ -94,9 +93,7 @@ class Rules:
     ) -> LayerView:
         """Build the view of a layer that the method reads.
 
-        Args:
-            ordinals: layer index -> its ordinal among the layers that are evicted.
-            probe: the fields of the view that describe a probe.
+        ordinals: layer index -> its ordinal among the layers that are evicted; probe: the view's fields for a probe.
         """
         valid = rows.valid
         if valid is None:  # expanding one element takes no memory

@@ -1,30 +1,56 @@
-"""Drawing the next token independently of the batch: noise is a hash of (sample key, step, token id), not the state of
-a random generator.
+"""The next token of every slot: forced by the request, or drawn independently of the batch.
 
-token = argmax(logit / temperature + Gumbel(hash)). The Gumbel-max trick draws exactly from the softmax. Because the
-noise is keyed by token id, the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow
+token = argmax(logit / temperature + Gumbel noise), which draws exactly from the softmax. The noise is a hash of (sample
+key, step, token id), so the draw does not depend on slot, neighbours, refill order, resume or device. Filters follow
 transformers' order: temperature, top-k, top-p, min-p. Only candidates are hashed: the top k, or the `CANDIDATES`
 largest logits when top-p or min-p is certain to cut among them; otherwise the whole vocabulary.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
+from kvbench.engine.sequence import Sequence
 from kvbench.eviction import noise
 from kvbench.records import Sampling
 
 CANDIDATES = 256
 
 
+def next_tokens(
+    logits: torch.Tensor, rows: Collection[Sequence | None], sampling: Sampling, stop_ids: Collection[int]
+) -> tuple[list[int], list[bool]]:
+    """Return the next token per row of logits [R, V], and whether that token's logit is NaN or infinite.
+
+    Rows without a sequence get an arbitrary token. stop_ids: end tokens of the model.
+    """
+    device = logits.device
+    held = [(i, s) for i, s in enumerate(rows) if s and len(s.tokens) < s.request.min_new_tokens and not s.pending]
+    if held:
+        logits = logits.clone()
+        for i, early in held:
+            logits[i, [*stop_ids, *early.request.stop_ids]] = float("-inf")
+    keys = torch.tensor([s.key if s else 0 for s in rows], device=device)
+    steps = torch.tensor([s.drawn if s else 0 for s in rows], device=device)
+    drawn = draw(logits, keys, steps, sampling)
+    bad = (~torch.isfinite(logits.gather(-1, drawn[:, None]))).squeeze(-1).tolist()
+    tokens: list[int] = drawn.tolist()
+    for i, sequence in enumerate(rows):
+        if sequence and sequence.request.forced:
+            best, token = int(logits[i].argmax()), sequence.request.forced[len(sequence.tokens)]
+            sequence.log_probs.append(float(torch.log_softmax(logits[i].float(), dim=-1)[token]))
+            sequence.likeliest &= best == token
+            tokens[i] = token
+    return tokens, bad
+
+
 def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling: Sampling) -> torch.Tensor:
     """Draw the next token of every row.
 
-    Args:
-        logits: [R, V]; keys, steps: [R] int64, the sample's noise key and the number of tokens it has drawn before.
-
-    Returns:
-        [R] int64 token ids. A row with NaN logits yields the id of a NaN logit; the caller must check for it.
+    logits: [R, V]; keys, steps: [R] int64, the sample's noise key and the number of tokens it has drawn before. Returns
+    [R] int64 token ids. A row with NaN logits yields the id of a NaN logit; the caller must check for it.
     """
     if sampling.temperature == 0:
         return logits.argmax(dim=-1)

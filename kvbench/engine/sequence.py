@@ -1,12 +1,13 @@
-"""One sequence while the engine decodes it: its tokens, turns and clock, and its meter of time and memory."""
+"""One sequence while the engine decodes it: tokens, turns, clock, measured time and memory. `Slots`: all by slot."""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from kvbench.engine.prefill import PromptState
+from kvbench.eviction import noise
 from kvbench.records import FollowUp, Generation, Request, Usage
 
 
@@ -90,39 +91,30 @@ class Meter:
 
 @dataclass(slots=True)
 class Sequence:
-    """A sample while the engine decodes it.
+    """A sample while the engine decodes it."""
 
-    Attributes:
-        request: of the current turn; a fresh follow-up replaces its prompt.
-        key: noise key, as int64.
-        tokens: ids generated in this turn.
-        pending: ids that the model must read, one per step, before the next token is drawn.
-        clock: decode steps of this prompt; the trigger's clock.
-        answers: texts of earlier turns.
-        drawn: tokens drawn in all turns.
-        room: most tokens that this turn may generate.
-        log_probs: of the tokens of `request.forced` read so far.
-        likeliest: whether each of these was the greedy token.
-    """
-
-    request: Request
+    request: Request  # of the current turn; a turn that is a new prompt replaces its prompt
     sample: int
-    key: int
-    tokens: list[int] = field(default_factory=list)
-    pending: deque[int] = field(default_factory=deque)
-    clock: int = 0
+    key: int  # noise key, as int64
+    tokens: list[int] = field(default_factory=list)  # generated in this turn
+    pending: deque[int] = field(default_factory=deque)  # to read, one per step, before the next token is drawn
+    clock: int = 0  # decode steps since the prompt, by which the trigger decides
     meter: Meter = field(default_factory=Meter)
-    answers: tuple[str, ...] = ()
-    drawn: int = 0
-    room: int = 0
-    log_probs: list[float] = field(default_factory=list)
-    likeliest: bool = True
+    answers: tuple[str, ...] = ()  # texts of earlier turns
+    drawn: int = 0  # tokens drawn in all turns
+    room: int = 0  # most tokens that this turn may generate
+    log_probs: list[float] = field(default_factory=list)  # of the tokens of `request.forced` read so far
+    likeliest: bool = True  # whether each of these was the greedy token
     stop_reason: str = ""
     status: str = "ok"
     note: str = ""
 
     def __post_init__(self) -> None:
         self.room = self.request.max_new_tokens
+
+    @classmethod
+    def of(cls, request: Request, sample: int) -> Sequence:
+        return cls(request, sample, noise.signed64(request.noise_key(sample)))
 
     @property
     def finished(self) -> bool:
@@ -206,3 +198,30 @@ class Sequence:
             log_probs=tuple(self.log_probs),
             greedy=self.likeliest if forced else None,
         )
+
+
+class Slots:
+    """The slots of a cache: per slot its sequence and the token it reads next. An idle slot reads token 0."""
+
+    def __init__(self, count: int) -> None:
+        self.sequences: list[Sequence | None] = [None] * count
+        self.inputs = [0] * count
+
+    def live(self) -> list[tuple[int, Sequence]]:
+        """Return the slots in use, with their sequences."""
+        return [(slot, sequence) for slot, sequence in enumerate(self.sequences) if sequence is not None]
+
+    def free(self) -> list[int]:
+        return [slot for slot, sequence in enumerate(self.sequences) if sequence is None]
+
+    def of(self, slots: Iterable[int]) -> list[tuple[int, Sequence]]:
+        """Return those of `slots` that are in use, with their sequences."""
+        return [(slot, sequence) for slot in slots if (sequence := self.sequences[slot]) is not None]
+
+    def seat(self, slot: int, sequence: Sequence) -> None:
+        """Put a sequence in a slot, or keep it there. It reads its next pending token, else its last drawn token."""
+        self.sequences[slot] = sequence
+        self.inputs[slot] = sequence.pending.popleft() if sequence.pending else sequence.tokens[-1]
+
+    def clear(self, slot: int) -> None:
+        self.sequences[slot], self.inputs[slot] = None, 0

@@ -1,4 +1,4 @@
-"""`Setup`: a method at a budget on a model, prepared once for the engine, a replay or `EvictionCache`."""
+"""A method at a budget on a model, prepared once for the engine, a replay or `EvictionCache`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention handlers: write new entries to a cache, then attend to it; a block of tokens, or one token per slot.
+"""Attention handlers, which write new entries to a cache and then attend to it.
 
 `BlockWriter` reads prompts: every prompt of a `PromptCache` advances by t tokens. `StepWriter` decodes: every slot
 writes one token at its own length. Both store the newest queries if the method needs them. A decode step writes K and
@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 import torch
 
 from kvbench.engine.attention.flash import flash_attention
-from kvbench.engine.attention.interface import AttentionCall, causal_bias, grouped_attention
+from kvbench.engine.attention.interface import AttentionCall, causal_bias
 from kvbench.engine.cache.dense import DenseCache, DenseStore
 from kvbench.engine.cache.paged import PAGE, PagedCache, PagedStore
 from kvbench.engine.cache.prompt import PromptCache
@@ -74,7 +73,7 @@ class BlockWriter:
             rows = before + first + queries.shape[2]
             if self.observer is not None and layer.geometry.evicts:
                 self.observer(layer, queries, positions, rows)
-            parts.append(self._attend(layer, call, first, queries, positions, rows))
+            parts.append(self._attend(layer, call, self.start + first, queries, rows))
         if self.finished is not None:
             self.finished(layer)
         out = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
@@ -83,40 +82,28 @@ class BlockWriter:
         return out
 
     def _attend(
-        self,
-        layer: PromptLayer,
-        call: AttentionCall,
-        first: int,
-        queries: torch.Tensor,
-        positions: torch.Tensor,
-        rows: int,
+        self, layer: PromptLayer, call: AttentionCall, start: int, queries: torch.Tensor, rows: int
     ) -> torch.Tensor:
-        """Return the attention [b, r, Hq, Dv] of a block of queries to the first `rows` rows.
-
-        first: index of the block's first query within the call.
-        """
+        """Return the attention [b, r, Hq, Dv] of a block of queries, the first at `start`, to the first `rows` rows."""
         keys, values = layer.keys[:, :, :rows], layer.values[:, :, :rows]
-        whole = rows == self.start + first + positions.numel()  # no row was dropped: row j has position j
+        whole = rows == start + queries.shape[2]  # no row was dropped: row j has position j
         gapless = layer.valid is None and (whole or call.window is None)
         if self.flash and gapless and call.sinks is None and keys.shape[-1] == values.shape[-1]:
             return flash_attention(
                 queries, keys, values, scaling=call.scaling, softcap=call.softcap, window=call.window
             )
-        bias = self._mask(layer, self.start + first, positions, rows, call)
-        return grouped_attention(
-            queries, keys, values, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
-        )
+        bias = self._mask(layer, start, queries.shape[2], rows, call)
+        return call.attend(queries, keys, values, bias)
 
-    def _mask(
-        self, layer: PromptLayer, start: int, positions: torch.Tensor, rows: int, call: AttentionCall
-    ) -> torch.Tensor:
-        """Return the additive mask [b or 1, Hk or 1, r, rows]; layers with equal rows and window share it."""
+    def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor:
+        """Return the additive mask [b or 1, Hk or 1, count, rows]; layers with equal rows and window share it."""
+        first = start - self.start
+        positions = self.positions[first : first + count]
         if layer.valid is not None:
             seen = layer.positions[:, :, :rows]
             return causal_bias(positions, seen, call.window, call.query.dtype, layer.valid[:, :, :rows])
         # If all heads hold equally many rows, every earlier row is older than the block, so the mask needs no true
         # positions, except for a sliding window.
-        count = positions.numel()
         key = (start, count, rows, call.window)
         if self._bias is None or self._bias[0] != key:
             if call.window is None:
@@ -146,10 +133,7 @@ class StepWriter(ABC):
         self._ring_bias: dict[int, torch.Tensor] = {}
 
     def begin(self, keep_queries: bool) -> torch.Tensor:
-        """Prepare one step; returns the absolute positions [S] of the new tokens.
-
-        The caller advances the lengths (`SlotCache.advance`).
-        """
+        """Prepare one step; return the positions [S] of the new tokens. The caller then calls `SlotCache.advance`."""
         self._keep_queries = keep_queries
         self._ring_bias.clear()
         self.positions = torch.tensor(self.cache.seen, device=self.cache.device)
@@ -187,7 +171,7 @@ class StepWriter(ABC):
             self._ring_bias[rows] = live_bias(live, rows, call.query.dtype)
         bias = self._ring_bias[rows]
         if self.fixed or rows <= FIXED_ROWS:
-            return read_rows(call, layer.keys, layer.values, bias)
+            return call.attend(call.query, layer.keys, layer.values, bias)
         return self.slot_by_slot(call, layer.keys, layer.values, bias)
 
     def slot_by_slot(
@@ -198,8 +182,7 @@ class StepWriter(ABC):
         for slot, seen in enumerate(self.cache.seen):
             n = min(-(-(seen + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])
             s = slice(slot, slot + 1)
-            own = replace(call, query=call.query[s])
-            parts.append(read_rows(own, keys[s, :, :n], values[s, :, :n], bias[s, ..., :n]))
+            parts.append(call.attend(call.query[s], keys[s, :, :n], values[s, :, :n], bias[s, ..., :n]))
         return torch.cat(parts)
 
 
@@ -222,15 +205,12 @@ class DenseStepWriter(StepWriter):
         if self._bias is None:
             self._bias = live_bias(self._lengths[:, None, None] + 1, rows, call.query.dtype)
         if self.fixed:
-            return read_rows(call, layer.keys, layer.values, self._bias)
+            return call.attend(call.query, layer.keys, layer.values, self._bias)
         return self.slot_by_slot(call, layer.keys, layer.values, self._bias)
 
 
 class PagedStepWriter(StepWriter):
-    """A step writer that gathers each head's rows through its block table.
-
-    This is the eager path for CPU and CUDA; a kernel that reads through the block table would replace `attend`.
-    """
+    """A step writer that gathers each head's rows through its block table (a kernel would replace `attend`)."""
 
     cache: PagedCache
 
@@ -272,7 +252,7 @@ class PagedStepWriter(StepWriter):
         values = layer.pool.values.index_select(0, at).view(slots, heads, rows, -1)
         # Idle slots and slots of another size must see at least one row: a softmax over none is NaN.
         seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
-        return read_rows(call, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
+        return call.attend(call.query, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
 
     def _bucket(self, rows: int) -> int:
         """Return how many rows to read for a slot whose longest head has `rows`: a base size, doubled as needed."""
@@ -297,9 +277,3 @@ def live_bias(live: torch.Tensor, rows: int, dtype: torch.dtype) -> torch.Tensor
     hidden = torch.arange(rows, device=live.device) >= live
     bias = torch.zeros(hidden.shape, dtype=dtype, device=live.device).masked_fill_(hidden, float("-inf"))
     return bias[:, :, None]
-
-
-def read_rows(call: AttentionCall, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
-    return grouped_attention(
-        call.query, keys, values, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks
-    )

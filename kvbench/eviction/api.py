@@ -1,9 +1,8 @@
 """The interface of an eviction method: its declarations, and `score`, the one function that it must define.
 
 A method is a frozen dataclass in one file under ``methods/``. Its fields are its options (``--method-opt
-NAME=VALUE``), its docstring names paper, equation and defaults, and `score` maps a `LayerView` to one float32 score
-per cached entry: **higher is kept**, whatever the paper used. The engine owns memory; a method never moves, counts or
-pads entries.
+NAME=VALUE``), and `score` maps a `LayerView` to one float32 score per cached entry: **higher is kept**, whatever the
+paper used. The engine owns memory; a method never moves, counts or pads entries.
 
     @methods.register("knorm")
     @dataclass(frozen=True)
@@ -182,7 +181,7 @@ class Method(ABC):
 
     @property
     def per_query_head(self) -> bool:
-        """Whether every query head has a cache; the query heads of a group then split their KV head's budget."""
+        """Whether every query head has its own cache; the query heads of a group then split their KV head's budget."""
         return False
 
     @property

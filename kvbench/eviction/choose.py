@@ -1,4 +1,4 @@
-"""Make a method from its name and options.
+"""Makes a method from its name and options.
 
 gkv                            one method
 snapkv+gkv                     two methods under one budget
@@ -7,7 +7,7 @@ snapkv(kernel=5, window=16)    a method with options, as tables print it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvbench.errors import UserError, quote
@@ -15,6 +15,8 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.combined import Combined
 from kvbench.eviction.options import describe, parse_options
 from kvbench.registry import methods
+
+Pairs = list[tuple[str, Any]]  # options: name, value
 
 
 def canonical(name: str) -> str:
@@ -35,31 +37,28 @@ def canonical(name: str) -> str:
 
 def make(name: str, options: Mapping[str, Any]) -> Method:
     """Return the method with typed options; for two methods each option names its method: ``gkv.alpha``."""
-    parts = canonical(name).split("+")
-    if len(parts) == 1:
-        method: Method = methods.get(parts[0])(**options)
-        return method
-    pair = [methods.get(part)(**_of(part, options)) for part in parts]
-    return Combined((parts[0], parts[1]), *pair)
+    return _made(name, list(options.items()), lambda part, own: methods.get(part)(**dict(own)))
 
 
 def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
     """Return the method with options given as text. Raises UserError naming method, option and value."""
+    return _made(name, pairs, lambda part, own: parse_options(part, methods.get(part), own))
+
+
+def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> Method:
+    """Return one method with all options, or two combined, each built with the options that carry its name."""
     parts = canonical(name).split("+")
     if len(parts) == 1:
-        method: Method = parse_options(parts[0], methods.get(parts[0]), pairs)
-        return method
-    pair: list[Method] = [
-        parse_options(part, methods.get(part), [(n.removeprefix(f"{part}."), v) for n, v in pairs if _is_of(part, n)])
-        for part in parts
-    ]
-    return Combined((parts[0], parts[1]), *pair)
+        return build(parts[0], options)
+    own = ([(n.removeprefix(f"{part}."), v) for n, v in options if n.startswith(f"{part}.")] for part in parts)
+    return Combined((parts[0], parts[1]), *map(build, parts, own))
 
 
 def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
-    """Return an option as `parse` takes it: the bare name for one method, ``gkv.alpha`` for two. Raises UserError.
+    """Return one ``--method-opt`` as the (name, value) pairs that `parse` takes for the method or methods `name`.
 
-    Of two methods, an option without a method's name goes to every method that has this option.
+    For one method the pair has the option's bare name. For two methods it has ``gkv.alpha``: an option given without a
+    method's name becomes one pair per method that has this option. Raises UserError.
     """
     parts = name.split("+")
     method, dot, bare = option.rpartition(".")
@@ -108,11 +107,3 @@ def changed(name: str, method: Method) -> tuple[tuple[str, Any], ...]:
     """Return the options of a method that differ from their defaults, sorted by name."""
     default = make(name, {}).options()
     return tuple(sorted((k, v) for k, v in method.options().items() if v != default[k]))
-
-
-def _of(part: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name.removeprefix(f"{part}."): value for name, value in options.items() if _is_of(part, name)}
-
-
-def _is_of(part: str, option: str) -> bool:
-    return option.startswith(f"{part}.")

@@ -1,8 +1,4 @@
-"""Columns with one value per query head, or whose first value comes from the token.
-
-QueryHeadColumn(name="sum")     stored as sum.0, sum.1 ..., one per query head of a KV head's group
-GivenColumn(name="log_beta")    filled with the values that `on_tokens` returns for new tokens
-"""
+"""Columns with one value per query head, or whose first value comes from the token."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryHeadColumn(Column):
-    """A column with one value per query head of a KV head's group."""
+    """A column with one value per query head of a KV head's group, stored as `name`.0, `name`.1 ..."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,10 +16,10 @@ Phase = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """Tensors that the engine must collect. Queries are post-RoPE.
+    """Tensors that the engine must collect.
 
-    "last" and "window" keep the newest 1 and `window` queries; "since_last" hands every query to `Method.observe`
-    exactly once: the prompt's in blocks while it is read, later ones at the next eviction.
+    queries (post-RoPE): "last" and "window" keep the newest 1 and `window` queries; "since_last" hands every query to
+    `Method.observe` exactly once, the prompt's in blocks while it is read, later ones at the next eviction.
     """
 
     queries: Literal["none", "last", "window", "since_last"] = "none"
@@ -109,9 +109,7 @@ class Scores(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """Tokens that the model reads after the prompt. `observe` sees their queries; their keys and values are dropped.
-
-    Their positions follow the prompt's last one.
+    """Tokens that the model reads at the positions after the prompt; `observe` sees their queries. No entry is kept.
 
     Attributes:
         against: the cache that the tokens read: the prompt's full cache (None), or a copy that this method evicted to
@@ -144,10 +142,7 @@ class Prompt(Protocol):
         """The chat template's tokens between the user's turn and the assistant's; () without a template."""
 
     def draft(self, model: str, count: int) -> tuple[int, ...]:
-        """Return up to `count` tokens by which the draft model `model` greedily continues the prompt.
-
-        Both models share the tokenizer.
-        """
+        """Return up to `count` tokens by which a draft model with the same tokenizer greedily continues the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

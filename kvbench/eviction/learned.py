@@ -14,19 +14,12 @@ Sizes = Mapping[str, int]  # of a model, named as in its configuration: num_hidd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWeights(Weights):
-    """Weights that only training makes.
+    """Weights that only training makes."""
 
-    Attributes:
-        what: what messages call the weights: "gate", "scorer".
-        option: the method's option that names the file.
-        shapes: returns the shapes for a model of given sizes; tests draw random weights from them.
-        check: returns why tensors do not fit the method's options and given sizes; "" if they fit.
-    """
-
-    what: str
-    option: str
-    shapes: Callable[[Sizes], Shapes]
-    check: Callable[[Mapping[str, torch.Tensor], Sizes], str]
+    what: str  # their name in messages: "gate", "scorer"
+    option: str  # the method's option that names the file
+    shapes: Callable[[Sizes], Shapes]  # for a model of given sizes; tests draw random weights of these shapes
+    check: Callable[[Mapping[str, torch.Tensor], Sizes], str]  # why tensors do not fit options and sizes; "" if they do
 
 
 def misfit(tensors: Mapping[str, torch.Tensor], shapes: Shapes) -> str:

@@ -1,9 +1,8 @@
 """Method options: declared by a method, read from ``--method-opt NAME=VALUE``, described for lists.
 
-An option is a field of the method's dataclass. `option` adds a help text and a range, which the `Method` base checks
-whenever a method is made, from the command line or from Python. Types come from the annotations: int, float, bool,
-str, Literal, and any of these or None. A run's settings parse numbers and switches with the same functions. This
-module does not import torch.
+An option is a field of the method's dataclass; its type comes from the annotation: int, float, bool, str, Literal, or
+one of these or None. `option` adds a help text and a range, which is checked whenever a method is made, from the
+command line or from Python. A run's settings parse numbers and switches with the same functions. No torch.
 """
 
 from __future__ import annotations
@@ -135,9 +134,8 @@ def check_budget(
         return
     if budget >= minimum:
         raise UserError(
-            f"method {quote(method_name)} shares the budget of a KV head among the caches of its query heads, "
-            f"so {word} "
-            f"must be at least {minimum * copies} ({minimum} in each of {copies} query heads); got {budget}."
+            f"method {quote(method_name)} shares the budget of a KV head among the caches of its query heads, so "
+            f"{word} must be at least {minimum * copies} ({minimum} in each of {copies} query heads); got {budget}."
         )
     protect = method.protect(minimum)
     recent = "window" if method.needs().queries == "window" else "recent"

@@ -30,25 +30,19 @@ class Decision:
 def decide(method: Method, views: Sequence[LayerView]) -> list[Decision]:
     """Choose the entries that stay in several layers of the same sequences.
 
-    `views`: all evicting layers; for a `layerwise` method any of them. The number of entries may differ between layers;
-    the budget is the same.
+    views: all layers that evict; for a `layerwise` method any of them. They may differ in entries, not in budget.
     """
     outs = [_score(method, view) for view in views]
-    musts = [
-        protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, None if v.whole else v.valid)
-        for v in views
-    ]
-    shares = method.quotas(_allocation(views, outs)) if not method.uniform else None
+    musts = [protected(kept_always(method, v), v.positions, v.seen, v.prompt_len, v.mask) for v in views]
+    shares = method.quotas(allocation_of(views, outs)) if not method.uniform else None
     if method.scope == "model":
         keeps = _jointly(method, views, outs, musts)
     else:
         keeps = []
         for i, (view, out, must) in enumerate(zip(views, outs, musts)):
             count = view.budget if shares is None else shares[:, i]
-            valid = None if view.whole else view.valid
-            keeps.append(
-                keep_mask(out.score.float(), view.positions, valid, must, count, method.scope, method.selector())
-            )
+            score, positions, selector = out.score.float(), view.positions, method.selector()
+            keeps.append(keep_mask(score, positions, view.mask, must, count, method.scope, selector))
     budget = views[0].budget
     each = budget if shares is None and method.scope != "model" else None
     check(keeps, musts, each, budget * views[0].layer_count)
@@ -77,9 +71,9 @@ def _score(method: Method, view: LayerView) -> ScoreOut:
     return scored
 
 
-def _allocation(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Allocation:
+def allocation_of(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Allocation:
+    """Return the input of `Method.quotas` for these layers and their scores."""
     first = views[0]
-    names = outs[0].stats
     return Allocation(
         budget=first.budget,
         layers=tuple(v.layer for v in views),
@@ -89,7 +83,7 @@ def _allocation(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Allocat
         held=torch.stack([v.held() for v in views], dim=1),
         seen=first.seen,
         prompt_len=first.prompt_len,
-        stats={name: torch.stack([out.stats[name] for out in outs], dim=1) for name in names},
+        stats={name: torch.stack([out.stats[name] for out in outs], dim=1) for name in outs[0].stats},
         weights=first.weights,
     )
 
@@ -168,19 +162,14 @@ def keep_mask(
     scope: str = "head",
     selector: TopK | None = None,
 ) -> torch.Tensor:
-    """Return the mask of entries that stay.
+    """Return the mask of entries that stay: min(count, valid entries) per head, or min(count * Hk, ...) over the heads.
 
     Args:
-        score: [b, Hk, N] float32 (for scope "model": layers and heads joined in axis 1); positions: same shape.
-        valid: same shape, or None if all entries are valid.
-        must: [b, Hk, N] bool, entries that stay whatever their score; or None.
-        count: entries to keep per head; for scopes "layer" and "model" the mean over the heads that compete. A tensor
-            [b, Hk] gives each head's quota.
+        score: [b, Hk, N] float32, as all masks (for scope "model": layers and heads joined in axis 1).
+        valid: None if all entries are valid; must: entries that stay whatever their score, or None.
+        count: entries to keep per head; a tensor [b, Hk] gives each head's quota.
         scope: "head" picks within each head; otherwise the heads of axis 1 share `count * Hk`.
         selector: how to pick by keys; default the largest.
-
-    Returns:
-        [b, Hk, N] bool with min(count, valid entries) set per head, or min(count * Hk, valid entries) over the heads.
     """
     selector = selector or TopK()
     if valid is not None:
@@ -210,15 +199,12 @@ def check(
     total: int,
     min_entries: int = 1,
 ) -> None:
-    """Check an eviction: protected entries stay, the budget holds, no head is empty.
+    """Raise BudgetViolation unless protected entries stay, the budget holds and no head is empty.
 
     Args:
         keeps, musts: [b, Hk, N] of each layer.
         each: mean entries per head that a layer may keep; None if layers share the budget.
         total: mean entries per head, summed over all layers of the model.
-
-    Raises:
-        BudgetViolation: names the violated rule.
     """
     if any(must is not None and bool((must & ~keep).any()) for keep, must in zip(keeps, musts)):
         raise BudgetViolation("a protected entry (sink, recent token or prompt) was evicted.")

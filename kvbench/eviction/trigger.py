@@ -57,21 +57,14 @@ class Once:
 
 
 @dataclass(frozen=True, slots=True)
-class Never:
+class Never(Once):
     """No eviction at all (the full cache)."""
-
-    @property
-    def growth(self) -> int | None:
-        return None
-
-    def due(self, clock: int) -> bool:
-        return False
 
     def full(self, held: float, budget: int) -> bool:
         return False
 
 
-Trigger = Every | Once | Never
+Trigger = Every | Once
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,11 +72,9 @@ class TopK:
     """Keep the entries with the largest keys (score, then position: see `select.order_key`)."""
 
     def choose(self, keys: torch.Tensor, count: int | torch.Tensor, *, distinct: bool) -> torch.Tensor:
-        """Return the mask of the `count` largest int64 keys in each row, [..., n] bool.
+        """Return the mask of the `count` (one number, or [...] per row) largest int64 keys of each row, [..., n] bool.
 
-        Args:
-            count: one number for all rows, or int64 [...] per row.
-            distinct: no two keys of a row are equal; otherwise the later of two equal keys is kept first.
+        distinct: no two keys of a row are equal; otherwise the later of two equal keys is kept first.
         """
         n = keys.shape[-1]
         if isinstance(count, torch.Tensor):
@@ -92,11 +83,8 @@ class TopK:
         keep = torch.ones_like(keys, dtype=torch.bool)
         if (drop := n - min(count, n)) == 0:
             return keep
-        # Usually fewer entries are dropped than kept, so a top-k of the dropped ones is cheaper. Top-k breaks ties
-        # arbitrarily; a stable sort breaks them by index.
-        evicted = (
-            keys.topk(drop, dim=-1, largest=False, sorted=False).indices
-            if distinct
-            else (keys.argsort(dim=-1, stable=True)[..., :drop])
-        )
+        if distinct:  # fewer entries are dropped than kept, usually, so a top-k of the dropped ones is cheaper
+            evicted = keys.topk(drop, dim=-1, largest=False, sorted=False).indices
+        else:  # top-k breaks ties arbitrarily, a stable sort by index
+            evicted = keys.argsort(dim=-1, stable=True)[..., :drop]
         return keep.scatter_(-1, evicted, False)

@@ -50,6 +50,11 @@ class LayerView:
     scaling: float  # the model's softmax scale, usually 1 / sqrt(d)
     softcap: float | None = None
 
+    @property
+    def mask(self) -> torch.Tensor | None:
+        """`valid`, or None if all entries are valid."""
+        return None if self.whole else self.valid
+
     def attend(
         self,
         *,
@@ -59,11 +64,11 @@ class LayerView:
         reduce_q: Reduce | None = "mean",
         among: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Return the attention that `queries` pay to the entries, [b, Hk, N] if both axes reduce: `window_attention`.
+        """Return the attention that `queries` pay to the entries (`window_attention`), [b, Hk, N] if both axes reduce.
 
         among: [b, Hk, N] bool; the softmax runs over these entries only, and always over a probe's own keys.
         """
-        visible = None if self.whole else self.valid
+        visible = self.mask
         if among is not None:
             visible = among if visible is None else visible & among
         return window_attention(
@@ -85,7 +90,7 @@ class LayerView:
     def rotate(self, x: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
         """Return vectors [b, H, w, d] rotated by the model's RoPE `by` positions [b, w] or [w]; back if negative.
 
-        A post-RoPE query moved back by its own position is the query before rotation. Requires Needs(rope=True).
+        Requires Needs(rope=True). Moved back by its own position, a post-RoPE query is the query before rotation.
         """
         assert self.rope is not None, "the method must declare Needs(rope=True)"
         return self.rope.rotate(x, by)
@@ -145,11 +150,8 @@ class LayerView:
         inside = among.gather(-1, order)
         pad = float("-inf") if kind == "max" else 0.0
         row = torch.where(inside, scores.gather(-1, order), pad)
-        if kind == "max":
-            smooth = torch.nn.functional.max_pool1d(row, kernel, stride=1, padding=kernel // 2)
-        else:
-            smooth = torch.nn.functional.avg_pool1d(row, kernel, stride=1, padding=kernel // 2)
-        pooled = torch.empty_like(scores).scatter_(-1, order, smooth)
+        smooth = torch.nn.functional.max_pool1d if kind == "max" else torch.nn.functional.avg_pool1d
+        pooled = torch.empty_like(scores).scatter_(-1, order, smooth(row, kernel, stride=1, padding=kernel // 2))
         return torch.where(among, pooled, float("-inf"))
 
 

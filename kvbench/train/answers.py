@@ -1,9 +1,5 @@
 """The model's answers to a training's questions, in a file: after a kill only the missing answers are generated.
 
-    file = AnswerFile(out / "answers.jsonl", {"model": "tiny", "longest": 4096, ...})
-    file.read()                                   # {"line-3": (17, 4, 2), "line-4": None}; None: it was not kept
-    file.add("line-5", prompt=(1, 2), answer=(3, 2), kept=True)
-
 The first line names the model and the questions; each further line is an answer, in order of completion. In a training
 with several processes, every process reads the file and only the first writes it.
 """

@@ -1,7 +1,4 @@
-"""The recipes of ``kvbench train`` with their defaults. No torch: `--help` reads this module.
-
-RECIPES["lookaheadkv"].settings(steps=200)
-"""
+"""The recipes of ``kvbench train`` with their defaults. No torch: `--help` reads this module."""
 
 from __future__ import annotations
 
@@ -15,14 +12,12 @@ class Entry:
     """One recipe and its defaults.
 
     Attributes:
-        location: ``module:class`` of its `Recipe`.
-        about: one line for ``--help``.
+        location: ``module:class`` of its `Recipe`; about: one line for ``--help``.
         tasks: built-in tasks that give the questions when --data is not given.
+        traces, held_out: numbers of questions or examples to train on and to hold out.
         learns_from: the model's answers to the questions, the questions alone, or examples with answers
             (`kvbench.train.head_data`).
         tested_on: the model's answers to held-out questions, or these questions alone, which the recipe asks.
-        traces, held_out: numbers of questions or examples to train on and to hold out.
-        steps, lr, batch: defaults of the loop.
         dtype: of the loaded model; float32 where the model is trained, so that small steps are not rounded away.
         options: the recipe's settings and their defaults. `longest`: most new tokens of an answer to a question from
             --data.
@@ -33,10 +28,10 @@ class Entry:
     about: str
     tasks: tuple[str, ...]
     traces: int
-    held_out: int
     steps: int
     lr: float
-    batch: int
+    held_out: int = 32
+    batch: int = 8
     learns_from: Literal["answers", "questions", "examples"] = "answers"
     tested_on: Literal["answers", "questions"] = "answers"
     dtype: Literal["auto", "float32"] = "auto"
@@ -55,27 +50,11 @@ _GATES: dict[str, Any] = dict(
     batch=6,
     tiny={"width": 128, "bias": 8.0, "budget": 32, "interval": 32},
 )
-_GATE_OPTIONS: dict[str, Any] = {
-    "width": 512,
-    "bias": 10.0,
-    "form": "weight",
-    "hinge": "released",
-    "capacity": 1.0,
-    "budget": 128,
-    "interval": 128,
-    "longest": 4096,
-}
+_GATE_OPTIONS: dict[str, Any] = {"width": 512, "bias": 10.0, "form": "weight", "hinge": "released", "capacity": 1.0}
+_GATE_OPTIONS |= {"budget": 128, "interval": 128, "longest": 4096}
 _EVICTION = {"budget": 48, "interval": 32}
-_OWN_CACHE: dict[str, Any] = {
-    "method": "gkv",
-    "budget": 2048,
-    "interval": 128,
-    "temperature": 0.6,
-    "longest": 4096,
-    "slots": 16,
-    "micro": 1,
-    "recompute": "auto",
-}
+_OWN_CACHE: dict[str, Any] = {"method": "gkv", "budget": 2048, "interval": 128, "temperature": 0.6, "longest": 4096}
+_OWN_CACHE |= {"slots": 16, "micro": 1, "recompute": "auto"}
 _OWN_CACHE_TINY = {"budget": 96, "interval": 32, "slots": 64, "micro": 16}
 _SCORER: dict[str, Any] = {"budget": 1024, "interval": 256, "features": "paper6", "longest": 4096}
 RECIPES: dict[str, Entry] = {
@@ -84,10 +63,8 @@ RECIPES: dict[str, Entry] = {
         about="learned rows and an adapter that foresee what an answer attends to",
         tasks=("lookup", "lookup/lookup-1", "chain", "walk"),
         traces=1200,
-        held_out=32,
         steps=1500,
         lr=5e-3,
-        batch=8,
         options={"rows": 32, "rank": 8, "alpha": 32.0, "budget": 64, "longest": 512},
         tiny={"rows": 16, "rank": 16},
     ),
@@ -108,10 +85,8 @@ RECIPES: dict[str, Entry] = {
         about="how much every KV head needs beyond the first and the newest tokens",
         tasks=(),
         traces=512,
-        held_out=32,
         steps=2000,
         lr=0.02,
-        batch=8,
         learns_from="examples",
         options={"sinks": 128, "recent": 256, "reg": 0.05, "tokens": 4096},
         tiny={"sinks": 4, "recent": 32},
@@ -121,10 +96,8 @@ RECIPES: dict[str, Entry] = {
         about="a scorer that ranks entries as the oracle of golden eviction does",
         tasks=("walk", "chain"),
         traces=800,
-        held_out=32,
         steps=1000,
         lr=1e-2,
-        batch=8,
         options=_SCORER | {"hidden": 16, "within": "mean", "margin": 0.01},
         tiny=_EVICTION | {"hidden": 32, "within": "max", "margin": 5.0},
     ),
@@ -133,10 +106,8 @@ RECIPES: dict[str, Entry] = {
         about="foresightkv's second stage: the scorer's own draws, rewarded by how little loss they add",
         tasks=("walk", "chain"),
         traces=400,
-        held_out=32,
         steps=200,
         lr=3e-4,
-        batch=8,
         options=_SCORER | {"init": "auto", "group": 8, "reward": "squared", "clip": 0.2, "kl": 0.01},
         tiny=_EVICTION,
     ),

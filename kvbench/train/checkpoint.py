@@ -1,9 +1,4 @@
-"""Checkpoints of a training: tensors as safetensors, the rest as JSON in the file's header. Nothing is unpickled.
-
-save(path, parameters, optimiser, {"step": 200, "settings": {...}})
-state = state_of(path)                  # the JSON part, to be checked before `restore`
-restore(path, parameters, optimiser)
-"""
+"""Checkpoints of a training: tensors as safetensors, the rest as JSON in the file's header. Nothing is unpickled."""
 
 from __future__ import annotations
 

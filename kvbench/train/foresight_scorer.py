@@ -12,10 +12,12 @@ from typing import Any
 
 import torch
 
+from kvbench import registry
 from kvbench.engine.model.load import LoadedModel
+from kvbench.errors import UserError
 from kvbench.eviction.learned import Shapes
-from kvbench.train.foresight_states import Choice, check_settings, evictions_of, usable
-from kvbench.train.recipe import Settings, TraceRecipe, with_gradient
+from kvbench.train.foresight_states import FEATURES, WITHIN, Choice, Evictions
+from kvbench.train.recipe import TraceRecipe, check_choices, check_least, with_gradient
 from kvbench.train.traces import Trace
 
 LEAST = 1e-4  # smallest standard deviation, for inputs that are nearly constant
@@ -25,10 +27,8 @@ MEASURED = 32  # traces from which mean and deviation of the inputs are estimate
 class TrainedScorer:
     """The trained tensors of a scorer of standardised inputs; `scorer()` converts them to raw inputs.
 
-    Args:
-        start: initial tensors, for standardised inputs and outputs in units of `unit`.
-        mean, deviation: [L, Hk, D] of the inputs.
-        unit: of the outputs.
+    start: initial tensors, for standardised inputs and outputs in units of `unit`; mean, deviation: [L, Hk, D] of the
+    inputs.
     """
 
     def __init__(
@@ -85,16 +85,29 @@ class ScorerRecipe(TraceRecipe):
     kind = "foresightkv"
     trained: TrainedScorer
 
-    def __init__(
-        self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
-    ) -> None:
-        super().__init__(loaded, settings, traces, held_out)
-        self.evictions = evictions_of(loaded, settings, [*traces, *held_out])
-        self.traces, self.test = usable(self.evictions, traces), usable(self.evictions, held_out)
+    def begin(self) -> None:
+        more, given = self.settings.more, [*self.traces, *self.test]
+        sizes = {"budget": more["budget"], "interval": more["interval"], "longest": max(len(t.ids) for t in given)}
+        method = registry.methods.get("foresightkv")(features=more["features"])
+        self.evictions = Evictions(self.loaded, method, **sizes, within=more.get("within", "mean"))
+        self.traces, self.test = self._evicted(self.traces), self._evicted(self.test)
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        check_settings(more)
+        check_choices(more, features=FEATURES, within=WITHIN)
+        check_least(more, budget=2, interval=1, hidden=1)
+        if not more.get("margin", 1.0) > 0:
+            raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
+
+    def _evicted(self, traces: Sequence[Trace]) -> list[Trace]:
+        """Return the traces that lead to an eviction. Raises UserError when there is none."""
+        evicted = [trace for trace in traces if self.evictions.evicts(trace)]
+        if not evicted:
+            raise UserError(
+                f"no answer to train on outgrows a budget of {self.evictions.budget} in time; "
+                "the model gave no right answer, or its answers are too short."
+            )
+        return evicted
 
     def parameters(self) -> dict[str, torch.Tensor]:
         return self.trained.parameters

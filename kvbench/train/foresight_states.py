@@ -2,10 +2,6 @@
 
 Traces are read as `kvbench replay` reads them; the inputs are computed by the method's own code.
 
-    evictions = Evictions(loaded, method, budget=48, interval=32, longest=400)
-    led = evictions.golden(trace)                   # the oracle decides
-    drawn = evictions.drawn(trace, [1, 2], tensors) # the scorer decides, one reading per seed
-
 Letters: b readings of one trace, Hk KV heads, n competing (unprotected) entries, D inputs of the scorer per entry.
 """
 
@@ -19,15 +15,12 @@ import torch
 
 from kvbench import registry
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.select import decide
 from kvbench.eviction.view import LayerView
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.reference import read_full
 from kvbench.replay.traces import ForcedTrace
-from kvbench.train.forced import forced
-from kvbench.train.recipe import Settings, check_choices, check_least
 from kvbench.train.traces import Trace
 
 FEATURES, WITHIN = ("paper6", "released8"), ("mean", "max")
@@ -46,25 +39,18 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReading:
-    """A trace with m answer tokens, read b times.
+    """A trace with m answer tokens, read b times."""
 
-    Attributes:
-        choices: its evictions, in order.
-        losses: [b, m] nats per token; entropy: [b, m].
-    """
-
-    choices: list[Choice]
-    losses: torch.Tensor
-    entropy: torch.Tensor
+    choices: list[Choice]  # its evictions, in order
+    losses: torch.Tensor  # [b, m] nats per token
+    entropy: torch.Tensor  # [b, m]
 
 
 class Evictions:
     """Reads traces with a method's features and protection.
 
-    Args:
-        method: a `foresightkv`; its own weights are not used.
-        longest: tokens of the longest trace.
-        within: the oracle's option, see `golden`.
+    method: a `foresightkv`, used without its weights file; longest: tokens of the longest trace; within: the oracle's
+    option, see `methods/golden.py`.
     """
 
     def __init__(
@@ -96,18 +82,18 @@ class Evictions:
 
     def full(self, trace: Trace) -> TraceReading:
         """Read the trace with the full cache."""
-        return self._read(self._full, [forced(trace)], {})
+        return self._read(self._full, [trace.forced()], {})
 
     def golden(self, trace: Trace) -> TraceReading:
         """Read the trace with the oracle's evictions."""
-        traces = [forced(trace)]
+        traces = [trace.forced()]
         reference = read_full(self._full, traces, extreme=self.within == "max")
         return self._read(self._golden, traces, reference.future())
 
     def drawn(self, trace: Trace, seeds: Sequence[int], scorer: Mapping[str, torch.Tensor]) -> TraceReading:
         """Read the trace with evictions drawn by this scorer, once per seed."""
         weights = {name: tensor.detach() for name, tensor in scorer.items()}
-        return self._read(self._drawn, [forced(trace, seed) for seed in seeds], weights)
+        return self._read(self._drawn, [trace.forced(seed) for seed in seeds], weights)
 
     def _read(
         self, reader: TraceReader, traces: list[ForcedTrace], weights: Mapping[str, torch.Tensor]
@@ -116,8 +102,12 @@ class Evictions:
         predictions = _Predictions(torch.tensor([t.answer for t in traces], device=reader.loaded.device))
         reader.read(traces, predictions, weights)
         # The reader's tensors come from inference mode; autograd accepts only copies.
+        choices = [
+            replace(choice, **{name: getattr(choice, name).clone() for name in ("x", "worth", "dropped")})
+            for choice in self._choices
+        ]
         return TraceReading(
-            choices=[_copied(choice) for choice in self._choices],
+            choices=choices,
             losses=torch.cat(predictions.losses, dim=1).clone(),
             entropy=torch.cat(predictions.entropy, dim=1).clone(),
         )
@@ -144,15 +134,8 @@ class _Watched(Method):
         def among(tensor: torch.Tensor) -> torch.Tensor:
             return tensor[competes].unflatten(0, (b, heads, -1))
 
-        self.choices.append(
-            Choice(
-                layer=view.layer,
-                seen=int(view.seen[0]),
-                x=among(self.scorer.inputs(view)),
-                worth=among(self.judge.score(view)),
-                dropped=among(~keep),
-            )
-        )
+        x, worth, dropped = map(among, (self.scorer.inputs(view), self.judge.score(view), ~keep))
+        self.choices.append(Choice(layer=view.layer, seen=int(view.seen[0]), x=x, worth=worth, dropped=dropped))
         return keep.float()
 
 
@@ -169,35 +152,3 @@ class _Predictions(Listener):
         target = self.targets[:, first : first + logits.shape[1], None]
         self.losses.append(-log_probs.gather(-1, target)[..., 0])
         self.entropy.append(torch.special.entr(log_probs.exp()).sum(dim=-1))
-
-
-def _copied(choice: Choice) -> Choice:
-    return replace(choice, x=choice.x.clone(), worth=choice.worth.clone(), dropped=choice.dropped.clone())
-
-
-def usable(evictions: Evictions, traces: Sequence[Trace]) -> list[Trace]:
-    """Return the traces that lead to an eviction. Raises UserError when there is none."""
-    evicted = [trace for trace in traces if evictions.evicts(trace)]
-    if not evicted:
-        raise UserError(
-            f"no answer to train on outgrows a budget of {evictions.budget} in time; "
-            "the model gave no right answer, or its answers are too short."
-        )
-    return evicted
-
-
-def check_settings(more: Mapping[str, Any]) -> None:
-    """Raise UserError for invalid settings."""
-    check_choices(more, features=FEATURES, within=WITHIN)
-    check_least(more, budget=2, interval=1, hidden=1)
-    if not more.get("margin", 1.0) > 0:
-        raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
-
-
-def evictions_of(loaded: LoadedModel, settings: Settings, traces: Sequence[Trace]) -> Evictions:
-    """Return the reader of a training's traces, sized for the longest."""
-    more = settings.more
-    method = registry.methods.get("foresightkv")(features=more["features"])
-    longest = max((len(trace.ids) for trace in traces), default=1)
-    within = more.get("within", "mean")
-    return Evictions(loaded, method, budget=more["budget"], interval=more["interval"], longest=longest, within=within)

@@ -1,4 +1,4 @@
-"""One differentiable pass of a model over tokens, with the caller's attention, and helpers for such attention."""
+"""A differentiable forward pass of a model whose attention the caller computes, and attention in blocks of queries."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from kvbench.engine.attention.interface import AttentionCall, Handler, grouped_attention, route
+from kvbench.engine.attention.interface import AttentionCall, Handler, route
 
 ROWS = 1024  # queries per attention call
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -40,20 +40,11 @@ def forward(
     return out.logits
 
 
-def attend(
-    call: AttentionCall, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
-) -> torch.Tensor:
-    """Return attention [b, t, Hq, Dv] of any queries to any keys, with the scaling, softcap and sinks of the call."""
-    return grouped_attention(query, keys, values, bias, scaling=call.scaling, softcap=call.softcap, sinks=call.sinks)
-
-
 def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> torch.Tensor:
     """Return attention [b, n, Hq, Dv] of a whole sequence, computed `rows` queries at a time.
 
-    With more than one block, the backward pass recomputes each block, so that memory holds the mask and probabilities
-    of one block.
-
     attend_block: gets the position of a block's first query, its queries, and keys and values up to its last query.
+    With more than one block, the backward pass recomputes each, so that memory holds one block's probabilities.
     """
     n = call.key.shape[2]
     recompute = n > rows and torch.is_grad_enabled()

@@ -8,6 +8,9 @@ with an evicted and with a full cache.
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,21 +18,22 @@ from typing import Any
 
 import torch
 
-from kvbench import registry
+from kvbench import __version__, registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.fingerprint import fingerprint
 from kvbench.engine.model.load import LoadedModel
-from kvbench.engine.model.weights import Base, load_weights, save_weights
+from kvbench.engine.model.weights import Base, card_path, config_hash, load_weights, model_fields, save_weights
 from kvbench.engine.rules import KeptLog
-from kvbench.errors import UserError, quote
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction import choose
 from kvbench.eviction.api import Method
 from kvbench.eviction.options import check_budget
 from kvbench.records import Request, Sampling
-from kvbench.train.gkv_model import save_model
+from kvbench.store.files import reason, replacing
 from kvbench.train.recipe import Recipe, Settings, check_choices, check_least, drawing
 from kvbench.train.traces import Question
 
+FORMAT = "kvbench-model/1"
 LARGE = 100_000_000  # parameters from which on `recompute=auto` recomputes activations
 RECOMPUTE = ("auto", "on", "off")
 
@@ -63,9 +67,8 @@ class SparseRecipe(Recipe):
             raise UserError(f"--opt temperature must be above 0; got {more['temperature']:g}.")
         method, budget = choose.from_label(str(more["method"])), int(more["budget"])
         if not method.evicts or not method.takes_budget or method.oracle:
-            raise UserError(
-                f"method {quote(more['method'])} does not evict to a budget; nothing can be learnt from it."
-            )
+            name = quote(more["method"])
+            raise UserError(f"method {name} does not evict to a budget; nothing can be learnt from it.")
         check_budget(str(more["method"]), method, budget)
         try:
             loaded.model.generation_config.validate(strict=True)
@@ -106,12 +109,7 @@ class SparseRecipe(Recipe):
         return [orders[index // count][index % count] for index in drawn]
 
     def engine(
-        self,
-        questions: Sequence[Question],
-        method: Method,
-        budget: int | None,
-        samples: int = 1,
-        log: KeptLog | None = None,
+        self, questions: Sequence[Question], method: Method, budget: int | None, samples: int, log: KeptLog | None
     ) -> Engine:
         """Return an engine for `samples` answers per question. Delete it before the backward pass needs its memory."""
         return Engine(
@@ -127,7 +125,7 @@ class SparseRecipe(Recipe):
     def _accuracy(self, method: Method, budget: int | None) -> float:
         asked = {q.name: q for q in self.test}
         right = 0
-        for answer in self.engine(self.test, method, budget).generate(request(q, q.name) for q in self.test):
+        for answer in self.engine(self.test, method, budget, 1, None).generate(request(q, q.name) for q in self.test):
             right += asked[answer.request.doc_id].is_right(answer.text)
         return right / len(self.test)
 
@@ -145,3 +143,42 @@ def request(
         sampling=sampling or Sampling(),
         seed=seed,
     )
+
+
+def save_model(
+    folder: Path, loaded: LoadedModel, *, base_model: str, made: Mapping[str, Any]
+) -> tuple[Path, dict[str, Any]]:
+    """Write configuration, weights, tokenizer, and beside the folder a card; return the folder and the card.
+
+    transformers and kvbench can load the folder. Raises SetupError when a file cannot be written.
+    """
+    config = loaded.model.config
+    part = folder.with_name(f".{folder.name}.part")  # replaces the folder once it is complete
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        loaded.model.save_pretrained(part)
+        loaded.tokenizer.save_pretrained(part)
+        card = {
+            "format": FORMAT,
+            "base_model": base_model,
+            "model": model_fields(config),
+            "config_sha256": config_hash(config),
+            "sha256": {path.name: _hash(path) for path in sorted(part.glob("*.safetensors"))},
+            "kvbench": __version__,
+            "made": dict(made),
+        }
+        for path in part.iterdir():
+            path.chmod(0o644)
+        shutil.rmtree(folder, ignore_errors=True)
+        part.rename(folder)
+        with replacing(card_path(folder)) as file:
+            file.write((json.dumps(card, indent=2) + "\n").encode())
+        card_path(folder).chmod(0o644)
+    except OSError as error:
+        raise SetupError(f"{quote(error.filename or folder)} cannot be written: {reason(error)}.") from error
+    return folder, card
+
+
+def _hash(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

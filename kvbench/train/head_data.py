@@ -1,8 +1,7 @@
 """Retrieval problems in which the positions of the answer are known: data for `headkv`'s table and `duo`'s training.
 
-`tiny_examples` are problems of the task `lookup`, for the built-in model. `text_examples` and `passkey_examples` are
-English texts for other models: one-line notes with codes among unrelated sentences, and at the end a question for one
-code (`text_examples`) or all codes (`passkey_examples`). `examples` chooses by model.
+For the built-in model they are problems of the task `lookup`; for other models English texts: one-line notes with codes
+among unrelated sentences, and at the end a question for one code (`text_examples`) or all codes (`passkey_examples`).
 """
 
 from __future__ import annotations
@@ -80,7 +79,10 @@ def tiny_examples(count: int, seed: int) -> list[Example]:
 
 
 def _of_lookup(problem: Problem) -> Example:
-    """The answer is a key and its value: the row of the key writes the tens, the row of the tens the units."""
+    """Return the example of a problem, whose answer repeats asked keys with their values of two digits.
+
+    The query at a key predicts the tens and the query at the tens the units; both can be copied from the key's fact.
+    """
     prompt, trace = problem.prompt_pieces, problem.trace_pieces
     stops = prompt.index("Ask")
     rows, evidence, name = [], [], ""
@@ -95,9 +97,9 @@ def _of_lookup(problem: Problem) -> Example:
 
 
 def text_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
-    """Return texts of 120 sentences with six codes; the question asks for one.
+    """Return texts of at most 120 sentences and `longest` tokens with six codes; the question asks for one.
 
-    first: tokens before every prompt; longest: most tokens of an example. Raises SetupError when that is too short.
+    first: tokens before every prompt. Raises SetupError when `longest` is too short.
     """
     draws = [Draw("head tables", seed, number) for number in range(count)]
     return [_of_notes(encode, draw, first, longest, notes=NOTES, asked=1, sentences=SENTENCES) for draw in draws]
@@ -108,12 +110,9 @@ def passkey_examples(encode: Encode, count: int, seed: int, first: Sequence[int]
 
     Raises SetupError when `longest` is too short.
     """
-    texts = []
-    for number in range(count):
-        draw = Draw("passkeys", seed, number)
-        length = draw.between(min(SHORTEST, longest), longest)
-        texts.append(_of_notes(encode, draw, first, length, notes=PASSKEYS, asked=PASSKEYS, sentences=length))
-    return texts
+    draws = [Draw("passkeys", seed, number) for number in range(count)]
+    sized = [(draw, draw.between(min(SHORTEST, longest), longest)) for draw in draws]
+    return [_of_notes(encode, d, first, n, notes=PASSKEYS, asked=PASSKEYS, sentences=n) for d, n in sized]
 
 
 def _of_notes(

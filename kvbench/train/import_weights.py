@@ -50,18 +50,15 @@ class Checkpoint:
 def import_weights(
     source: Path, kind: str, config: Mapping[str, Any], base_model: str, folder: Path, gate: Gate | None = None
 ) -> Imported:
-    """Convert a published checkpoint for a model.
+    """Convert a published checkpoint for a model: write the weights and their card to `folder`.
 
     Args:
         source: a file, or a folder with files and perhaps a ``config.json``.
-        kind: trimkv, retention or foresightkv.
-        config: the model's ``config.json``; `base_model`: the model's name.
-        folder: receives the weights and their card.
+        kind: trimkv, retention or foresightkv; config: the model's ``config.json``; base_model: its name.
         gate: the kind of gate, needed if names, sizes and the checkpoint's configuration do not determine it.
 
-    Raises:
-        SetupError: the source cannot be read, or holds no weights for this model.
-        UserError: the source does not determine the kind of gate, and `gate` is None.
+    Raises SetupError when the source cannot be read or holds no weights for this model, UserError when the kind of gate
+    is neither determined nor given.
     """
     module = published_checkpoints.SCORER if kind == "foresightkv" else published_checkpoints.GATE
     checkpoint, model = read(source, module), model_fields(config)

@@ -8,13 +8,20 @@ from pathlib import Path
 
 from kvbench.errors import RunInUseError, quote
 from kvbench.store.lock import RunLock
+from kvbench.train.processes import is_first
 
 LOCK = "lock"
 
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Lock the folder of a training inside the block. Raises RunInUseError when another training holds the lock."""
+    """Lock the folder of a training inside the block; of several processes, the first one locks it for all.
+
+    Raises RunInUseError when another training holds the lock.
+    """
+    if not is_first():
+        yield
+        return
     lock = RunLock(out / LOCK, out.name)
     try:
         lock.acquire()

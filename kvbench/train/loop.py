@@ -1,8 +1,5 @@
 """The loop that trains every learned method.
 
-    done = train(recipe, out, base=Base(name="tiny", config=loaded.model.config))
-    done.path                     # OUT/KIND.safetensors with its card, or a folder with a model
-
 After a kill the same call continues from the last checkpoint and reaches the same losses. `OUT/log.jsonl` has one row
 per step, `OUT/held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share each batch and
 average their gradients; the first process writes.
@@ -13,8 +10,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +25,7 @@ from kvbench.train.processes import Processes, joined
 from kvbench.train.recipe import Recipe, Settings
 
 CHECKPOINT, LOG, HELD_OUT = "checkpoint.safetensors", "log.jsonl", "held_out.jsonl"
-Tick = Callable[[int, dict[str, float]], None]  # (steps done, the step's figures)
+Tick = Callable[[int, dict[str, float]], None]  # (steps done, loss and figures of the last)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,96 +54,135 @@ def train(
 ) -> Trained:
     """Train to the end, from the last checkpoint if there is one.
 
-    Args:
-        base: the model; `revision`: of its files.
-        checkpoint_seconds: between two checkpoints, multiplied by n if writing a checkpoint takes n > 1 seconds. The
-            last step always writes a checkpoint.
+    base: the model; revision: of its files; checkpoint_seconds: between two checkpoints, multiplied by n if writing one
+    takes n > 1 seconds. The last step always writes a checkpoint.
 
     Raises:
         UserError: `out` holds a training with other settings.
         RunInUseError: another training holds the folder.
         SetupError: a loss is not finite, or a file cannot be written or read.
     """
-    settings = recipe.settings
-    with joined() as processes, alone(out) if processes.first else nullcontext():
-        share = processes.share(settings.batch)
-        parameters = recipe.parameters()
-        optimiser = torch.optim.AdamW(
-            list(parameters.values()), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
-        )
-        state = _begin(recipe, out, parameters, optimiser, processes, base, revision)
-        processes.copy_first(parameters.values())
-        step, seconds = int(state["step"]), float(state["seconds"])
-        if "before" not in state:
-            state["before"] = recipe.held_out()
-            _note(out / HELD_OUT, {"step": 0, **state["before"]}, processes)
+    with joined() as processes, alone(out):
+        training = _Training(recipe, out, processes, base, revision)
+        training.begin()
         saved, took = time.monotonic(), 0.0
-        while step < settings.steps:
-            started = time.monotonic()
-            for group in optimiser.param_groups:
-                group["lr"] = rate(settings, step)
-            loss, figures = _gradients(recipe, parameters.values(), step, share, processes)
-            norm = torch.nn.utils.clip_grad_norm_(parameters.values(), settings.clip)
-            optimiser.step()
-            optimiser.zero_grad(set_to_none=True)
-            recipe.after_step()
-            step += 1
-            seconds += time.monotonic() - started
-            row = {"step": step, "loss": loss, "grad_norm": float(norm), "lr": rate(settings, step - 1), **figures}
-            _note(out / LOG, row, processes)
+        while training.step < recipe.settings.steps:
+            figures = training.advance()
             if tick:
-                tick(step, {"loss": loss, **figures})
-            if step == settings.steps or time.monotonic() - saved >= checkpoint_seconds * max(1.0, took):
-                state |= {"step": step, "seconds": seconds}
+                tick(training.step, figures)
+            ended = training.step == recipe.settings.steps
+            if ended or time.monotonic() - saved >= checkpoint_seconds * max(1.0, took):
                 began = time.monotonic()
-                if processes.first:
-                    checkpoint.save(out / CHECKPOINT, parameters, optimiser, state)
+                training.save()
                 saved = time.monotonic()
                 took = saved - began
-        after = recipe.held_out()
-        _note(out / HELD_OUT, {"step": step, **after}, processes)
+        before, after = training.state["before"], training.held_out()
         made = {
             "recipe": recipe.name,
             "command": command,
-            "settings": asdict(settings) | {"more": dict(settings.more)},
+            "settings": asdict(recipe.settings) | {"more": dict(recipe.settings.more)},
             "base_revision": revision,
-            "held_out_before": state["before"],
+            "held_out_before": before,
             "held_out_after": after,
-            "seconds": round(seconds, 1),
+            "seconds": round(training.seconds, 1),
             **recipe.card(),
         }
-        path: Path = out
-        card: dict[str, Any] = {}
-        if processes.first:
-            path, card = recipe.write(out, base=base, made=made)
-        return Trained(path=path, card=card, before=state["before"], after=after)
+        path, card = recipe.write(out, base=base, made=made) if processes.first else (out, {})
+        return Trained(path=path, card=card, before=before, after=after)
 
 
-def _gradients(
-    recipe: Recipe, parameters: Iterable[torch.Tensor], step: int, share: slice, processes: Processes
-) -> tuple[float, dict[str, float]]:
-    """Put the gradient of the whole batch into every parameter. Returns the batch's loss, and this share's figures.
+class _Training:
+    """A training in its folder: parameters, optimiser, and the state that a checkpoint holds."""
 
-    Raises SetupError when the loss is not finite.
-    """
-    size = share.stop - share.start
-    once = recipe.at_once or size
-    loss, figures = 0.0, dict[str, float]()
-    for start in range(share.start, share.stop, once):
-        part = slice(start, min(start + once, share.stop))
-        weight = (part.stop - part.start) / size
-        value, shown = recipe.loss(step, part)
-        (value * weight).backward()
-        loss += weight * value.item()
-        figures = {name: figures.get(name, 0.0) + weight * figure for name, figure in shown.items()}
-    if not math.isfinite(loss := processes.mean(loss)):
-        raise SetupError(f"the loss is {loss} at step {step}; try a smaller --lr.")
-    gradients = []
-    for p in parameters:
-        p.grad = torch.zeros_like(p) if p.grad is None else p.grad  # all processes must average the same tensors
-        gradients.append(p.grad)
-    processes.average(gradients)
-    return loss, figures
+    def __init__(self, recipe: Recipe, out: Path, processes: Processes, base: Base, revision: str | None) -> None:
+        settings = recipe.settings
+        self.recipe, self.out, self.processes = recipe, out, processes
+        self.share = processes.share(settings.batch)
+        self.parameters = recipe.parameters()
+        self.optimiser = torch.optim.AdamW(
+            list(self.parameters.values()), lr=settings.lr, betas=(0.9, 0.98), weight_decay=settings.weight_decay
+        )
+        model = {"base_model": base.name, "revision": revision, "fingerprint": base.fingerprint}
+        self.named = {"recipe": recipe.name, "settings": json.loads(json.dumps(asdict(settings))), **model}
+        self.state: dict[str, Any] = {**self.named, "step": 0, "seconds": 0.0}
+        self.step, self.seconds = 0, 0.0
+
+    def begin(self) -> None:
+        """Continue from the checkpoint, if there is one; else compute the first held-out figures.
+
+        Raises UserError when the checkpoint has other settings.
+        """
+        if (self.out / CHECKPOINT).exists():
+            self._restore()
+        elif self.processes.first:
+            for name in (LOG, HELD_OUT):
+                (self.out / name).unlink(missing_ok=True)
+        self.processes.copy_first(self.parameters.values())
+        self.step, self.seconds = int(self.state["step"]), float(self.state["seconds"])
+        if "before" not in self.state:
+            self.state["before"] = self.held_out()
+
+    def advance(self) -> dict[str, float]:
+        """Take a step of the optimiser; return its loss and figures. Raises SetupError when the loss is not finite."""
+        started, lr = time.monotonic(), rate(self.recipe.settings, self.step)
+        for group in self.optimiser.param_groups:
+            group["lr"] = lr
+        loss, figures = self._gradients()
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters.values(), self.recipe.settings.clip)
+        self.optimiser.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        self.recipe.after_step()
+        self.step += 1
+        self.seconds += time.monotonic() - started
+        self._note(LOG, {"step": self.step, "loss": loss, "grad_norm": float(norm), "lr": lr, **figures})
+        return {"loss": loss, **figures}
+
+    def held_out(self) -> dict[str, float]:
+        figures = self.recipe.held_out()
+        self._note(HELD_OUT, {"step": self.step, **figures})
+        return figures
+
+    def save(self) -> None:
+        self.state |= {"step": self.step, "seconds": self.seconds}
+        if self.processes.first:
+            checkpoint.save(self.out / CHECKPOINT, self.parameters, self.optimiser, self.state)
+
+    def _restore(self) -> None:
+        path = self.out / CHECKPOINT
+        self.state = checkpoint.state_of(path)
+        if {name: self.state.get(name) for name in self.named} != self.named:
+            raise UserError(
+                f"{quote(self.out)} holds a training with other settings: {_differences(self.state, self.named)}. "
+                "Choose another --out, or remove the folder; a training cannot be made longer."
+            )
+        checkpoint.restore(path, self.parameters, self.optimiser)
+        if self.processes.first:
+            forget_after(int(self.state["step"]), self.out / LOG)
+            forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # the last figures are computed again
+
+    def _gradients(self) -> tuple[float, dict[str, float]]:
+        """Put the gradient of the whole batch into every parameter; return its loss and this share's figures."""
+        size = self.share.stop - self.share.start
+        once = self.recipe.at_once or size
+        loss, figures = 0.0, dict[str, float]()
+        for start in range(self.share.start, self.share.stop, once):
+            part = slice(start, min(start + once, self.share.stop))
+            weight = (part.stop - part.start) / size
+            value, shown = self.recipe.loss(self.step, part)
+            (value * weight).backward()
+            loss += weight * value.item()
+            figures = {name: figures.get(name, 0.0) + weight * figure for name, figure in shown.items()}
+        if not math.isfinite(loss := self.processes.mean(loss)):
+            raise SetupError(f"the loss is {loss} at step {self.step}; try a smaller --lr.")
+        for p in self.parameters.values():  # all processes must average the same tensors
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        self.processes.average(p.grad for p in self.parameters.values() if p.grad is not None)
+        return loss, figures
+
+    def _note(self, log: str, row: dict[str, Any]) -> None:
+        if self.processes.first:
+            with (self.out / log).open("a") as file:
+                file.write(json.dumps(row) + "\n")
 
 
 def steps_done(out: Path) -> int:
@@ -162,41 +197,6 @@ def rate(settings: Settings, step: int) -> float:
         return settings.lr * (step + 1) / settings.warmup
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
     return settings.lr * (settings.floor + (1 - settings.floor) * (1 + math.cos(math.pi * done)) / 2)
-
-
-def _begin(
-    recipe: Recipe,
-    out: Path,
-    parameters: dict[str, torch.Tensor],
-    optimiser: torch.optim.AdamW,
-    processes: Processes,
-    base: Base,
-    revision: str | None,
-) -> dict[str, Any]:
-    """Restore the checkpoint and return its state, or return a new state.
-
-    Raises UserError when the checkpoint has other settings.
-    """
-    settings = json.loads(json.dumps(asdict(recipe.settings)))
-    model = {"base_model": base.name, "revision": revision, "fingerprint": base.fingerprint}
-    named = {"recipe": recipe.name, "settings": settings, **model}
-    path = out / CHECKPOINT
-    if not path.exists():
-        if processes.first:
-            for name in (LOG, HELD_OUT):
-                (out / name).unlink(missing_ok=True)
-        return {**named, "step": 0, "seconds": 0.0}
-    state = checkpoint.state_of(path)
-    if {name: state.get(name) for name in named} != named:
-        raise UserError(
-            f"{quote(out)} holds a training with other settings: {_differences(state, named)}. "
-            "Choose another --out, or remove the folder; a training cannot be made longer."
-        )
-    checkpoint.restore(path, parameters, optimiser)
-    if processes.first:
-        forget_after(int(state["step"]), out / LOG)
-        forget_after(int(state["step"]) - 1, out / HELD_OUT)  # the last figures are computed again
-    return state
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
@@ -218,9 +218,3 @@ def forget_after(step: int, log: Path) -> None:
     """Delete a log's rows after `step`: steps after the checkpoint run again."""
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))
-
-
-def _note(log: Path, row: dict[str, Any], processes: Processes) -> None:
-    if processes.first:
-        with log.open("a") as file:
-            file.write(json.dumps(row) + "\n")

@@ -1,15 +1,10 @@
-"""Sets up a recipe: loads the model, and collects its answers to the recipe's questions.
-
-ready = prepare("lookaheadkv", "tiny", data=None, samples=1200, steps=1500, out=Path("runs/lookahead"), ...)
-ready.recipe, ready.loaded
-"""
+"""Sets up a recipe: loads the model, and collects its answers to the recipe's questions."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +16,7 @@ from kvbench.train.answers import AnswerFile
 from kvbench.train.catalogue import RECIPES, Entry
 from kvbench.train.head_data import Example, examples, source
 from kvbench.train.lock import alone
-from kvbench.train.processes import is_first, own_device
+from kvbench.train.processes import own_device
 from kvbench.train.recipe import Recipe, Settings, check_least
 from kvbench.train.traces import Question, Trace, built_in, collect, prompts_of
 
@@ -54,10 +49,8 @@ def prepare(
 ) -> Ready:
     """Load the model, collect its answers, make the recipe.
 
-    Args:
-        data: a file with questions; None: problems of the built-in tasks.
-        samples: questions to ask, or examples to train on; the entry's `held_out` more are held out.
-        out: the folder of the training, where answers are kept.
+    data: a file with questions; None: problems of the built-in tasks. samples: questions to ask, or examples to train
+    on; the entry's `held_out` more are held out. out: the folder of the training, where answers are kept.
     """
     entry = RECIPES[name]
     info = models.describe(model)
@@ -80,21 +73,17 @@ def prepare(
         longest = int(options["longest"])
         questions, held_out = _questions(entry, loaded, data, samples, seed, longest)
         items, test = questions, held_out
-        if "questions" in (entry.learns_from, entry.tested_on) and any(
-            q.judge is None for q in (*questions, *held_out)
-        ):
+        judged = all(q.judge for q in (*questions, *held_out))
+        if "questions" in (entry.learns_from, entry.tested_on) and not judged:
             raise UserError(f"{name} needs right answers: give every line of --data a field 'answer'.")
         if entry.learns_from == "answers":
-            asked = {
+            asked: dict[str, Any] = {
                 "model": model,
                 "revision": revision,
                 "fingerprint": loaded.fingerprint,
                 "data": about,
-                "samples": samples,
-                "held_out": entry.held_out,
-                "seed": seed,
-                "longest": longest,
             }
+            asked |= {"samples": samples, "held_out": entry.held_out, "seed": seed, "longest": longest}
             items, test = _answered(entry, loaded, questions, held_out, data=data, asked=asked, out=out, tick=tick)
     data_hash = _hash([item.ids for item in (*items, *test)])
     more = dict(options) | {"data": about, "samples": samples, "data_sha256": data_hash}
@@ -120,7 +109,7 @@ def _answered(
     ask_held_out = entry.tested_on == "answers"
     every = [*held_out, *questions] if ask_held_out else questions
     asked["questions"] = _hash([(q.name, q.ids, q.max_new_tokens, q.reference) for q in every])[:16]
-    with alone(out) if is_first() else nullcontext():
+    with alone(out):
         traces = collect(loaded, every, file=AnswerFile(out / ANSWERS, asked), tick=tick)
     names = {q.name for q in held_out}
     items = [trace for trace in traces if trace.name not in names]

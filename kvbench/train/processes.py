@@ -1,11 +1,5 @@
 """The processes of one training: one, or as many as torchrun or `accelerate launch` started.
 
-    torchrun --nproc-per-node 2 -m kvbench train lookaheadkv --model MODEL --out DIR
-
-    with joined() as processes:
-        share = processes.share(8)          # this process's samples of a batch of 8
-        processes.average(gradients)        # in place, the same bits in every process
-
 Both launchers pass rank and count in the environment; the collectives are torch's own (gloo between CPUs, NCCL between
 GPUs). Every process loads the model, collects the same answers and computes the held-out figures; the first one writes.
 """
@@ -47,7 +41,7 @@ class Processes:
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def average(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace each tensor by its mean over the processes."""
+        """Replace each tensor by its mean over the processes, the same bits in all of them."""
         if self.count > 1:
             for tensor in tensors:
                 distributed.all_reduce(tensor)
@@ -66,7 +60,7 @@ class Processes:
                     distributed.broadcast(tensor, src=0)
 
 
-def alone() -> bool:
+def only_one() -> bool:
     return int(os.environ.get("WORLD_SIZE", "1")) == 1
 
 
@@ -78,7 +72,7 @@ def is_first() -> bool:
 @contextmanager
 def joined() -> Iterator[Processes]:
     """Join the other processes, if there are any. Raises SetupError when the environment lacks their address."""
-    if alone():
+    if only_one():
         yield Processes()
         return
     try:
@@ -95,7 +89,7 @@ def joined() -> Iterator[Processes]:
 
 def own_device(name: str) -> str:
     """Return this process's CUDA device by local rank; `name` if the user chose a device or there is one process."""
-    if alone() or name not in ("auto", "cuda") or not torch.cuda.is_available():
+    if only_one() or name not in ("auto", "cuda") or not torch.cuda.is_available():
         return name
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local < torch.cuda.device_count():  # else loading reports that there are too few

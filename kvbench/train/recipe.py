@@ -1,10 +1,5 @@
 """The interface of a recipe: trained tensors, the loss of a step, and figures on held-out data.
 
-    class Mine(Recipe):
-        name = "mine"
-        def loss(self, step, share): ...
-        def held_out(self): ...
-
 The loop (`kvbench.train.loop`) adds optimiser, schedule, log, checkpoints, several processes and the written weights.
 """
 
@@ -28,25 +23,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings that change the losses of a training. A checkpoint fits only a training with equal settings.
-
-    Attributes:
-        steps: optimiser steps.
-        lr: peak learning rate of AdamW; linear warm-up over `warmup` steps, then a cosine to `floor` of the peak.
-        clip: largest norm of the gradient.
-        batch: samples per step, over all processes.
-        more: the settings that only this recipe has.
-    """
+    """All settings that change the losses of a training. A checkpoint fits only a training with equal settings."""
 
     steps: int
-    lr: float
+    lr: float  # peak of AdamW's rate: linear warm-up over `warmup` steps, then a cosine to `floor` of the peak
     warmup: int = 20
     floor: float = 0.1
     weight_decay: float = 0.0
-    clip: float = 1.0
-    batch: int = 8
+    clip: float = 1.0  # largest norm of the gradient
+    batch: int = 8  # samples per step, over all processes
     seed: int = 0
-    more: Mapping[str, Any] = field(default_factory=dict)
+    more: Mapping[str, Any] = field(default_factory=dict)  # the settings that only this recipe has
 
 
 def drawing(seed: int, number: int) -> torch.Generator:
@@ -61,7 +48,7 @@ def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
 
 
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Take the loss's gradient now and return an equal loss with a small graph: memory holds one sample at a time."""
+    """Return an equal loss with a graph that holds only the parameters' gradients, taken now, to save memory."""
     parameters = list(parameters)
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
     pulls = [((p - p.detach()) * slope).sum() for p, slope in zip(parameters, slopes) if slope is not None]
@@ -76,7 +63,7 @@ def check_least(more: Mapping[str, Any], **least: float) -> None:
 
 
 def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raise UserError for a setting that is none of its choices. Settings that the recipe lacks are skipped."""
+    """Raise UserError for a setting that is not among its choices. Settings that the recipe lacks are skipped."""
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
@@ -137,16 +124,13 @@ class Recipe(ABC):
         return {}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """Write the trained weights under `out`; returns the file or folder and its card.
-
-        made: how they were trained, for the card.
-        """
+        """Write the trained weights under `out`; return the file or folder and its card. made: facts for the card."""
         path = out / f"{self.kind}.safetensors"
         return path, save_weights(path, self.kind, self.tensors(), base, made=made)
 
 
 class TraceRecipe(Recipe):
-    """A recipe that trains weights of a method on the answers of a frozen model."""
+    """A recipe that trains weights of a method on the answers of a frozen model; subclasses set them up in `begin`."""
 
     def __init__(
         self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
@@ -155,6 +139,11 @@ class TraceRecipe(Recipe):
         self.check(loaded, settings.more)
         loaded.model.requires_grad_(False)
         self.loaded, self.traces, self.test = loaded, traces, held_out
+        self.begin()
+
+    @abstractmethod
+    def begin(self) -> None:
+        """Make the tensors to train. Called with model, settings and traces set."""
 
     def batch(self, step: int, share: slice) -> list[Trace]:
         return draw_batch(self.traces, self.settings, step)[share]

@@ -1,10 +1,5 @@
 """Attention masks that reproduce evictions in one plain forward pass over a finished sequence.
 
-    lifetimes = Lifetimes()
-    Engine(loaded, method, ..., log=lifetimes)               # or TraceReader(..., log=lifetimes)
-    handler = SparseAttention(lifetimes.tables([keys of each sequence], length))
-    logits = forward(model, handler, input_ids=ids)          # the engine's logits
-
 An evicted entry never returns, so a mask needs one number per entry: the first token that no longer sees it.
 
     query t sees entry j   <=>   j <= t < until_j
@@ -26,7 +21,7 @@ from functools import partial
 import torch
 
 from kvbench.engine.attention.interface import AttentionCall
-from kvbench.train.forward import ROWS, attend, in_blocks
+from kvbench.train.forward import ROWS, in_blocks
 
 NEVER = torch.iinfo(torch.int32).max  # `until` of entries that were not evicted
 
@@ -109,4 +104,4 @@ def _attend(
 ) -> torch.Tensor:
     seen = visible(until, first, query.shape[2], call.window)
     bias = torch.zeros(seen.shape, dtype=query.dtype, device=query.device).masked_fill_(~seen, float("-inf"))
-    return attend(call, query, key, value, bias)
+    return call.attend(query, key, value, bias)

@@ -1,9 +1,4 @@
-"""Forward and backward passes of a model under eviction masks, with gradients accumulated over micro-batches.
-
-    loss = add_up(model, sequences, lifetimes, objective, micro=8, again=True)
-
-The graph of a batch of long answers does not fit into memory. So `add_up` runs forward and backward pass for a few
-sequences at a time, and returns the sum of the losses without a graph.
+"""Forward and backward passes of a model under eviction masks, a few sequences at a time, as memory allows.
 
 Letters: b sequences, S tokens of the longest, n rows from the first answer token of any sequence on, V vocabulary.
 """
@@ -28,17 +23,12 @@ from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A prompt and an answer that was generated or read under eviction.
-
-    Attributes:
-        keys: the noise keys under which the log holds the evictions of the prompt and of the answer.
-        weight: the weight of each answer token in the loss.
-    """
+    """A prompt and an answer that was generated or read under eviction."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
-    keys: tuple[int, int]
-    weight: float = 1.0
+    keys: tuple[int, int]  # noise keys under which the log holds the evictions of the prompt and of the answer
+    weight: float = 1.0  # of each answer token in the loss
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -46,12 +36,10 @@ class Answered:
 
 
 class Part:
-    """A micro-batch of sequences, padded on the right, where no answer token sees the padding.
+    """A micro-batch of sequences, `ids` [b, S], padded on the right, where no answer token sees the padding.
 
-    Attributes:
-        ids: [b, S].
-        targets: [b, n] tokens that the logits of the last rows predict.
-        weights: [b, n] of the targets in the loss; 0 outside answers.
+    targets: [b, n] tokens that the logits of the last rows predict; weights: [b, n] of them in the loss, 0 outside
+    answers.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:
@@ -81,6 +69,8 @@ def add_up(
     model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
 ) -> torch.Tensor:
     """Return the sum of an objective over all sequences, and add its gradient to the parameters' gradients.
+
+    The returned sum has no graph.
 
     Args:
         objective: maps the model's logits [b, n, V] under the masks and the part to a loss.

@@ -1,8 +1,5 @@
 """Training data: the model's answers to questions that no evaluation asks.
 
-    traces = collect(loaded, built_in(("walk", "lookup"), 512, seed=0), correct=True)
-    traces = collect(loaded, prompts_of("questions.jsonl", loaded, 4096), file=AnswerFile(...))
-
 Problems of the built-in tasks are drawn from 29-bit seeds; evaluations use seeds from `HELD_OUT` on.
 """
 
@@ -10,21 +7,25 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 from kvbench import registry
 from kvbench.engine.loop import Engine
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError, bare, quote
 from kvbench.records import Request
+from kvbench.replay.traces import ForcedTrace
+from kvbench.scoring.pool import ScorePool
 from kvbench.sources.data import read_jsonl
-from kvbench.task import Doc, Turn
+from kvbench.task import Doc, Output, Turn
+from kvbench.taskkit.math_task import MathTask
 from kvbench.taskkit.names import get_task
 from kvbench.taskkit.synthetic.cells import CELLS, Cell
 from kvbench.taskkit.synthetic.problem import HELD_OUT
 from kvbench.train.answers import AnswerFile, Answers
-from kvbench.train.maths import judge
 
 SEED_BITS = 29  # below HELD_OUT = 10^9
 SLOTS = 32
@@ -33,10 +34,7 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, the most tokens of its answer, and the judge of answers, if any.
-
-    reference: the right answer, for a question from a file.
-    """
+    """A prompt, the most tokens of its answer, the judge of answers, if any, and the right answer from a file."""
 
     name: str
     ids: tuple[int, ...]
@@ -61,6 +59,11 @@ class Trace:
     @property
     def ids(self) -> tuple[int, ...]:
         return self.prompt + self.answer
+
+    def forced(self, seed: int = 0) -> ForcedTrace:
+        """Return the trace as a replay reads it, its answer forced. seed: of the method's random draws."""
+        request = Request(task="train", doc_id=self.name, prompt_ids=self.prompt, max_new_tokens=len(self.answer))
+        return ForcedTrace(request=replace(request, forced=self.answer, seed=seed), cluster=self.name)
 
 
 def built_in(
@@ -87,8 +90,27 @@ def _exact(cell: Cell, number: int) -> Judge:
     return lambda text: bool(cell.score(cell.generate(number), text).exact)
 
 
+def judge(reference: str) -> Judge:
+    """Return a judge that compares texts with a reference (LaTeX or a number) as the mathematics tasks do.
+
+    A comparison that takes too long counts as wrong.
+    """
+    doc = Doc(doc_id="", turns=(), reference=reference)
+
+    def right(text: str) -> bool:
+        output = Output(text=text, stop_reason="", prompt_tokens=0, output_tokens=0)
+        return bool(_pool().submit(MathTask(), doc, output).result().value)
+
+    return right
+
+
+@cache
+def _pool() -> ScorePool:
+    return ScorePool()
+
+
 def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> list[Question]:
-    """Return the questions of a JSON-lines file, rendered by the chat template if the tokenizer has one.
+    """Return the questions of a JSON-lines file, laid out by the chat template if the tokenizer has one.
 
     The field ``question`` or ``prompt`` is the text, the optional field ``answer`` the right answer (LaTeX or a
     number). Answers end after `max_new_tokens` or at the end of the model's context; a question that fills the context
@@ -108,18 +130,12 @@ def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> li
             raise UserError(f"{bare(path)}:{line}: field 'question' is missing or empty.")
         doc = Doc(doc_id=str(line), turns=(Turn(question=text),), reference=None)
         ids = tuple(reader.ids(reader.text(doc, thinking=None)))
-        room = loaded.context - len(ids)
-        if room > 0:
+        if (most := min(max_new_tokens, loaded.context - len(ids))) > 0:
             reference = str(row["answer"]) if "answer" in row else None
-            questions.append(
-                Question(
-                    name=f"line-{line}",
-                    ids=ids,
-                    max_new_tokens=min(max_new_tokens, room),
-                    judge=None if reference is None else judge(reference),
-                    reference=reference,
-                )
+            scored: dict[str, Any] = (
+                {"judge": judge(reference), "reference": reference} if reference is not None else {}
             )
+            questions.append(Question(name=f"line-{line}", ids=ids, max_new_tokens=most, **scored))
     return questions
 
 

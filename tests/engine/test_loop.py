@@ -65,10 +65,10 @@ def test_tokens_are_bit_equal_alone_and_beside_any_neighbours_in_any_slot(loaded
 
 
 def test_logits_are_bit_equal_in_every_slot(loaded, monkeypatch):
-    from kvbench.engine import draws
+    from kvbench.engine import sampler
 
     logged: dict[tuple[int, int], list[torch.Tensor]] = {}
-    original = draws.draw
+    original = sampler.draw
 
     def spy(logits, keys, steps, sampling):
         for row, key, step in zip(logits, keys.tolist(), steps.tolist()):
@@ -76,7 +76,7 @@ def test_logits_are_bit_equal_in_every_slot(loaded, monkeypatch):
                 logged.setdefault((key, step), []).append(row.clone())
         return original(logits, keys, steps, sampling)
 
-    monkeypatch.setattr(draws, "draw", spy)
+    monkeypatch.setattr(sampler, "draw", spy)
     todo = requests(**TODO)
     for seed in range(3):
         run(loaded, random.Random(seed).sample(todo, len(todo)))

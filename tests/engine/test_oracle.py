@@ -20,16 +20,16 @@ from kvbench.eviction import noise
 def largest_difference(loaded, method_name, *, budget, interval, slots, todo, monkeypatch, **more):
     """Largest |logit - dense logit| over every generated token, and the evictions that happened."""
     seen = defaultdict(list)
-    from kvbench.engine import draws
+    from kvbench.engine import sampler
 
-    original = draws.draw
+    original = sampler.draw
 
     def spy(logits, keys, steps, sampling):
         for row, key, step in zip(logits, keys.tolist(), steps.tolist()):
             seen[key, step] = row.clone()
         return original(logits, keys, steps, sampling)
 
-    monkeypatch.setattr(draws, "draw", spy)
+    monkeypatch.setattr(sampler, "draw", spy)
     history = KeptHistory()
     method = small(method_name)
     engine = Engine(

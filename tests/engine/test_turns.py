@@ -9,7 +9,7 @@ import torch
 from support.methods import small, with_tables
 from support.models import build, requests
 
-from kvbench.engine import draws
+from kvbench.engine import sampler
 from kvbench.engine.loop import Engine
 from kvbench.records import FollowUp, Request, Sampling
 
@@ -48,8 +48,8 @@ def run(loaded, todo, method="full", slots=3, **more):
 def recorded(monkeypatch):
     """Logits of every draw of the first row, step by step."""
     seen = []
-    real = draws.draw
-    monkeypatch.setattr(draws, "draw", lambda logits, *rest: (seen.append(logits[0].clone()), real(logits, *rest))[1])
+    real = sampler.draw
+    monkeypatch.setattr(sampler, "draw", lambda logits, *rest: (seen.append(logits[0].clone()), real(logits, *rest))[1])
     return seen
 
 

@@ -17,7 +17,7 @@ from support.runs import configuration, model_folder
 
 from kvbench.config.run_config import Grid, MethodChoice
 from kvbench.console import faults
-from kvbench.engine import draws, loop, setup
+from kvbench.engine import loop, sampler, setup
 from kvbench.engine.attention.geometry import own_failures
 from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
@@ -270,7 +270,7 @@ def test_five_rows_of_nan_end_the_cell_with_a_hint_and_the_others_go_on(model, t
 def test_a_drawn_logit_that_is_no_number_is_reported(value, temperature):
     logits = torch.zeros(2, 300)
     logits[1, 7] = value
-    _, bad = draws.next_tokens(logits, [None, None], Sampling(temperature=temperature), ())
+    _, bad = sampler.next_tokens(logits, [None, None], Sampling(temperature=temperature), ())
     assert bad == [False, True]
 
 

@@ -26,7 +26,6 @@ from kvbench.records import Request
 from kvbench.replay.batches import replay
 from kvbench.replay.choices import Chosen
 from kvbench.replay.traces import ForcedTrace
-from kvbench.train.forced import forced
 from kvbench.train.loop import train
 from kvbench.train.recipe import Settings
 from kvbench.train.recipes.foresightkv_grpo import PolicyRecipe, rewards
@@ -140,7 +139,7 @@ def test_draws_are_those_of_the_engine(name, tmp_path: Path):
     method = ForesightKV(scorer=str(tmp_path / "foresightkv.safetensors"))
     for row, seed in enumerate((3, 8)):
         engine = Engine(loaded, method, budget=24, interval=8, slots=1, max_tokens=80)
-        [answer] = engine.generate([forced(trace, seed).request])
+        [answer] = engine.generate([trace.forced(seed).request])
         wanted = -torch.tensor(answer.log_probs, dtype=torch.float64)
         torch.testing.assert_close(reading.losses[row], wanted, rtol=1e-3, atol=1e-3)
     assert not torch.allclose(reading.losses[0], reading.losses[1], atol=1e-2)  # draws differ

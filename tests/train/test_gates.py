@@ -283,7 +283,7 @@ def test_shipped_gates_are_found_and_beat_what_knows_nothing(loaded, traces, nam
     assert made["held_out_after"]["kl"] < 0.5 * made["held_out_before"]["kl"]
     assert (tiny.path() / f"{name}.safetensors").stat().st_size < 2**21
     chosen = [Chosen(method=MethodChoice(name=method), budget=48) for method in (name, "random", "gkv")]
-    given = [module.forced(trace) for trace in traces[1]]
+    given = [trace.forced() for trace in traces[1]]
     rows = replay(loaded, "held out", given, chosen, interval=32, max_tokens=400).rows
     kl = {row["method"]: row["kl"] for row in rows}
     assert kl[name] < 0.5 * min(kl["random"], kl["gkv"])

@@ -16,7 +16,7 @@ from support.models import ARCHITECTURES, build
 
 from kvbench import tiny
 from kvbench.cli.app import main
-from kvbench.engine import draws
+from kvbench.engine import sampler
 from kvbench.engine.model.load import load
 from kvbench.engine.model.weights import Base
 from kvbench.errors import UserError
@@ -119,8 +119,8 @@ def test_log_probs_are_those_that_the_tokens_were_drawn_with(loaded, asked, monk
             drawn[key, step] = float(scaled[row, token])
         return tokens
 
-    original = draws.draw
-    monkeypatch.setattr(draws, "draw", draw)
+    original = sampler.draw
+    monkeypatch.setattr(sampler, "draw", draw)
     recipe = RLRecipe(loaded, settings(ROLL), *asked)
     sequences = [r.answered for group in recipe.sample(0, slice(0, 4)) for r in group]
     part = Part(sequences, loaded.device)

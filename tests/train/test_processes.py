@@ -51,8 +51,8 @@ def begin(*args):
     training = True
     return began(*args)
 
-training, kept, began = False, loop.checkpoint.save, loop._begin
-loop.checkpoint.save, loop._begin = save, begin
+training, kept, began = False, loop.checkpoint.save, loop._Training.begin
+loop.checkpoint.save, loop._Training.begin = save, begin
 loop.train.__kwdefaults__["checkpoint_seconds"] = 0
 RECIPES["lookaheadkv"] = replace(RECIPES["lookaheadkv"], held_out=2)
 if os.environ["RANK"] != "0":

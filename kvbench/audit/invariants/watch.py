@@ -11,7 +11,7 @@ from unittest.mock import patch
 import torch
 
 from kvbench.audit.invariants.scramble import mapped
-from kvbench.engine import draws
+from kvbench.engine import sampler
 from kvbench.eviction import select
 from kvbench.eviction.api import Method
 from kvbench.eviction.view import LayerView
@@ -32,7 +32,7 @@ class Seen:
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
     """Record while the block runs, by replacing functions of the engine and of the method."""
-    seen, draw, decide = Seen(), draws.draw, select.decide
+    seen, draw, decide = Seen(), sampler.draw, select.decide
     kinds: dict[Any, int] = {}
 
     def new(*kind: Any) -> bool:
@@ -62,7 +62,7 @@ def watching(method: Method) -> Iterator[Seen]:
 
     classes = {type(part) for part in (method.during("prefill"), method.during("decode"))}
     with ExitStack() as stack:
-        stack.enter_context(patch.object(draws, "draw", drawn))
+        stack.enter_context(patch.object(sampler, "draw", drawn))
         stack.enter_context(patch.object(select, "decide", decided))
         for cls in classes:
             if "observe" in cls.__dict__:

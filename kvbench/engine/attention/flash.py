@@ -1,8 +1,8 @@
 """Attention of prompts through the package flash-attn (`--attn flash`).
 
-flash-attn takes no mask, so it serves only prompts from which nothing, or equally much per head, was evicted. The
-engine uses SDPA for all else, decoding included. Which of the two attends for a block depends only on the run's
-settings and the block's place in the prompt.
+flash-attn takes no mask, so it serves only prompts whose heads hold equally many entries; the engine uses SDPA for all
+else, decoding included. Which of the two attends for a block depends only on the run's settings and the block's place
+in the prompt.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def flash_attention(
     """
     from flash_attn import flash_attn_func
 
-    out: torch.Tensor = flash_attn_func(
+    return flash_attn_func(
         query.transpose(1, 2),
         keys.transpose(1, 2),
         values.transpose(1, 2),
@@ -54,4 +54,3 @@ def flash_attention(
         window_size=(-1, -1) if window is None else (window - 1, 0),
         softcap=softcap or 0.0,
     )
-    return out

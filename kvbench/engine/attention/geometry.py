@@ -61,9 +61,8 @@ class LayerGeometry:
 def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
     """Return the geometry of every attention layer of a causal language model.
 
-    Raises:
-        UserError: the model's attention cannot be routed (no attention interface), or it keeps state outside attention.
-        ProbeFailed: the forward pass failed.
+    Raises UserError when the model's attention cannot be routed (no attention interface) or the model keeps state
+    outside attention, ProbeFailed when the forward pass failed.
     """
     refuse_unsupported(model.config)
     refuse_state(model)
@@ -72,9 +71,8 @@ def read_geometry(model: Any) -> tuple[LayerGeometry, ...]:
     def record(call: AttentionCall) -> torch.Tensor:
         index = call.layer
         if index in layers:
-            raise UserError(
-                f"model {quote(type(model).__name__)} calls attention layer {index} twice; it is not supported."
-            )
+            name = quote(type(model).__name__)
+            raise UserError(f"model {name} calls attention layer {index} twice; it is not supported.")
         b, hq, t, _ = call.query.shape
         layers[index] = LayerGeometry(
             index=index,

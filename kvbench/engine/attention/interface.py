@@ -28,18 +28,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from kvbench.errors import UserError, quote
 
 # Arguments that models pass to attention and that do not change its result here.
-_HARMLESS = frozenset(
-    {
-        "dropout",
-        "position_ids",
-        "use_cache",
-        "cache_position",
-        "logits_to_keep",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-    }
-)
+_HARMLESS = {"dropout", "position_ids", "use_cache", "cache_position", "logits_to_keep"}
+_HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits"}
 _names = itertools.count()
 _replaced: dict[str, str] = {}  # name of a routing -> name of the attention implementation that it replaced
 _open: set[str] = set()  # routings in use; they may end in any order
@@ -65,6 +55,11 @@ class AttentionCall:
         if times == 1:
             return self
         return replace(self, key=self.key.repeat_interleave(times, 1), value=self.value.repeat_interleave(times, 1))
+
+    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        """Return `grouped_attention` of any queries to any keys, with the scaling, softcap and sinks of the call."""
+        scaling, softcap, sinks = self.scaling, self.softcap, self.sinks
+        return grouped_attention(query, keys, values, bias, scaling=scaling, softcap=softcap, sinks=sinks)
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
@@ -111,10 +106,7 @@ def run(model: Any, **inputs: Any) -> Any:
 
 
 class RoutedModel:
-    """A model whose every forward pass names the handler of its attention calls.
-
-        with model.routed():
-            out = model.run(handler, input_ids=ids, position_ids=positions)
+    """A model whose every forward pass, inside `with model.routed()`, names the handler of its attention calls.
 
     Routing costs about a millisecond, changing the handler nothing: so prefill and decoding alternate within one
     routing. hidden: see `route`.
@@ -214,16 +206,13 @@ def grouped_attention(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return the attention of a block of queries to stored keys.
+    """Return the attention [b, t, Hq, Dv] of a block of queries to stored keys.
 
     Args:
         query: [b, Hq, t, D]; keys: [b, Hk, n, D]; values: [b, Hk, n, Dv].
         bias: added to the logits, broadcastable to [b, Hk, t, n], -inf for hidden keys; dtype of `query`. None: no
             key is hidden.
         sinks: [Hq] logits of a virtual key without value.
-
-    Returns:
-        [b, t, Hq, Dv].
     """
     b, hq, t, d = query.shape
     hk = keys.shape[1]

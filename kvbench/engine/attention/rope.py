@@ -16,10 +16,8 @@ def read_rope(model: Any) -> Rope:
     """Return the rotation of the layers that methods evict.
 
     The model reads one token at two positions. The token's queries in the first layer must differ by exactly this
-    rotation; the pairing of dimensions and the frequencies are never guessed.
-
-    Raises:
-        UserError: no known rotation explains the difference.
+    rotation; the pairing of dimensions and the frequencies are never guessed. Raises UserError when no known rotation
+    explains the difference.
     """
     token = torch.ones(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     near, far = (first_queries(model, token, position) for position in (3, 40))

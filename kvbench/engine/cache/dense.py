@@ -70,10 +70,7 @@ class DenseStore(EvictingStore):
         return Rows(pick(self.keys), pick(self.values), pick(self.positions).long(), columns, None)
 
     def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
-        if batch.all_slots:
-            self.columns[name][:, :, : value.shape[-1]] = value
-        else:
-            self.columns[name][batch.index, :, : value.shape[-1]] = value
+        self.columns[name][slice(None) if batch.all_slots else batch.index, :, : value.shape[-1]] = value
 
     def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
         count, heads = batch.allowed, self.geometry.kv_heads
@@ -89,8 +86,7 @@ class DenseStore(EvictingStore):
             self.known[s] = min(count, keep.shape[-1])
 
     def bytes(self) -> int:
-        tensors = [self.keys, self.values, self.positions, *self.columns.values()]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(t.nbytes for t in (self.keys, self.values, self.positions, *self.columns.values()))
 
 
 class DenseCache(SlotCache):
@@ -105,9 +101,8 @@ class DenseCache(SlotCache):
         ]
         heads = sum(g.kv_heads for g in geometry if g.evicts)
         self._beside_bytes = 4 * (1 + len(shape.columns)) * heads  # of one entry in every head: position and columns
-        self._entry_bytes = self._beside_bytes + sum(
-            (g.entry_bytes(dtype.itemsize) - 4 * g.kv_heads) for g in geometry if g.evicts
-        )
+        entry = sum(g.entry_bytes(dtype.itemsize) - 4 * g.kv_heads for g in geometry if g.evicts)
+        self._entry_bytes = self._beside_bytes + entry
 
     def install(self, packed: Mapping[int, PackedLayer], slots: Sequence[int], seen: int) -> None:
         super().install(packed, slots, seen)

@@ -8,14 +8,8 @@ from typing import Literal
 
 import torch
 
-from kvbench.engine.attention.geometry import (
-    LayerGeometry,
-    check_equal_heads,
-    check_evicts,
-    for_lengths,
-    largest_group,
-    per_query_head,
-)
+from kvbench.engine.attention import geometry as layer_shapes
+from kvbench.engine.attention.geometry import LayerGeometry, largest_group
 from kvbench.engine.cache.dense import DenseCache
 from kvbench.engine.cache.paged import PagedCache
 from kvbench.engine.cache.slot_cache import Shape, SlotCache
@@ -29,17 +23,11 @@ Layout = Literal["auto", "dense", "paged"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """The longest sequences of a cell, in tokens.
+    """The longest sequences of a cell, in tokens."""
 
-    Attributes:
-        total: prompt plus output.
-        output: generated tokens.
-        tail: part of a prompt that is read after the rest was evicted (query-agnostic compression).
-    """
-
-    total: int
+    total: int  # prompt plus output
     output: int
-    tail: int = 0
+    tail: int = 0  # part of a prompt that is read after the rest was evicted (query-agnostic compression)
 
     @classmethod
     def of(cls, max_tokens: int, max_output: int | None = None, tail: int = 0) -> Lengths:
@@ -47,10 +35,10 @@ class Lengths:
 
 
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
-    """Return a budget in entries per head for a prompt of `prompt_len` tokens; None when the method takes no budget.
+    """Return a budget in entries per head of the cache for a prompt; None when the method takes no budget.
 
-    Heads are KV heads, or query heads if the method keeps entries per query head: their budget is a `group`-th. A
-    budget given as a share is raised to the smallest that the method works with.
+    If the method keeps entries per query head, the `group` query heads of a KV head split its budget. A budget given as
+    a share is raised to the smallest that the method works with.
     """
     if budget is None or not method.takes_budget:
         return None
@@ -84,19 +72,16 @@ def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, in
 def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tuple[LayerGeometry, ...]:
     """Return the geometry of the cache for a method and sequences of at most `longest` tokens.
 
-    It has no windows that no sequence exceeds, and query heads as KV heads for methods that keep entries per query
-    head.
-
-    Raises:
-        UserError: no layer can be evicted, or layers differ in heads, so an uneven budget cannot be shared.
+    Windows of at least `longest` tokens are dropped; a method that keeps entries per query head gets query heads as KV
+    heads. Raises UserError when no layer can be evicted, or when layers with an uneven budget differ in heads.
     """
-    fitted = for_lengths(geometry, longest)
+    fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:
-        check_evicts(fitted, longest)
+        layer_shapes.check_evicts(fitted, longest)
     if method.per_query_head:
-        fitted = per_query_head(fitted)
+        fitted = layer_shapes.per_query_head(fitted)
     if not method.uniform:
-        check_equal_heads(fitted)
+        layer_shapes.check_equal_heads(fitted)
     return fitted
 
 

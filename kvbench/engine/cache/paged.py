@@ -40,8 +40,7 @@ class Pool:
         self.columns = {c.name: torch.full((rows,), c.init, device=device) for c in shape.columns}
         self.free = list(range(pages - 1, 0, -1))
         self.page_extra = PAGE * 4 * (1 + len(self.columns))  # bytes of positions and columns
-        element = self.keys.element_size()
-        self.page_bytes = PAGE * (geometry.head_dim + geometry.value_dim) * element + self.page_extra
+        self.page_bytes = PAGE * (geometry.head_dim + geometry.value_dim) * dtype.itemsize + self.page_extra
 
     def tensors(self) -> list[torch.Tensor]:
         return [self.keys, self.values, self.positions, *self.columns.values()]
@@ -181,10 +180,8 @@ class PagedCache(SlotCache):
             kind: Pool(members[0], shape, 1 + pages(members, shape), device, dtype) for kind, members in kinds.items()
         }
         self.layers = [
-            PagedStore(g, shape, self.pools[g.head_dim, g.value_dim], device, dtype)
-            if g.evicts
-            else RingStore(g, shape, device, dtype)
-            for g in geometry
+            PagedStore(g, shape, pool, device, dtype) if pool and g.evicts else RingStore(g, shape, device, dtype)
+            for g, pool in ((g, self.pools.get((g.head_dim, g.value_dim))) for g in geometry)
         ]
         self.stores = [layer for layer in self.layers if isinstance(layer, PagedStore)]
         self._heads = sum(store.lengths.shape[1] for store in self.stores)
@@ -232,7 +229,7 @@ class PagedCache(SlotCache):
     def bytes(self) -> int:
         total = self.stored_bytes * self.slots
         total += sum(layer.bytes() for layer in self.layers if isinstance(layer, RingStore))
-        return total + sum(t.numel() * t.element_size() for pool in self.pools.values() for t in pool.tensors())
+        return total + sum(t.nbytes for pool in self.pools.values() for t in pool.tensors())
 
 
 def pages(layers: Sequence[LayerGeometry], shape: Shape) -> int:

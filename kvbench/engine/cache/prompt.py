@@ -25,10 +25,8 @@ from kvbench.eviction.view import LayerView
 class PromptCache:
     """All layers of b equally long prompts.
 
-    Args:
-        queries: number of newest queries that every layer stores.
-        size: tokens to allocate at first.
-        noise_keys: one per prompt.
+    queries: number of newest queries that every layer stores; size: tokens to allocate at first; noise_keys: one per
+    prompt.
     """
 
     def __init__(
@@ -154,9 +152,8 @@ class PromptCache:
         if self.acting.needs().queries == "since_last":
             for g in self.evicting:
                 layer = self.layers[g.index]
-                self.hand_over(
-                    layer, *self._newest_queries(layer, min(growth or 0, layer.queries.shape[2])), layer.rows
-                )
+                newest = self._newest_queries(layer, min(growth or 0, layer.queries.shape[2]))
+                self.hand_over(layer, *newest, layer.rows)
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
@@ -177,9 +174,8 @@ class PromptCache:
             layers = [other.layers[g.index] for g in other.evicting]
             for layer, verdict in zip(layers, other._decide(method, layers)):
                 layer.keep(verdict.keep)
-        self.peak_bytes = max(
-            self.peak_bytes, sum(layer.bytes() for cache in (self, other) for layer in cache.layers.values())
-        )
+        both = sum(layer.bytes() for cache in (self, other) for layer in cache.layers.values())
+        self.peak_bytes = max(self.peak_bytes, both)
         return other
 
     def forget_windows(self) -> None:
@@ -198,7 +194,6 @@ class PromptCache:
         return layer.queries[:, :, layer.queries.shape[2] - count :], positions
 
     def _decide(self, method: Method, layers: Sequence[PromptLayer]) -> list[select.Decision]:
-        width = method.needs().width
-        return select.decide(
-            method, [self.view(layer, *self._newest_queries(layer, width), layer.rows) for layer in layers]
-        )
+        newest = [self._newest_queries(layer, method.needs().width) for layer in layers]
+        views = [self.view(layer, *queries, layer.rows) for layer, queries in zip(layers, newest)]
+        return select.decide(method, views)

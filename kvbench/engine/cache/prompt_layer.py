@@ -33,7 +33,7 @@ class PackedLayer:
 
     def bytes(self) -> int:
         tensors = [self.keys, self.values, self.positions, self.queries, *self.columns.values(), *self.states.values()]
-        return sum(t.numel() * t.element_size() for t in tensors)
+        return sum(t.nbytes for t in tensors)
 
 
 class PromptLayer:
@@ -79,8 +79,7 @@ class PromptLayer:
         counts = mask.sum(dim=-1)
         longest = int(counts.max())
         # A stable sort moves the kept rows to the front without changing their order.
-        order = (~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :longest]
-        self._take(order)
+        self._take((~mask).to(torch.uint8).argsort(dim=-1, stable=True)[..., :longest])
         exists = torch.arange(longest, device=mask.device) < counts[..., None]
         self.valid = None if bool(exists.all()) else exists
 
@@ -107,8 +106,7 @@ class PromptLayer:
     def forget_before(self, position: int) -> None:
         """Drop the rows at positions before `position`, which the sliding window has passed."""
         first = int((self.positions[0, 0, : self.rows] < position).sum())
-        order = torch.arange(first, self.rows, device=self.keys.device).expand(*self.positions.shape[:2], -1)
-        self._take(order)
+        self._take(torch.arange(first, self.rows, device=self.keys.device).expand(*self.positions.shape[:2], -1))
 
     def copy(self) -> PromptLayer:
         other = object.__new__(PromptLayer)
@@ -141,7 +139,7 @@ class PromptLayer:
     def bytes(self) -> int:
         """Return the bytes of K, V, positions (4 each), columns, states and stored queries."""
         tensors = [self.keys, self.values, self.queries, *self.columns.values(), *self.states.values()]
-        return sum(t.numel() * t.element_size() for t in tensors) + 4 * self.positions.numel()
+        return sum(t.nbytes for t in tensors) + 4 * self.positions.numel()
 
     def _take(self, order: torch.Tensor) -> None:
         """Keep only the rows order [b, Hk, m] of every head, in that order."""

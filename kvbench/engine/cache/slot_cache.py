@@ -24,36 +24,24 @@ from kvbench.eviction.api import Column, State
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The size of a cache.
-
-    Attributes:
-        rows: entries per head that a slot has room for, averaged over layers and heads.
-        bounded: a budget keeps every slot's length near `rows`, so each step reads all rows.
-        longest: most tokens of a sequence; rings of sliding-window layers have at most this many rows.
-        queries: number of newest queries stored per slot.
-    """
+    """The size of a cache."""
 
     slots: int
-    rows: int
-    bounded: bool
-    longest: int
+    rows: int  # entries per head that a slot has room for, averaged over layers and heads
+    bounded: bool  # a budget keeps every slot's length near `rows`, so each step reads all rows
+    longest: int  # most tokens of a sequence; rings of sliding-window layers have at most this many rows
     columns: tuple[Column, ...] = ()
     states: tuple[State, ...] = ()
-    queries: int = 0
+    queries: int = 0  # number of newest queries stored per slot
 
 
 @dataclass(slots=True, kw_only=True)
 class SlotBatch(Batch):
-    """Slots that a method decides about together.
-
-    Attributes:
-        index: [b] the slots as a tensor.
-        all_slots: the batch is all slots of the cache in order, so views of the tensors serve without a copy.
-    """
+    """Slots that a method decides about together."""
 
     slots: list[int]
-    index: torch.Tensor
-    all_slots: bool
+    index: torch.Tensor  # [b] the slots as a tensor
+    all_slots: bool  # all slots of the cache in order, so that views of the tensors serve without a copy
 
 
 class Store:
@@ -69,10 +57,7 @@ class Store:
         }
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
-        """Copy a layer of one sequence with `seen` tokens to several slots. `Store` copies queries and states.
-
-        index: the slots as a tensor.
-        """
+        """Copy a layer of one sequence with `seen` tokens to several slots (index: as a tensor)."""
         for name, state in self.states.items():
             state[index] = packed.states[name]
         if width := self.queries.shape[2]:
@@ -99,8 +84,7 @@ class Store:
 
     def extra_bytes(self) -> int:
         """Return the bytes of one slot's queries and states."""
-        tensors = [self.queries, *self.states.values()]
-        return sum(t[0].numel() * t.element_size() for t in tensors)
+        return sum(t[0].nbytes for t in (self.queries, *self.states.values()))
 
 
 class RingStore(Store):
@@ -123,7 +107,7 @@ class RingStore(Store):
             mine[index[:, None], :, at] = rows[:, rows.shape[1] - kept :].transpose(0, 1)
 
     def bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in (self.keys, self.values))
+        return self.keys.nbytes + self.values.nbytes
 
 
 class EvictingStore(Store, ABC):
@@ -149,8 +133,7 @@ class EvictingStore(Store, ABC):
 class SlotCache(ABC):
     """All layers of all slots.
 
-    Attributes:
-        seen: tokens read so far per slot, which is also the sequence's next absolute position. 0 marks an idle slot.
+    seen: tokens read so far per slot, which is also the sequence's next absolute position. 0 marks an idle slot.
     """
 
     layers: list[RingStore | EvictingStore]
@@ -189,10 +172,7 @@ class SlotCache(ABC):
 
     @abstractmethod
     def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """Group slots that a method can decide about together in these layers.
-
-        No sequence's result depends on the other sequences of its group.
-        """
+        """Group slots that a method can decide about together in these layers; no result depends on the group."""
 
     @abstractmethod
     def settle(self, slots: Sequence[int]) -> None:
@@ -215,10 +195,8 @@ class SlotCache(ABC):
 
     def fixed_bytes(self, seen: int) -> int:
         """Return a slot's bytes beside its entries: stored queries, states, and rings filled by `seen` tokens."""
-        rings = (layer for layer in self.layers if isinstance(layer, RingStore))
-        element = self.dtype.itemsize
-        filled = sum(min(seen, ring.capacity) * ring.geometry.entry_bytes(element) for ring in rings)
-        return self.stored_bytes + filled
+        rings, element = (layer for layer in self.layers if isinstance(layer, RingStore)), self.dtype.itemsize
+        return self.stored_bytes + sum(min(seen, r.capacity) * r.geometry.entry_bytes(element) for r in rings)
 
     @cached_property
     def stored_bytes(self) -> int:

@@ -74,9 +74,8 @@ def load(
 ) -> LoadedModel:
     """Load weights and tokenizer from a folder or hub id.
 
-    Raises:
-        SetupError: weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing.
-        UserError: architecture not supported, unknown dtype.
+    Raises SetupError (weights missing, damaged or not safetensors; hub unreachable; device or flash-attn missing) and
+    UserError (architecture not supported, unknown dtype).
     """
     where = pick_device(device)
     kind = pick_dtype(dtype, where)
@@ -137,14 +136,10 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
         parameter.device,
         parameter.dtype,
         int(getattr(config, "max_position_embeddings", 0) or 1 << 20),
-        _stop_ids(model, tokenizer),
+        vocabulary.end_ids((model.generation_config, config, tokenizer)),
         folder if (folder := Path(getattr(model.config, "_name_or_path", ""))).is_dir() and folder.name else None,
         fingerprint(model),
     )
-
-
-def _stop_ids(model: Any, tokenizer: Any) -> frozenset[int]:
-    return vocabulary.end_ids((model.generation_config, model.config.get_text_config(), tokenizer))
 
 
 def _move(model: Any, where: torch.device) -> Any:

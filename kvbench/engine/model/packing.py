@@ -48,7 +48,6 @@ def _forward(layer: torch.nn.Linear, rows: int) -> Any:
     weight = torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach(), rows)
 
     def forward(x: torch.Tensor) -> torch.Tensor:
-        out: torch.Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, layer.bias, "none", [], "")
-        return out
+        return torch.ops.mkldnn._linear_pointwise(x, weight, layer.bias, "none", [], "")
 
     return forward

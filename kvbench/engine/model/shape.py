@@ -1,10 +1,4 @@
-"""The shape of a model, from which a run is planned: its attention layers, and the parameters that a step reads.
-
-read_shape(config)        without weights, on the meta device
-shape_of_model(model)     from a built model
-known_shape(config, load) by read_shape, or from the loaded model if its code fails on meta tensors
-estimate_shape(config)    from common fields of config.json, for a plan that may not load the model
-"""
+"""The shape of a model, from which a run is planned: its attention layers, and the parameters that a step reads."""
 
 from __future__ import annotations
 
@@ -43,14 +37,11 @@ class ModelShape:
 
 
 def read_shape(config: Any) -> ModelShape:
-    """Return the shape of a model from its configuration, without weights.
+    """Return the shape of a model from its configuration, without weights (on the meta device).
 
-    Raises:
-        UserError: the model is not supported.
-        ProbeFailed: the layers can be read only from the loaded model.
+    Raises UserError when the model is not supported, ProbeFailed when the layers can be read only from a loaded model.
     """
-    model = _on_meta(config)
-    return _shape(model, read_geometry(model))
+    return shape_of_model(_on_meta(config))
 
 
 def shape_of_model(model: Any) -> ModelShape:
@@ -59,10 +50,9 @@ def shape_of_model(model: Any) -> ModelShape:
 
 
 def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShape, LoadedModel | None]:
-    """Return the shape of a model from its configuration, and None; if that fails, from the loaded model, and it.
+    """Return the shape of a model from its configuration; if its code fails on meta tensors, from the loaded model.
 
-    Raises:
-        KVBenchError: the model is not supported, or cannot be loaded.
+    Also return the model if it was loaded. Raises KVBenchError when it is not supported, or cannot be loaded.
     """
     try:
         return read_shape(config), None
@@ -72,10 +62,9 @@ def known_shape(config: Any, load: Callable[[], LoadedModel]) -> tuple[ModelShap
 
 
 def estimate_shape(config: Any) -> ModelShape:
-    """Estimate the shape of a model from common fields of its configuration, without reading its layers.
+    """Estimate the shape of a model from common fields of its configuration, for a plan that may not load the model.
 
-    Raises:
-        ProbeFailed: the configuration lacks these fields, or the model cannot be built without weights.
+    Raises ProbeFailed when the configuration lacks these fields, or the model cannot be built without weights.
     """
     text = config.get_text_config()
     try:
@@ -142,10 +131,7 @@ def _first(config: Any, names: tuple[str, ...]) -> int | None:
 
 
 def use_threads(shape: ModelShape, device: torch.device) -> int:
-    """Set one CPU thread for a model so small that more threads cost more than they save.
-
-    Returns the number of threads in use.
-    """
+    """Set one CPU thread for a model so small that more cost more than they save; return the number of threads."""
     if device.type == "cpu" and shape.parameters < SMALL:
         torch.set_num_threads(1)
     return torch.get_num_threads()

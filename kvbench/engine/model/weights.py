@@ -1,8 +1,5 @@
 """Weights and tables that methods need: one safetensors file, and beside it a JSON card that names their model.
 
-    load_weights(Weights(kind="headkv"), folder, model.config, device)     # {"importance": [L, Hq]}
-    save_weights(folder / "headkv.safetensors", "headkv", tensors, Base(name="tiny", config=config), made={...})
-
 A file fits a model whose configuration has the same `FIELDS` and, where card and model have one, the same fingerprint
 (`kvbench.engine.model.fingerprint`); imported weights have none.
 """
@@ -29,15 +26,8 @@ from kvbench.sources.models import TINY
 from kvbench.store.files import reason, replacing
 
 FORMAT = "kvbench-weights/1"
-FIELDS = (
-    "model_type",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "hidden_size",
-    "head_dim",
-    "vocab_size",
-)
+HEADS = ("num_attention_heads", "num_key_value_heads", "hidden_size", "head_dim")
+FIELDS = ("model_type", "num_hidden_layers", *HEADS, "vocab_size")
 # Kind -> tensor -> configuration fields that give its shape. Layers that no method evicts have a row too, so that the
 # index of a row is the index of its layer.
 TABLES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -48,17 +38,11 @@ TABLES: dict[str, dict[str, tuple[str, ...]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Base:
-    """The model that weights are made for.
+    """The model that weights are made for."""
 
-    Attributes:
-        name: as on the command line.
-        config: as in `model_fields`.
-        fingerprint: of its parameters; None if only the configuration was available.
-    """
-
-    name: str
-    config: Any
-    fingerprint: str | None = None
+    name: str  # as on the command line
+    config: Any  # as in `model_fields`
+    fingerprint: str | None = None  # of its parameters; None if only the configuration was available
 
 
 def model_fields(config: Any) -> dict[str, Any]:
@@ -90,12 +74,7 @@ def config_hash(config: Any) -> str:
 
 
 def save_weights(
-    path: Path,
-    kind: str,
-    tensors: Mapping[str, torch.Tensor],
-    base: Base,
-    *,
-    made: Mapping[str, Any],
+    path: Path, kind: str, tensors: Mapping[str, torch.Tensor], base: Base, *, made: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Write a file of weights and its card; return the card. made: facts on how the weights were made.
 
@@ -196,10 +175,8 @@ def _damage(data: bytes, error: SafetensorError) -> str:
 
 
 def _name(config: Any, folder: Path | None) -> str:
-    if folder == tiny.path():
-        return TINY
-    given = config.get("_name_or_path") if isinstance(config, Mapping) else getattr(config, "_name_or_path", None)
-    return str(given or folder or "MODEL")
+    get = config.get if isinstance(config, Mapping) else partial(getattr, config)
+    return TINY if folder == tiny.path() else str(get("_name_or_path", None) or folder or "MODEL")
 
 
 def _read_card(path: Path) -> dict[str, Any]:
@@ -223,9 +200,8 @@ def _check(path: Path, weights: Weights, card: dict[str, Any], tensors: dict[str
         raise SetupError(f"the card of weights {quote(path)} names no model.")
     if isinstance(weights, LearnedWeights) and _heads(theirs) != _heads(ours):
         (a, b), (c, d) = _heads(theirs), _heads(ours)
-        raise SetupError(
-            f"{weights.what} weights {quote(path)} are for {a} layers x {b} heads; the model has {c} x {d}."
-        )
+        what = f"{weights.what} weights {quote(path)}"
+        raise SetupError(f"{what} are for {a} layers x {b} heads; the model has {c} x {d}.")
     for name, value in ours.items():
         if theirs.get(name) != value:
             other = quote(card.get("base_model"))

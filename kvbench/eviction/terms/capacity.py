@@ -25,10 +25,7 @@ def capacity_loss(
         released   mean over positive terms of  max(0, A_t - h M) / max(1, h t - h M)
         paper      mean over all times t of     max(0, A_t - h M) / (h t)
 
-    Args:
-        log_beta: [b, L, Hk, T].
-        budget: M, entries of one layer and KV head.
-        over: one budget per head, or one for all layers and heads.
+    log_beta: [b, L, Hk, T]; budget: M, entries of one layer and KV head.
     """
     alive = occupancy(log_beta)  # [b, L, Hk, T]
     heads = 1

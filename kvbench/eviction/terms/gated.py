@@ -36,15 +36,8 @@ class Gated(Method):
     recent: int = option(0, "newest tokens that always stay", low=0)
 
     def weights(self) -> LearnedWeights:
-        return LearnedWeights(
-            kind=self.name,
-            path=self.gates,
-            recipe=self.name,
-            what="gate",
-            option="gates",
-            shapes=self._shapes,
-            check=self._check,
-        )
+        where = {"kind": self.name, "path": self.gates, "recipe": self.name, "option": "gates"}
+        return LearnedWeights(**where, what="gate", shapes=self._shapes, check=self._check)
 
     def columns(self) -> tuple[Column, ...]:
         return (GivenColumn(name="log_beta"),)

@@ -41,7 +41,7 @@ TIES: dict[int, Tie] = {3: "none", 2: "layers", 1: "layers_and_heads"}  # number
 
 @dataclass(frozen=True, slots=True)
 class GateForm:
-    """The architecture of a gate: kind, sharing and width of the hidden layers."""
+    """The architecture of a gate: its kind, how layers share the last projection, and the width of hidden layers."""
 
     gate: Gate
     tie: Tie

@@ -44,11 +44,8 @@ def block_attention(
 ) -> torch.Tensor:
     """Return the attention of blocks of later queries to every token: the module's a, [Hk, blocks, T] float32.
 
-    Args:
-        queries: [Hq, T, d] post-RoPE of the whole sequence; keys: [Hk, T, d].
-        interval: L; first: position of block 0's first query.
-
-    Memory: the result and `SCRATCH_FLOATS`; the T x T weights never exist at once.
+    queries: [Hq, T, d] post-RoPE of the whole sequence; keys: [Hk, T, d]; interval: L; first: position of block 0's
+    first query. Memory: the result and `SCRATCH_FLOATS`; the T x T weights never exist at once.
     """
     heads, total, _ = keys.shape
     group = queries.shape[0] // heads

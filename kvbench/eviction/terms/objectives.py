@@ -14,13 +14,8 @@ def ranking_losses(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the pairwise hinge loss of each row against the oracle's ranking (supervised stage).
 
-    A row's loss is the mean of max(0, margin - (score_i - score_j)) over all pairs with wanted_i > wanted_j.
-
-    Args:
-        scores, wanted: [rows, n].
-
-    Returns:
-        The losses [rows], 0 for a row without a pair, and bool [rows], whether a row has a pair.
+    A row's loss is the mean of max(0, margin - (score_i - score_j)) over all pairs with wanted_i > wanted_j; scores and
+    wanted are [rows, n]. Returns the losses [rows], 0 for a row without a pair, and bool [rows], whether it has one.
     """
     losses, slopes, counts = [], [], []
     size = max(1, PAIRS // max(1, scores.shape[1] ** 2))

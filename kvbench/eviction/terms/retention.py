@@ -16,14 +16,12 @@ LARGEST = -1e-9  # largest log beta: at beta = 1 the closed form below is 0 / 0
 
 
 def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> torch.Tensor:
-    """Return log G of entries: the logarithm of their retention summed over the next `horizon` queries.
+    """Return log G of entries: the logarithm of their retention summed over the next n = `horizon` queries.
 
         G = sum over k = 1 .. n of beta^(age + k - 1) = beta^age (1 - beta^n) / (1 - beta)
 
-    Args:
-        log_beta: below 0, any shape.
-        age: positions from the entry to the next query, broadcastable: t + 1 - p for an entry at p and newest token t.
-        horizon: n. With 1 this is age * log beta, TRIM-KV's score.
+    log_beta: below 0, any shape; age: positions from the entry to the next query, broadcastable: t + 1 - p for an entry
+    at p and newest token t. With horizon 1 this is age * log beta, TRIM-KV's score.
     """
     if horizon == 1:
         return age * log_beta
@@ -86,8 +84,7 @@ def gated_attention(
         softcap: the model's logit cap (tanh).
         sinks: [Hq] the model's sink logits: one key per query head without a value.
 
-    Returns:
-        [b, Hq, t, dv], in the type of the values.
+    Returns [b, Hq, t, dv], in the type of the values.
     """
     b, heads, t, d = queries.shape
     group = heads // keys.shape[1]
@@ -95,9 +92,8 @@ def gated_attention(
     logits = grouped @ keys.float()[:, :, None].transpose(-1, -2) * scaling
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
-    age = torch.arange(first, first + t, device=queries.device)[:, None] - torch.arange(
-        keys.shape[2], device=queries.device
-    )
+    times = torch.arange(max(first + t, keys.shape[2]), device=queries.device)
+    age = times[first : first + t, None] - times[: keys.shape[2]]
     faded = log_beta.float()[:, :, None, None, :] * age.clamp_min(0)  # [b, Hk, 1, t, n]
     logits = logits + faded if form == "weight" else logits * faded.exp()
     logits = logits.masked_fill(age < 0, float("-inf"))

@@ -12,12 +12,9 @@ def split_exactly(
 
     Args:
         ideal: [b, n] float shares. If their sum differs from `total`, the difference is spread evenly over the shares
-            that are not at their bound.
+            that are not at their bound. Of equal remainders the earlier one is rounded up first.
         total: [b] or one number; clipped to the sums of the bounds.
         low, high: [b, n] or numbers.
-
-    Returns:
-        int64 [b, n]. Of equal remainders the earlier one is rounded up first.
     """
     ideal = ideal.double()
     low = torch.as_tensor(low, device=ideal.device).expand(ideal.shape).long()

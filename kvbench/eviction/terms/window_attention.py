@@ -36,7 +36,9 @@ def window_attention(
     own_keys: torch.Tensor | None = None,
     own_positions: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Return softmax attention of queries to cached keys, reduced over the query heads of a group and the queries.
+    """Return softmax attention of queries to cached keys, reduced over the query heads of a group and over the queries.
+
+    float32 [b, Hk, N]; with an axis kept, [b, Hk, g, N], [b, Hk, w, N] or [b, Hk, g, w, N].
 
     Args:
         queries: [b, Hq, w, d] post-RoPE; query head h serves KV head h // (Hq // Hk).
@@ -49,9 +51,6 @@ def window_attention(
         reduce_g, reduce_q: over the g query heads and the w queries; None keeps that axis.
         own_keys, own_positions: [b, Hk, m, d] and [b, m], keys outside the cache. They take part in the softmax but not
             in the result.
-
-    Returns:
-        float32 [b, Hk, N]; with an axis kept, [b, Hk, g, N], [b, Hk, w, N] or [b, Hk, g, w, N].
     """
     b, hq, w, _ = queries.shape
     entries = keys.shape[2]

@@ -1,7 +1,7 @@
 """Base of rkv, snapkv-decode and gkv: the newest queries vote for entries at every eviction, and their entries stay.
 
-The vote may be merged with earlier votes, by the global score of G-KV (arXiv 2512.00504, Eq. 3-5). A local score is
-divided by its head's maximum and merged with F', the entry's score at the previous eviction:
+The vote may be merged with earlier votes, by the global score of G-KV (arXiv 2512.00504, Eq. 3-5). A local score, the
+vote divided by its head's maximum, is merged with F', the entry's score at the previous eviction:
 
     max   F_j = max(alpha F'_j, local_j)
     mean  F_j = alpha F'_j + (1 - alpha) local_j
@@ -33,10 +33,7 @@ def rkv_votes(view: LayerView) -> torch.Tensor:
 
 
 class WindowVote(Method):
-    """Base of methods in which a window of queries votes.
-
-    Subclasses declare the options. This class is no dataclass, so its annotations are not options.
-    """
+    """Base of methods in which a window of queries votes; no dataclass, so that subclasses declare the options."""
 
     window: int | None
     compat: str

@@ -25,7 +25,7 @@ from kvbench.engine.attention.geometry import check_evicts, for_lengths
 from kvbench.engine.attention.interface import AttentionCall, causal_bias, route
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
-from kvbench.train.forward import ROWS, attend, in_blocks
+from kvbench.train.forward import ROWS, in_blocks
 from kvbench.train.head_data import Example
 from kvbench.train.recipe import Recipe, Settings, check_least, draw_batch, with_gradient
 from kvbench.train.sparse_pass import recomputed
@@ -36,8 +36,8 @@ LARGE = 100_000_000  # models of at least this many parameters recompute activat
 class DuoRecipe(Recipe):
     """Trains alpha on examples; `settings.more`: sinks, recent, reg.
 
-    Held out: `loss`; `deviation`, its first part; `alpha`, the mean; and `half`, the deviation when the half of the
-    heads with the smallest alpha streams and the others do not, as the method does.
+    Held out: `loss`; `deviation`, its first part; `alpha`, the mean; and `half`, the deviation when only the half of
+    the heads with the smallest alpha streams, as in the method.
     """
 
     name, kind, figure = "duo", "duo", "loss"
@@ -123,8 +123,7 @@ class DuoRecipe(Recipe):
             past_key_values=None,
             use_cache=False,
         )
-        hidden: torch.Tensor = out.last_hidden_state[0, list(example.rows)]
-        return hidden.float()
+        return out.last_hidden_state[0, list(example.rows)].float()
 
 
 class _Mixture:
@@ -142,14 +141,14 @@ class _Mixture:
         """Return the attention [1, t, Hq, Dv] of t queries from position `first` on."""
         last = key.shape[2]
         rows, keys = (torch.arange(start, last, device=key.device) for start in (first, 0))
-        full = attend(call, query, key, value, causal_bias(rows, keys, call.window, query.dtype)[None, None])
+        full = call.attend(query, key, value, causal_bias(rows, keys, call.window, query.dtype)[None, None])
         if call.layer not in self.alpha:
             return full
         seen = (keys < self.sinks) | (keys > first - self.recent)  # by at least one row
         keys = keys[seen]
         old = (rows[:, None] - keys >= self.recent) & (keys >= self.sinks)
         bias = causal_bias(rows, keys, call.window, query.dtype).masked_fill(old, float("-inf"))[None, None]
-        streaming = attend(call, query, key[:, :, seen], value[:, :, seen], bias)
+        streaming = call.attend(query, key[:, :, seen], value[:, :, seen], bias)
         alpha = self.alpha[call.layer]
         share = alpha.repeat_interleave(query.shape[1] // len(alpha)).to(full.dtype)[:, None]  # [Hq, 1]
         return share * full + (1 - share) * streaming

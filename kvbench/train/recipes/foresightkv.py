@@ -18,13 +18,11 @@ from itertools import groupby
 
 import torch
 
-from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.weights import model_fields
 from kvbench.eviction.terms.foresight import drop_scores, scorer_shapes
 from kvbench.eviction.terms.objectives import ranking_losses
 from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
 from kvbench.train.foresight_states import Choice
-from kvbench.train.recipe import Settings
 from kvbench.train.traces import Trace
 
 KEPT_BYTES = 6 << 30  # of readings in memory; other traces are read again at every step
@@ -39,15 +37,14 @@ class ForesightRecipe(ScorerRecipe):
 
     name, figure, higher = "foresightkv", "agreement", True
 
-    def __init__(
-        self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
-    ) -> None:
-        super().__init__(loaded, settings, traces, held_out)
+    def begin(self) -> None:
+        super().begin()
         self._read: dict[str, list[Choice]] = {}
         self._bytes = 0
-        shapes = scorer_shapes(settings.more["features"], model_fields(loaded.model.config), settings.more["hidden"])
+        more = self.settings.more
+        shapes = scorer_shapes(more["features"], model_fields(self.loaded.model.config), more["hidden"])
         measured = [self._choices(trace) for trace in self.traces[:MEASURED]]
-        self.trained = TrainedScorer.random(shapes, measured, settings.seed, unit=settings.more["margin"])
+        self.trained = TrainedScorer.random(shapes, measured, self.settings.seed, unit=more["margin"])
 
     def loss(self, step: int, share: slice) -> tuple[torch.Tensor, dict[str, float]]:
         losses = []

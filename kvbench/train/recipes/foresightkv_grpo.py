@@ -23,7 +23,7 @@ its clip never binds. The model is frozen.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from kvbench.eviction.terms.objectives import advantages, chosen_log_probs, poli
 from kvbench.registry import methods
 from kvbench.train.foresight_scorer import MEASURED, ScorerRecipe, TrainedScorer
 from kvbench.train.foresight_states import TraceReading
-from kvbench.train.recipe import Settings, check_choices, check_least, draw_batch
+from kvbench.train.recipe import check_choices, check_least, draw_batch
 from kvbench.train.traces import Trace
 
 REWARDS = ("squared", "large", "low", "high", "all")
@@ -56,15 +56,13 @@ class PolicyRecipe(ScorerRecipe):
 
     name, figure, higher = "foresightkv-grpo", "reward", True
 
-    def __init__(
-        self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
-    ) -> None:
-        super().__init__(loaded, settings, traces, held_out)
-        more = settings.more
-        self.before, self.origin = _initial(loaded, more["init"], more["features"])
+    def begin(self) -> None:
+        super().begin()
+        more = self.settings.more
+        self.before, self.origin = _initial(self.loaded, more["init"], more["features"])
         # Settings name the initial scorer by its hash: its path may differ on another machine.
         where = {"init": Path(more["init"]).name, "init_sha256": self.origin["sha256"]}
-        self.settings = replace(settings, more={**more, **where})
+        self.settings = replace(self.settings, more={**more, **where})
         measured = [self.evictions.golden(trace).choices for trace in self.traces[:MEASURED]]
         self.trained = TrainedScorer.of(self.before, measured)
         self._full: dict[str, TraceReading] = {}
@@ -102,11 +100,8 @@ class PolicyRecipe(ScorerRecipe):
             base += float(full.sum())
             more += float((reading.losses[:, first:] - full).mean(dim=0).sum())
             tokens += len(full)
-        return {
-            "reward": sum(rewards) / len(rewards),
-            "loss_increase": more / tokens,
-            "loss_ratio": 1 + more / base,
-        }
+        figures = {"loss_increase": more / tokens, "loss_ratio": 1 + more / base}
+        return {"reward": sum(rewards) / len(rewards)} | figures
 
     def card(self) -> dict[str, Any]:
         return super().card() | {"began_with": dict(self.origin)}
@@ -138,14 +133,8 @@ class PolicyRecipe(ScorerRecipe):
             reference.append(chosen_log_probs(before, choice.dropped))
             gains.append(worth.to(before).repeat_interleave(len(now[-1]) // len(worth)))
         log_probs = torch.cat(now)
-        return policy_loss(
-            log_probs,
-            log_probs.detach(),
-            torch.cat(reference),
-            torch.cat(gains),
-            clip=self.settings.more["clip"],
-            kl_weight=self.settings.more["kl"],
-        )
+        weights = {"clip": self.settings.more["clip"], "kl_weight": self.settings.more["kl"]}
+        return policy_loss(log_probs, log_probs.detach(), torch.cat(reference), torch.cat(gains), **weights)
 
 
 def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tensor:

@@ -31,9 +31,8 @@ from kvbench.eviction.terms.retention import Form, gated_attention
 from kvbench.replay.comparison import Comparison
 from kvbench.replay.reader import TraceReader
 from kvbench.replay.reference import batches, read_full
-from kvbench.train.forced import forced
 from kvbench.train.forward import forward, in_blocks
-from kvbench.train.recipe import Settings, TraceRecipe, check_choices, check_least
+from kvbench.train.recipe import TraceRecipe, check_choices, check_least
 from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
@@ -55,18 +54,15 @@ class GateRecipe(TraceRecipe):
     figure = "kl"
     over: ClassVar[Literal["head", "model"]]  # whether each head has the budget, or the whole model shares it
 
-    def __init__(
-        self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
-    ) -> None:
-        super().__init__(loaded, settings, traces, held_out)
-        more = settings.more
-        self.longest = max(len(t.ids) for t in (*traces, *held_out))
-        self.geometry = for_lengths(loaded.geometry, self.longest)
+    def begin(self) -> None:
+        more = self.settings.more
+        self.longest = max(len(t.ids) for t in (*self.traces, *self.test))
+        self.geometry = for_lengths(self.loaded.geometry, self.longest)
         check_evicts(self.geometry, self.longest)
         check_equal_heads(self.geometry)
         self.budget, self.interval = int(more["budget"]), int(more["interval"])
         form = GateForm(more["gate"], more["tie"], int(more["width"]))
-        self.trained = _random_gates(form, loaded, float(more["bias"]), settings.seed)
+        self.trained = _random_gates(form, self.loaded, float(more["bias"]), self.settings.seed)
         method = registry.methods.get(self.name)()
         self.rules = Rules(method=method, budget=None, interval=self.interval, weights=self.trained)
 
@@ -117,7 +113,7 @@ class GateRecipe(TraceRecipe):
         full = self._reader(registry.methods.get("full")(), None)
         evicting = self._reader(_without_file(self.rules.method), self.budget)
         divergences: list[float] = []
-        for group in batches([forced(trace) for trace in self.test], self.loaded, self.interval):
+        for group in batches([trace.forced() for trace in self.test], self.loaded, self.interval):
             comparison = Comparison(read_full(full, group), copies=1)
             evicting.read(group, comparison, self.trained)
             divergences += [float(figures.divergence.mean()) for figures in comparison.figures()]
@@ -160,18 +156,9 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
     """Return the gated attention [b, T, Hq, Dv], computed `block` queries at a time."""
 
     def attend_block(first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        out = gated_attention(
-            query,
-            key,
-            value,
-            log_beta[..., : key.shape[2]],
-            scaling=call.scaling,
-            form=form,
-            first=first,
-            softcap=call.softcap,
-            sinks=call.sinks,
-        )
-        return out.transpose(1, 2)
+        scale: dict[str, Any] = {"scaling": call.scaling, "softcap": call.softcap, "sinks": call.sinks}
+        beta = log_beta[..., : key.shape[2]]
+        return gated_attention(query, key, value, beta, form=form, first=first, **scale).transpose(1, 2)
 
     return in_blocks(call, attend_block, block)
 

@@ -21,7 +21,6 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.eviction import noise
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.traces import ForcedTrace
-from kvbench.train.forced import forced
 from kvbench.train.gkv import SparseRecipe
 from kvbench.train.recipe import Settings
 from kvbench.train.sparse_masks import Lifetimes
@@ -69,7 +68,7 @@ class DistillRecipe(SparseRecipe):
         groups: dict[tuple[int, int], dict[str, ForcedTrace]] = defaultdict(dict)
         answered = []
         for trace in traces:  # a trace that is in the batch twice is read once
-            answer = forced(trace)
+            answer = trace.forced()
             groups[len(trace.prompt), len(trace.answer)][trace.name] = answer
             keys = noise.signed64(answer.request.noise_key(-1)), noise.signed64(answer.request.noise_key(0))
             answered.append(Answered(prompt=trace.prompt, answer=trace.answer, keys=keys, weight=weight))

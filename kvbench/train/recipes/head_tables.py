@@ -1,8 +1,5 @@
 """The table of heads for `headkv`, estimated from a model's attention. Nothing is trained; a CPU is enough.
 
-    importance(model, examples)       # [L, Hq]
-    make("tiny", folder)              # loads the model, estimates its table, and writes it with its card
-
 The model reads retrieval problems with their right answers (`head_data`); the table sums, per query head, the attention
 of the queries that predict the answers to their sources in the prompt. Memory holds one layer's attention for a block
 of queries.
@@ -106,16 +103,10 @@ class _Reader:
         n, hk = call.key.shape[2], call.key.shape[1]
         positions = torch.arange(n, device=call.key.device)
         if call.window is None:
+            at = self.rows[None], positions.expand(1, hk, -1)
+            scale: dict[str, Any] = {"scaling": call.scaling, "softcap": call.softcap}
             paid = window_attention(
-                call.query[:, :, self.rows],
-                call.key,
-                self.rows[None],
-                positions.expand(1, hk, -1),
-                None,
-                scaling=call.scaling,
-                softcap=call.softcap,
-                reduce_g=None,
-                reduce_q=None,
+                call.query[:, :, self.rows], call.key, *at, None, **scale, reduce_g=None, reduce_q=None
             )  # [1, Hk, g, rows, n]
             self.sums[call.layer] += (paid * self.evidence).sum(dim=(-1, -2)).flatten().double().cpu()
         return self.causal(call)

@@ -12,7 +12,7 @@ values depend on neither.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -20,8 +20,8 @@ import torch
 from kvbench.engine.adapter import adapted, projections
 from kvbench.engine.attention.interface import AttentionCall, causal_bias
 from kvbench.engine.model.load import LoadedModel
-from kvbench.train.forward import attend, forward
-from kvbench.train.recipe import Settings, TraceRecipe, check_least
+from kvbench.train.forward import forward
+from kvbench.train.recipe import TraceRecipe, check_least
 from kvbench.train.sparse_masks import plain
 from kvbench.train.traces import Trace
 
@@ -37,23 +37,21 @@ class LookaheadRecipe(TraceRecipe):
     name, kind, figure = "lookaheadkv", "lookaheadkv", "loss"
     at_once = 1
 
-    def __init__(
-        self, loaded: LoadedModel, settings: Settings, traces: Sequence[Trace], held_out: Sequence[Trace]
-    ) -> None:
-        super().__init__(loaded, settings, traces, held_out)
-        self.rows, self.rank = int(settings.more["rows"]), int(settings.more["rank"])
-        generator = torch.Generator().manual_seed(settings.seed)
-        table = loaded.model.get_input_embeddings().weight
+    def begin(self) -> None:
+        more, model = self.settings.more, self.loaded.model
+        self.rows, self.rank = int(more["rows"]), int(more["rank"])
+        generator = torch.Generator().manual_seed(self.settings.seed)
+        table = model.get_input_embeddings().weight
         # Rows begin as embeddings of random tokens, which the model can read; the adapter begins without effect.
         tokens = torch.randint(0, table.shape[0], (self.rows,), generator=generator)
         self.trained = {"embeddings": table[tokens.to(table.device)].detach().float().clone()}
-        for place, linear in projections(loaded.model).items():
+        for place, linear in projections(model).items():
             a = torch.randn(self.rank, linear.in_features, generator=generator) / linear.in_features**0.5
             self.trained[f"A.{place}"] = a.to(table.device)
             self.trained[f"B.{place}"] = torch.zeros(linear.out_features, self.rank, device=table.device)
         for tensor in self.trained.values():
             tensor.requires_grad_(True)
-        self.scaling = torch.tensor([float(settings.more["alpha"]) / self.rank], device=table.device)
+        self.scaling = torch.tensor([float(more["alpha"]) / self.rank], device=table.device)
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
@@ -111,9 +109,8 @@ class _Past:
         self.keys[call.layer] = call.key[:, :, : self.prompt], call.value[:, :, : self.prompt]
         if call.window is None:
             rows = torch.arange(self.prompt, call.key.shape[2], device=call.key.device)
-            self.shares.append(
-                _paid(call, call.query[:, :, self.prompt :], call.key, rows)[:, :, : self.prompt].mean(1)
-            )
+            paid = _paid(call, call.query[:, :, self.prompt :], call.key, rows)
+            self.shares.append(paid[:, :, : self.prompt].mean(1))
         return plain(call)
 
 
@@ -132,7 +129,7 @@ class _Look:
         if call.window is None:
             self.shares.append(_paid(call, call.query, keys, rows)[:, :, :prompt].mean(1))
         bias = causal_bias(rows, torch.arange(keys.shape[2], device=keys.device), call.window, call.query.dtype)
-        return attend(call, call.query, keys, values, bias[None, None])
+        return call.attend(call.query, keys, values, bias[None, None])
 
 
 def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:

@@ -2,12 +2,10 @@
 
     OMP_WAIT_POLICY=PASSIVE python -m kvbench.train.tiny --out runs/tiny [--seed 0] [--threads 2] [--steps-scale 1.0]
 
-Runs by steps, not by time. After a kill the same command continues from the last checkpoint, with the same losses. At
-the end `--out` holds `model/`, a folder for AutoModelForCausalLM and AutoTokenizer, with `card.json`: recipe, steps,
-tokens, versions, accuracy on held-out problems. `log.jsonl` has a row per step; `--steps-scale` stretches every stage.
-
-`kvbench run --model tiny` measures eviction; this program does not. Losses repeat exactly only on the same machine with
-the same thread count and torch version.
+After a kill the same command continues from the last checkpoint, with the same losses on the same machine, thread count
+and torch version. At the end `--out` holds `model/`, a folder for AutoModelForCausalLM and AutoTokenizer, with
+`card.json`: recipe, steps, tokens, versions, accuracy on held-out problems. `log.jsonl` has a row per step;
+`--steps-scale` stretches every stage.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""Exports a trained model as a folder for transformers, with a card that describes it.
-
-    card = export(trainer, folder, n_problems=128)
-
-The accuracies are measured on the exported files, loaded with the stock classes.
-"""
+"""Exports a trained model as a folder for transformers, with a card; accuracies are those of the exported files."""
 
 from __future__ import annotations
 

@@ -1,11 +1,8 @@
 """Training data of the tiny model: stages, a mixture of tasks per stage, a ladder of difficulty per task.
 
-    batch = draw_batch(seed, step, stage, ladder)     # a pure function of its arguments: nothing to shuffle or seek
-    climbed = ladder.learn(batch, right)              # may move the task one level up
-
-A task climbs one level when its token accuracies of the kinds in `GATES` are all above their gates. A batch has one
-task and one setting of the knobs, so its rows have equal length and no padding. The training process draws the batches:
-4,096 tokens take a few milliseconds.
+A task climbs one level when its token accuracies of the kinds in `GATES` are all above their gates. A batch is a pure
+function of (seed, step, stage, ladder): nothing to shuffle or seek. It has one task and one setting of the knobs, so
+its rows have equal length and no padding.
 """
 
 from __future__ import annotations

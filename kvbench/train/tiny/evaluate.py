@@ -3,7 +3,6 @@
     python -m kvbench.train.tiny.evaluate [--model FOLDER] [--problems 128] [--cells orbit-300 chain-4]
 
 Prints one line per cell, then one JSON document. The problems of a cell have equal length, so a batch needs no padding.
-All models get the same problems. Nothing is evicted; use `kvbench run` for eviction.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
 """The tokenizer of the tiny model: one token per word of the synthetic tasks, bytes for everything else.
 
-    tokenizer = build_tokenizer()                              # a transformers fast tokenizer
-    tokenizer.save_pretrained(folder, save_jinja_files=False)  # with the chat template in tokenizer_config.json
-
 Byte-level BPE without merges: a pattern cuts text into words with their leading blank, single digits and single signs.
 A piece in the vocabulary is one token; other pieces are spelled in bytes. So every UTF-8 text is decoded unchanged, but
 text outside the tasks costs about one token per byte.
@@ -25,12 +22,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     vocabulary |= {_spelled(text) if text not in (END, PAD) else text: 256 + i for i, text in enumerate(TOKENS)}
     assert len(vocabulary) == SIZE
     core = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
-    core.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(CUT), behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    as_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(CUT), behavior="isolated"), as_bytes])
     core.decoder = decoders.ByteLevel()
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=core,

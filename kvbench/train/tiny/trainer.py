@@ -1,12 +1,7 @@
 """Training steps of the tiny model, and its checkpoints.
 
-    trainer = Trainer(seed=0)
-    row = trainer.train_step()          # loss and token accuracies
-    trainer.save(path); trainer.restore(path)
-
 Muon trains the matrices; AdamW trains the head, the norms and the embedding. Data, levels and rates are functions of
-(seed, step, ladder), and the checkpoint holds the ladder, so a restored training gives the same model. The loop is in
-`__main__`.
+(seed, step, ladder), and the checkpoint holds the ladder, so a restored training gives the same model.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
 """The initial weights of the tiny model: a random Qwen3 in which a few heads already attend to useful positions.
 
-    model = warm_start(seed)
-
 From random weights, training stalls: with QK-norm and head size 32 a head cannot become sharp enough to attend to the
 previous token alone, and digit sums give no gradient until a head attends to both operands at once. So some heads start
 by attending to fixed offsets, and one starts as an induction head. Nothing is frozen. Other values, outputs and
