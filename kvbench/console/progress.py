@@ -8,6 +8,7 @@ On a terminal it is one block that redraws itself; elsewhere one plain line ever
     progress.cell("walk gkv @48")
     progress.update(rows_done=3, tokens=2048, kv_bytes_now=..., kv_bytes_peak=...)
     progress.end()
+    step("8 sequences, round 2 of 5")      # of a command without rows: one line
 """
 
 from __future__ import annotations
@@ -25,12 +26,24 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 10.0
 
 
+def step(text: str) -> None:
+    """Print the name of the step that begins, for commands that know no number of rows."""
+    if not silenced():
+        from kvbench.console import terminal
+
+        print(terminal.clean(text), file=sys.stderr, flush=True)
+
+
+def silenced() -> bool:
+    return bool(os.environ.get("KVBENCH_NO_PROGRESS"))
+
+
 class Progress:
     """Progress of a run. Tests pass their own `clock`."""
 
     def __init__(self, *, quiet: bool = False, stream: Any = None, clock: Any = time.monotonic) -> None:
         self._stream = stream or sys.stderr
-        self._silent = quiet or bool(os.environ.get("KVBENCH_NO_PROGRESS"))
+        self._silent = quiet or silenced()
         self._clock = clock
         self._live: Live | None = None
         self._cell, self._speed, self._memory, self._score = "", "", "", ""

@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from kvbench.console.progress import Progress, size
+from kvbench.console.progress import Progress, size, step
 
 
 class Clock:
@@ -71,3 +71,11 @@ def test_a_terminal_gets_a_block_that_goes_away(clock: Clock, monkeypatch: pytes
 
 def test_sizes() -> None:
     assert [size(n) for n in (0, 512, 1536, 3 * 2**30, 2**41)] == ["0 B", "512 B", "1.5 KiB", "3 GiB", "2 TiB"]
+
+
+def test_a_step_is_one_line_unless_silenced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.delenv("KVBENCH_NO_PROGRESS", raising=False)
+    step("8 sequences\x1b, round 2 of 5")
+    monkeypatch.setenv("KVBENCH_NO_PROGRESS", "1")
+    step("3 of 5")
+    assert capsys.readouterr().err == "8 sequences\\x1b, round 2 of 5\n"
