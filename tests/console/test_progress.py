@@ -29,9 +29,9 @@ def test_a_plain_line_every_ten_seconds_where_there_is_no_terminal(
     progress = Progress(stream=stream, clock=clock)
     progress.begin(total=100, done=20)
     progress.cell("walk gkv @48")
-    for step in range(1, 31):
-        clock.now = float(step)
-        progress.update(20 + step, 1000 * step, 2048, 4096, 0.5, 0.1)
+    for second in range(1, 31):
+        clock.now = float(second)
+        progress.update(20 + second, 1000 * second, 2048, 4096, 0.5, 0.1)
     progress.end()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
