@@ -1,4 +1,4 @@
-# make demo    set up .venv, compare eviction methods with the built-in model, write tables and a report
+# make demo    set up .venv, compare eviction methods with the built-in model in seconds, write tables and a page
 # make test    set up .venv, then formatting, types and tests
 #
 # PYTHON picks the interpreter (3.11 or newer), PIP_ARGS is handed to pip, for example to name an index with CPU builds of torch.
@@ -7,6 +7,8 @@ PYTHON ?= $(shell for p in python3 python3.11 python3.12 python3.13 python3.14 p
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PIP_ARGS ?=
 BIN := .venv/bin
+PIP = $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),-qq) $(PIP_ARGS) -c constraints/cpu.txt
+NEEDED := .venv/.needed
 INSTALLED := .venv/.installed
 
 .PHONY: help demo test install clean
@@ -17,15 +19,23 @@ help:
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints/cpu.txt
+.venv/bin/python:
 	@test -n "$(PYTHON)" || { echo "error: Python 3.11 or newer is needed; give PYTHON=/path/to/python3" >&2; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@echo "installing into .venv; the first time takes minutes"
-	@$(BIN)/python -m pip install -qq --disable-pip-version-check $(PIP_ARGS) -c constraints/cpu.txt -e '.[dev]'
+	$(PYTHON) -m venv .venv
+
+$(NEEDED): pyproject.toml constraints/cpu.txt | .venv/bin/python
+	@echo "installing kvbench and the libraries that it needs (torch is the largest) into .venv; the first time takes minutes"
+	@$(PIP) -e '.[report]'
 	@touch $@
 
-demo: $(INSTALLED)
-	$(BIN)/kvbench run --suite demo --run-name demo
+$(INSTALLED): pyproject.toml constraints/cpu.txt | .venv/bin/python
+	@echo "installing kvbench, its libraries and the tools of its tests into .venv; the first time takes minutes"
+	@$(PIP) -e '.[dev]'
+	@touch $(NEEDED) $@
+
+demo: $(NEEDED)
+	$(BIN)/kvbench run --suite first --run-name first
+	@$(BIN)/kvbench report first --html results/first/report/index.html >/dev/null
 
 test: $(INSTALLED)
 	$(BIN)/ruff check .

@@ -19,12 +19,24 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 10.0
 
 
+def step(text: str) -> None:
+    """Print the name of the step that begins, for commands that know no number of rows."""
+    if not silenced():
+        from kvbench.console import terminal
+
+        print(terminal.clean(text), file=sys.stderr, flush=True)
+
+
+def silenced() -> bool:
+    return bool(os.environ.get("KVBENCH_NO_PROGRESS"))
+
+
 class Progress:
     """Progress of a run. Tests pass their own `clock`."""
 
     def __init__(self, *, quiet: bool = False, stream: Any = None, clock: Any = time.monotonic) -> None:
         self._stream = stream or sys.stderr
-        self._silent = quiet or bool(os.environ.get("KVBENCH_NO_PROGRESS"))
+        self._silent = quiet or silenced()
         self._clock = clock
         self._live: Live | None = None
         self._cell, self._speed, self._memory, self._score = "", "", "", ""

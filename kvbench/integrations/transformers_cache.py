@@ -5,8 +5,8 @@
 
 It is a `transformers.Cache` whose memory is the engine's SlotCache, one slot per row of the batch. During a forward
 pass with the cache, the engine's writers compute the model's attention; at all other times the model is unchanged, so
-several caches may exist for one model. Greedy tokens equal the engine's. One cache serves one `generate` call; rows
-must be equally long (no padding). The class is for use in other code; the benchmark runs on `loop.Engine`.
+several caches may exist for one model. Greedy tokens equal the engine's, also of left-padded rows and of later turns.
+The class is for use in other code; the benchmark runs on `loop.Engine`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.model.load import prepare
 from kvbench.engine.prefill import PromptReader
 from kvbench.engine.setup import set_up
-from kvbench.engine.writers import BlockWriter, StepWriter, step_writer
+from kvbench.engine.writers import StepWriter, step_writer
 from kvbench.errors import UserError
 from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import check_budget
+from kvbench.integrations.prompt_groups import PromptGroup, attend, pads_before
 from kvbench.records import Request
 
 BLOCK = 512  # prompt queries per attention call
@@ -80,6 +81,7 @@ class EvictionCache(Cache):
         if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
             raise UserError(f"interval must be a whole number of tokens, 1 or more; got {interval!r}.")
         self.method = from_label(method) if isinstance(method, str) else method
+        self.name = method if isinstance(method, str) else type(method).__name__
         self.interval, self.seed = interval, seed
         loaded = prepare(model, tokenizer)
         self.max_tokens = max_tokens or loaded.context
@@ -96,9 +98,10 @@ class EvictionCache(Cache):
         self.trigger = self._setup.trigger
         self._reader = PromptReader(self._setup, chunk=BLOCK)
         self.slots: SlotCache | None = None
-        self._prompt: PromptCache | None = None
+        self._pads: list[int] = []  # before each row's prompt
+        self._prompts: list[PromptGroup] = []  # empty before the prompt and after its eviction
         self._evictor: Evictor | None = None
-        self._writer: BlockWriter | StepWriter | None = None
+        self._writer: StepWriter | None = None
         self._seen = self._clock = 0
         self._ids = torch.empty(0)
         # The hooks act only in forward passes with this cache. They hold the cache by a weak reference, and are removed
@@ -118,7 +121,7 @@ class EvictionCache(Cache):
         size = None
         if budget is not None:
             size = parse("budget", parsers.budget, budget if isinstance(budget, str) else label(budget))
-        check_budget(type(self.method).__name__, self.method, size, group=self._group, word="budget")
+        check_budget(self.name, self.method, size, group=self._group, word="budget")
         return size
 
     def update(
@@ -155,6 +158,18 @@ class EvictionCache(Cache):
         """Return per row of the batch the mean number of live entries per layer and KV head."""
         return [self.slots.held(row) * self._setup.copies for row in range(self.slots.slots)] if self.slots else []
 
+    def bytes(self) -> int:
+        """Return the bytes of the live entries of all rows, with all that the method stores beside them."""
+        return sum(self.slots.live_bytes(row) for row in range(self.slots.slots)) if self.slots else 0
+
+    def __repr__(self) -> str:
+        budget = "none" if self.budget is None else label(self.budget)
+        entries = ", ".join(f"{held:g}" for held in self.entries()) or "none yet"
+        return (
+            f"EvictionCache({self.name}, budget={budget}, interval={self.interval}, "
+            f"tokens={self._seen}, entries per layer and head={entries}, bytes={self.bytes():,})"
+        )
+
     def close(self) -> None:
         """Remove the cache's hooks from the model; the cache cannot be used afterwards."""
         self._close()
@@ -167,31 +182,60 @@ class EvictionCache(Cache):
     ) -> None:
         self.close()
 
-    def _enter(self, kwargs: dict[str, Any], args: tuple[Any, ...]) -> None:
-        """Route the model's attention to the cache before a forward pass.
+    def _enter(self, kwargs: dict[str, Any], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Route the model's attention to the cache before a forward pass; return the inputs of that pass.
 
-        The second pass brings the token after the prompt: before it runs, the prompt is evicted.
+        The first pass reads the prompt, later ones one token per row. Before the second, the prompt is evicted.
         """
-        _refuse_padding(kwargs)
         ids = kwargs.get("input_ids", args[0] if args else None)
         if ids is None:
             raise UserError("EvictionCache needs input_ids; it does not serve inputs_embeds.")
-        if self._seen and ids.shape[1] != 1:
-            raise UserError(
-                "EvictionCache serves one generate call: it reads the prompt in one forward pass, later ones bring one "
-                "token a row. Make a new cache for another prompt."
-            )
+        mask = kwargs.get("attention_mask")
+        if not self._seen:
+            self._ids, self._pads = ids, pads_before(mask, *ids.shape)
+        else:
+            ids = self._turn(ids, mask)
         self._routing.enter_context(self._reader.model.routed())
         self._routing.enter_context(self._reader.model.attend(self._attend))
-        if self._prompt is None:
-            self._ids = ids
-            return
         try:
             with torch.no_grad():
-                self._settle(ids[:, 0].tolist())
+                if self._prompts:
+                    self._settle(ids[:, 0].tolist())
         except BaseException:
             self._routing.close()
             raise
+        own = {"input_ids": ids, "position_ids": self._positions(ids), "attention_mask": None}
+        return args[1:], {**kwargs, **own}
+
+    def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """Read all but the last of a later pass's tokens [b, t], one by one as the engine reads later turns.
+
+        Returns the last token [b, 1] of every row, which the pass itself reads.
+        """
+        rows, tokens = ids.shape
+        whole = tokens and (mask is None or mask.shape[1] == self._seen + tokens)
+        if rows != len(self._pads) or not whole:
+            raise UserError(
+                f"EvictionCache holds {len(self._pads)} rows of {self._seen} tokens; a later turn brings the same rows "
+                "with all earlier tokens and new ones. Make a new cache for another prompt."
+            )
+        if tokens > 1 and self._prompts:
+            raise UserError(
+                "EvictionCache reads the prompt in one forward pass (no prefill_chunk_size), and a later turn after at "
+                "least one generated token was read."
+            )
+        if mask is not None and not bool(mask[:, self._ids.shape[1] :].bool().all()):
+            raise UserError(
+                "EvictionCache takes pads before the prompt only; the rows of a later turn are equally long."
+            )
+        for t in range(tokens - 1):
+            self._reader.model.model(input_ids=ids[:, t : t + 1], past_key_values=self, use_cache=True)
+        return ids[:, -1:]
+
+    def _positions(self, ids: torch.Tensor) -> torch.Tensor:
+        """Return the position of every input token within its row [b, t]; 0 for pads."""
+        pads = torch.tensor(self._pads, device=ids.device)[:, None]
+        return (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)
 
     def _leave(self, kwargs: dict[str, Any]) -> None:
         """Restore the model's attention after a forward pass, also a failed one."""
@@ -201,8 +245,7 @@ class EvictionCache(Cache):
         tokens = call.query.shape[2]
         if call.layer == self._first:
             self._begin(call, tokens)
-        assert self._writer is not None
-        out = self._writer(call)
+        out = attend(self._prompts, call) if self._writer is None else self._writer(call)
         if call.layer == self._last:
             self._end(tokens)
         return out
@@ -210,21 +253,28 @@ class EvictionCache(Cache):
     def _begin(self, call: AttentionCall, tokens: int) -> None:
         if self._seen + tokens > self.max_tokens:
             raise UserError(f"the sequence outgrows this cache's max_tokens={self.max_tokens}; give a larger one.")
-        if self.slots is None:
+        if self._writer is None:
             self._start(call, tokens)
-            return
-        assert isinstance(self._writer, StepWriter)
-        self._writer.begin(keep_queries=True)
+        else:
+            self._writer.begin(keep_queries=True)
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
-        """Create a cache that holds the prompt of every row in full."""
+        """Create caches that hold the prompt of every row in full."""
         # The dtype under autocast is known only now, and the model may have moved to another device.
         loaded = replace(self._setup.loaded, device=call.query.device, dtype=call.key.dtype)
         self._setup = self._reader.setup = replace(self._setup, loaded=loaded)
-        keys = [self._noise_key(row, -1) for row in range(call.query.shape[0])]
-        self._prompt = self._reader.cache(self._setup.rules_for_prompt(tokens), keys, tokens, tokens)
-        self._writer = self._reader.writer(self._prompt)
-        self._writer.begin(0, tokens)
+        alone = bool(self.method.during("prefill").needs().probes)  # probes read one prompt
+        groups: dict[tuple[int, int], list[int]] = {}
+        for row, pads in enumerate(self._pads):
+            groups.setdefault((pads, row if alone else 0), []).append(row)
+        self._prompts = [self._open(rows, pads, tokens - pads) for (pads, _), rows in groups.items()]
+
+    def _open(self, rows: list[int], pads: int, length: int) -> PromptGroup:
+        keys = [self._noise_key(row, -1) for row in rows]
+        cache = self._reader.cache(self._setup.rules_for_prompt(length), keys, length, length)
+        writer = self._reader.writer(cache)
+        writer.begin(0, length)
+        return PromptGroup(rows, pads, cache, writer)
 
     def _noise_key(self, row: int, sample: int) -> int:
         request = Request(task="generate", doc_id=str(row), prompt_ids=(), max_new_tokens=0, seed=self.seed)
@@ -234,8 +284,8 @@ class EvictionCache(Cache):
         """Count the new tokens after the last layer, and evict if the interval has ended."""
         self._seen += tokens
         if self.slots is None:
-            assert self._prompt is not None
-            self._prompt.seen = tokens
+            for prompt in self._prompts:
+                prompt.cache.seen = prompt.cache.prompt_len
             return
         self._clock += 1
         rows = range(self.slots.slots)
@@ -245,42 +295,33 @@ class EvictionCache(Cache):
                 self._evictor.tick(rows)
 
     def _settle(self, first: list[int]) -> None:
-        """Evict the prompt and copy its entries to the slots. first: per row, the token that follows the prompt."""
-        prompt, setup = self._prompt, self._setup
-        assert prompt is not None
-        with one_thread(prompt.device):
-            if prompt.acting.needs().probes and prompt.full():
-                self._probe(prompt, first)
-            prompt.reduce()
-        rows = range(len(first))
-        self.slots = setup.cache(len(rows))
-        for row in rows:
-            packed = {index: layer.pack(row) for index, layer in prompt.layers.items()}
-            self.slots.install(packed, [row], self._seen)
-        if self.method.evicts:
-            self._evictor = Evictor(setup.rules, self.slots)
-            for row in rows:
-                self._evictor.start(
-                    row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions
-                )
-        self._writer, self._prompt = step_writer(self.slots, setup.rules), None
+        """Evict the prompts and copy their entries to the slots. first: per row, the token that follows the prompt."""
+        prompts, setup = self._prompts, self._setup
+        with one_thread(self._ids.device):
+            for prompt in prompts:
+                if prompt.cache.acting.needs().probes and prompt.cache.full():
+                    [row] = prompt.rows
+                    self._reader.probe(prompt.cache, self._ids[row, prompt.pads :].tolist(), first[row])
+                prompt.cache.reduce()
+        self.slots = setup.cache(len(first))
+        self._evictor = Evictor(setup.rules, self.slots) if self.method.evicts else None
+        for prompt in prompts:
+            for place, row in enumerate(prompt.rows):
+                self._seat(prompt.cache, place, row)
+        self._writer, self._prompts = step_writer(self.slots, setup.rules), []
 
-    def _probe(self, prompt: PromptCache, first: list[int]) -> None:
-        if len(first) > 1:
-            raise UserError("the method probes its prompt (extra tokens) and serves one row; generate rows one by one.")
-        self._reader.probe(prompt, self._ids[0].tolist(), first[0])
+    def _seat(self, prompt: PromptCache, place: int, row: int) -> None:
+        """Copy the entries of one prompt of a group to the slot of its row."""
+        assert self.slots is not None
+        packed = {index: layer.pack(place) for index, layer in prompt.layers.items()}
+        self.slots.install(packed, [row], prompt.prompt_len)
+        if self._evictor is not None:
+            self._evictor.start(row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions)
 
 
-def _of(cache: weakref.ref[EvictionCache], kwargs: dict[str, Any], hook: str, *args: Any) -> None:
-    """Call a method of the cache if this forward pass uses the cache."""
+def _of(cache: weakref.ref[EvictionCache], kwargs: dict[str, Any], hook: str, *args: Any) -> Any:
+    """Call a method of the cache if this forward pass uses the cache; return what it returns."""
     mine = cache()
     if mine is not None and kwargs.get("past_key_values") is mine:
-        getattr(mine, hook)(kwargs, *args)
-
-
-def _refuse_padding(kwargs: dict[str, Any]) -> None:
-    mask = kwargs.get("attention_mask")
-    if mask is not None and not bool(mask.bool().all()):
-        raise UserError(
-            "EvictionCache does not take padded batches: pads would be cached. Generate equally long prompts together."
-        )
+        return getattr(mine, hook)(kwargs, *args)
+    return None

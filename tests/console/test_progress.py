@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from kvbench.console.progress import Progress, size
+from kvbench.console.progress import Progress, size, step
 
 
 class Clock:
@@ -29,9 +29,9 @@ def test_a_plain_line_every_ten_seconds_where_there_is_no_terminal(
     progress = Progress(stream=stream, clock=clock)
     progress.begin(total=100, done=20)
     progress.cell("walk gkv @48")
-    for step in range(1, 31):
-        clock.now = float(step)
-        progress.update(20 + step, 1000 * step, 2048, 4096, 0.5, 0.1)
+    for second in range(1, 31):
+        clock.now = float(second)
+        progress.update(20 + second, 1000 * second, 2048, 4096, 0.5, 0.1)
     progress.end()
     lines = stream.getvalue().splitlines()
     assert len(lines) == 3
@@ -71,3 +71,11 @@ def test_a_terminal_gets_a_block_that_goes_away(clock: Clock, monkeypatch: pytes
 
 def test_sizes() -> None:
     assert [size(n) for n in (0, 512, 1536, 3 * 2**30, 2**41)] == ["0 B", "512 B", "1.5 KiB", "3 GiB", "2 TiB"]
+
+
+def test_a_step_is_one_line_unless_silenced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    monkeypatch.delenv("KVBENCH_NO_PROGRESS", raising=False)
+    step("8 sequences\x1b, round 2 of 5")
+    monkeypatch.setenv("KVBENCH_NO_PROGRESS", "1")
+    step("3 of 5")
+    assert capsys.readouterr().err == "8 sequences\\x1b, round 2 of 5\n"

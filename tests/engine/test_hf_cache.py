@@ -39,7 +39,7 @@ def test_greedy_tokens_equal_the_engine(method, architecture):
         with EvictionCache(
             loaded.model, instance, budget=budget, interval=16, max_tokens=200, tokenizer=loaded.tokenizer
         ) as cache:
-            rows = 1 if instance.kind == "noise" or instance.needs().probes else 2
+            rows = 1 if instance.kind == "noise" else 2
             texts = generate(loaded, list(request.prompt_ids), cache, 50, rows=rows)
         if instance.kind != "noise":  # noise is keyed by task and doc, which generate does not have
             assert all(row == list(done.token_ids) for row in texts)
@@ -48,20 +48,118 @@ def test_greedy_tokens_equal_the_engine(method, architecture):
     assert loaded.model.config._attn_implementation == "sdpa"  # the model is as before
 
 
-def test_padded_batches_are_refused():
+def padded(prompts):
+    """Left-padded ids and mask [b, t]; pads are token 3, which a cache must never see."""
+    length = max(map(len, prompts))
+    ids = torch.tensor([[3] * (length - len(p)) + list(p) for p in prompts])
+    mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts])
+    return ids, mask
+
+
+@pytest.mark.parametrize(
+    ("method", "architecture"),
+    [(method, "qwen3") for method in ("full", "gkv", "h2o", "ada-kv", "snapkv", "laq", "trimkv")]
+    + [("gkv", "gemma2"), ("tova", "mistral-wide")],
+)
+def test_left_padded_rows_get_the_tokens_that_they_get_alone(method, architecture):
+    loaded = with_tables(build(architecture))
+    instance = small(method)
+    budget = 32 if instance.takes_budget else None
+    prompts = [r.prompt_ids for r in requests(lengths=(60, 41, 60, 3), new_tokens=(1,) * 4, samples=1)]
+    options = {"budget": budget, "interval": 16, "max_tokens": 200, "tokenizer": loaded.tokenizer}
+    loaded.model.config._name_or_path = str(loaded.folder)
+    ids, mask = padded(prompts)
+    with EvictionCache(loaded.model, instance, **options) as cache:
+        together = loaded.model.generate(
+            ids, attention_mask=mask, past_key_values=cache, max_new_tokens=40, do_sample=False, eos_token_id=None
+        )[:, ids.shape[1] :].tolist()
+        held = cache.entries()
+    for row, prompt in enumerate(prompts):
+        with EvictionCache(loaded.model, instance, **options) as cache:
+            alone = torch.tensor([prompt])
+            out = loaded.model.generate(
+                alone,
+                attention_mask=torch.ones_like(alone),
+                past_key_values=cache,
+                max_new_tokens=40,
+                do_sample=False,
+                eos_token_id=None,
+            )
+            assert out[0, len(prompt) :].tolist() == together[row]
+            assert cache.entries() == [held[row]]
+
+
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        ([[1, 1, 1, 0], [1, 1, 1, 1]], "left-padded"),
+        ([[0, 1, 0, 1], [1, 1, 1, 1]], "left-padded"),
+        ([[0, 0, 0, 0], [1, 1, 1, 1]], "row 0 of the batch has no token"),
+    ],
+)
+def test_pads_elsewhere_are_refused(mask, message):
     loaded = build("qwen3")
-    ids = torch.randint(0, 100, (2, 10))
-    mask = torch.ones_like(ids)
-    mask[0, :3] = 0
-    with EvictionCache(loaded.model, "knorm", budget=8, interval=4) as cache, pytest.raises(UserError, match="padded"):
-        loaded.model.generate(ids, attention_mask=mask, past_key_values=cache, max_new_tokens=5, do_sample=False)
+    ids = torch.randint(5, 100, (2, 4))
+    with EvictionCache(loaded.model, "knorm", budget=8) as cache, pytest.raises(UserError, match=message):
+        loaded.model(ids, attention_mask=torch.tensor(mask), past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("method", ["full", "gkv", "snapkv", "ada-kv"])
+@pytest.mark.parametrize("pads", [0, 7])
+def test_a_second_turn_goes_on_with_the_evicted_cache(method, pads):
+    """Equal to one sequence whose tokens are all forced, of which the engine's turns are made too."""
+    loaded, instance = build("qwen3"), small(method)
+    budget = 32 if instance.takes_budget else None
+    [one] = requests(lengths=(50,), new_tokens=(1,), samples=1)
+    rows = [one.prompt_ids, one.prompt_ids[pads:]] if pads else [one.prompt_ids]
+    ids, mask = padded(rows)
+    greedy = {"max_new_tokens": 25, "do_sample": False, "eos_token_id": None}
+    turn = torch.randint(5, 100, (len(rows), 9), generator=torch.Generator().manual_seed(1))
+    with EvictionCache(loaded.model, instance, budget=budget, interval=16, max_tokens=200) as cache:
+        first = loaded.model.generate(ids, attention_mask=mask, past_key_values=cache, **greedy)
+        talk = torch.cat([first, turn], 1)
+        longer = torch.cat([mask, torch.ones(len(rows), talk.shape[1] - mask.shape[1], dtype=mask.dtype)], 1)
+        second = loaded.model.generate(talk, attention_mask=longer, past_key_values=cache, **greedy)
+        if budget:
+            assert max(cache.entries()) <= budget + 16 or not instance.decode_bounded
+    for row, prompt in enumerate(rows):
+        with EvictionCache(loaded.model, instance, budget=budget, interval=16, max_tokens=200) as cache:
+            own = second[row, ids.shape[1] - len(prompt) :]
+            with torch.no_grad():
+                logits = loaded.model(own[None, : len(prompt)], past_key_values=cache, use_cache=True).logits[:, -1]
+                for place in range(len(prompt), len(own)):
+                    if place < len(prompt) + 25 or place >= len(prompt) + 34:
+                        assert int(logits.argmax()) == int(own[place])
+                    logits = loaded.model(own[None, place : place + 1], past_key_values=cache, use_cache=True).logits[
+                        :, -1
+                    ]
+
+
+def test_a_prompt_in_two_passes_is_refused():
+    loaded = build("qwen3")
+    ids = torch.randint(5, 100, (1, 30))
+    with EvictionCache(loaded.model, "knorm", budget=8) as cache, pytest.raises(UserError, match="one forward pass"):
+        loaded.model.generate(ids, past_key_values=cache, max_new_tokens=5, prefill_chunk_size=10)
+
+
+def test_its_text_says_what_it_holds():
+    loaded = build("qwen3")
+    ids = torch.randint(5, 100, (2, 30))
+    cache = EvictionCache(loaded.model, "knorm", budget=8, interval=4)
+    assert repr(cache).startswith("EvictionCache(knorm, budget=8, interval=4, tokens=0, ")
+    loaded.model.generate(ids, past_key_values=cache, max_new_tokens=10, do_sample=False, eos_token_id=None)
+    per_entry = sum(2 * g.kv_heads * g.head_dim * 4 for g in loaded.geometry)
+    assert cache.entries()[0] == cache.entries()[1] > 0
+    assert cache.bytes() == pytest.approx(sum(cache.entries()) * per_entry, rel=0.5)
+    assert f"entries per layer and head={cache.entries()[0]:g}, " in repr(cache)
+    assert f"bytes={cache.bytes():,})" in repr(cache)
 
 
 def test_a_missing_or_small_budget_is_refused():
     loaded = build("qwen3")
     with pytest.raises(UserError, match="budget"):
         EvictionCache(loaded.model, "gkv")
-    with pytest.raises(UserError, match="at least 17"):
+    with pytest.raises(UserError, match=r"method 'gkv' .* at least 17"):
         EvictionCache(loaded.model, "gkv", budget=16)
 
 
@@ -98,7 +196,7 @@ def test_caches_live_beside_each_other_and_beside_plain_calls():
     for method, cache in caches.items():
         assert loaded.model.generate(ids, past_key_values=cache, **options).equal(alone[method])
     assert loaded.model.generate(ids, **options).equal(plain)
-    with pytest.raises(UserError, match="one generate call"):
+    with pytest.raises(UserError, match="a later turn brings"):
         loaded.model.generate(ids, past_key_values=caches["gkv"], **options)
     assert loaded.model.generate(ids, **options).equal(plain)  # after the error too
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -14,6 +13,7 @@ from kvbench.config.plugins import load_plugins
 from kvbench.config.settings import DTYPES
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
+from kvbench.console.progress import step
 from kvbench.eviction import choose
 from kvbench.eviction.options import check_budget
 
@@ -58,9 +58,8 @@ def bench(
     from kvbench.runner.bench import Setting, as_json
     from kvbench.runner.bench import bench as measure
 
-    say = (lambda text: print(text, file=sys.stderr)) if sys.stderr.isatty() else (lambda text: None)
     setting = Setting(shape=shape, device=device, **values)
-    results = measure(setting, say)
+    results = measure(setting, step)
     _print(results, setting.method)
     if json:
         terminal.data(as_json(setting, results))

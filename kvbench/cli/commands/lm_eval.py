@@ -15,6 +15,7 @@ import typer
 from kvbench.cli.options import plain
 from kvbench.console import signals
 from kvbench.console.faults import words
+from kvbench.console.progress import step
 from kvbench.errors import KVBenchError, SetupError, UserError, quote
 from kvbench.integrations.model_args import OWN, SETTINGS
 
@@ -82,6 +83,7 @@ def _prepare(options: Any, from_file: dict[str, Any]) -> None:
     """Register the model, and check its arguments before lm-eval reads its 14,000 task files."""
     from lm_eval.utils import simple_parse_args_string
 
+    step("loading lm-eval, the model and lm-eval's 14,000 task files; this takes half a minute or more")
     import kvbench.integrations.lm_eval  # noqa: F401
     from kvbench.integrations.model_args import read
 

@@ -31,8 +31,7 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
         with contextlib.suppress(KVBenchError):  # damaged data are fetched again
             if (used := there.check(task, manifest)) and not used.mismatch:
                 return used
-    place = Data(revision=revision, env={}).find(task, manifest)
-    place = place or hub_data.fetch(task, manifest, revision or manifest.revision, bar)
+    place = _here(task, manifest, revision) or hub_data.fetch(task, manifest, revision or manifest.revision, bar)
     for target, source in _copies(out, manifest, place).items():
         with keeping(target) as file:
             if source is not None:
@@ -47,6 +46,15 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
         where = used.location if used else place.location
         raise SetupError(f"data of task {quote(task)} in {quote(where)} are not the expected ones: {what}.")
     return used
+
+
+def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
+    """Return the place of data on this machine, of those in KVBENCH_DATA only if they are the expected ones."""
+    mine = Data(revision=revision, allow_mismatch=True)
+    with contextlib.suppress(KVBenchError):
+        if (used := mine.check(task, manifest)) and not used.mismatch:
+            return mine.find(task, manifest)
+    return Data(revision=revision, env={}).find(task, manifest)
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:

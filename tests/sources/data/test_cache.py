@@ -121,3 +121,17 @@ def test_a_cache_that_cannot_be_written(web: str, tmp_path: Path, monkeypatch: p
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "plain"))
     with pytest.raises(SetupError, match=r"cannot write '.*dev\.json': Not a directory"):
         cache.download(f"{web}/dev.json")
+
+
+def test_data_in_kvbench_data_need_no_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    manifest = Manifest(path="sums/sums.jsonl", rows=2, hub="org/sums", split="test", revision="0" * 40)
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "sums").mkdir(parents=True)
+    (here / "sums/sums.jsonl").write_text('{"id": "a"}\n{"id": "b"}\n')
+    monkeypatch.setenv("KVBENCH_DATA", str(here))
+    assert fetch("sums", manifest, there).rows == 2
+    assert (there / "sums/sums.jsonl").read_bytes() == (here / "sums/sums.jsonl").read_bytes()
+    (here / "sums/sums.jsonl").write_text('{"id": "a"}\n')  # not the expected rows: the hub would be asked
+    with pytest.raises(SetupError, match="hub is unreachable"):
+        fetch("sums", manifest, tmp_path / "elsewhere")

@@ -1,0 +1,62 @@
+"""The prompts of one batch in `EvictionCache`: rows of equal length are read into one `PromptCache`.
+
+Left padding makes the rows of a batch equally long for transformers. The cache must never hold a pad, so each group
+of equally long prompts reads its part of every attention call, from its first token on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from kvbench.engine.attention.interface import AttentionCall
+from kvbench.engine.cache.prompt import PromptCache
+from kvbench.engine.writers import BlockWriter
+from kvbench.errors import UserError
+
+
+@dataclass(slots=True)
+class PromptGroup:
+    """Equally long prompts of a batch: their rows, the pads before each, and their cache."""
+
+    rows: list[int]
+    pads: int
+    cache: PromptCache
+    writer: BlockWriter
+
+    def of(self, call: AttentionCall) -> AttentionCall:
+        """Return the group's part of a call, without pads."""
+        rows, first = self.rows, self.pads
+        hidden = None if call.hidden is None else call.hidden[rows, first:]
+        query, key, value = (x[rows, :, first:] for x in (call.query, call.key, call.value))
+        return replace(call, query=query, key=key, value=value, hidden=hidden)
+
+
+def attend(groups: Sequence[PromptGroup], call: AttentionCall) -> torch.Tensor:
+    """Return the attention [b, t, Hq, Dv] of all prompts; zeros at pads, whose outputs nothing reads."""
+    [first, *others] = groups
+    if not others and not first.pads:
+        return first.writer(call)
+    b, heads, t, _ = call.query.shape
+    out = call.value.new_zeros(b, t, heads, call.value.shape[-1])
+    for group in groups:
+        out[group.rows, group.pads :] = group.writer(group.of(call))
+    return out
+
+
+def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
+    """Return the number of pads before each prompt. mask: [b, t] attention mask, 0 at pads; None: no pads.
+
+    Raises UserError for pads elsewhere, and for a prompt of pads only.
+    """
+    if mask is None:
+        return [0] * rows
+    real = mask.bool()
+    if real.shape != (rows, tokens) or not bool((real.int().diff(dim=1) >= 0).all()):
+        raise UserError("EvictionCache takes left-padded prompts: pads may stand only before a row's first token.")
+    counts: list[int] = real.sum(dim=1).tolist()
+    if not min(counts):
+        raise UserError(f"row {counts.index(0)} of the batch has no token, only pads.")
+    return [tokens - count for count in counts]
