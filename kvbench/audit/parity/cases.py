@@ -1,7 +1,8 @@
 """Parity cases on disk: fixed inputs and the decisions that published reference code took on them.
 
-One case is ``<name>.json`` (hyperparameters, steps) with ``<name>.safetensors`` (queries, keys, slots before and kept
-tokens after every step). Format ``kvbench-parity/1``; a file whose format has a suffix holds values, but no decisions.
+One case is ``<name>.json`` (hyperparameters, steps) with ``<name>.safetensors``: queries and keys, and for every step
+the tokens in the reference's cache before it and the kept tokens after it. Format ``kvbench-parity/1``; a file whose
+format has a suffix holds values, but no decisions.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Case:
             raise UserError(f"cannot read the tensors of parity case {quote(self.path)}: {error}") from None
 
     def slots(self, step: int) -> list[list[torch.Tensor]]:
-        """Return the tokens' positions before a step, per layer and head, in the reference's slot order."""
+        """Return the cached tokens' positions before a step, per layer and head, in the reference's own order."""
         units = [unit.long() for unit in self._split("cache", step)]
         return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
@@ -86,12 +87,12 @@ class Case:
         return [dict(zip(slots.tolist(), scores.double().tolist())) for slots, scores in units]
 
     def state(self, name: str, step: int) -> torch.Tensor | None:
-        """Return the values of a state in the first n slots before a step, [L, H, n]; None if the file lacks them."""
+        """Return a state of the first n cached tokens before a step, [L, H, n]; None if the file lacks it."""
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 
     def in_text_order(self, step: int) -> bool:
-        """Whether every unit's slots lie in text order before a step."""
+        """Whether the reference's cache holds every unit's tokens in text order before a step."""
         return all(bool((row.diff() > 0).all()) for layer in self.slots(step) for row in layer)
 
     def _split(self, name: str, step: int) -> list[torch.Tensor]:

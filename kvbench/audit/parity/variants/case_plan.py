@@ -24,7 +24,7 @@ class CasePlan:
     every_token: bool = False  # the reference is called after every token; the file stores some of the calls
     states: dict[str, str] = field(default_factory=dict)
     prompt_memory: bool = False  # G-KV's memory starts with the attention that the prompt's own queries pay
-    sorted_steps: bool = False  # compare only steps whose slots lie in text order, each from the reference's state
+    sorted_steps: bool = False  # compare only steps with `Case.in_text_order`, each from the reference's state
     prompt_len: int = 0  # 0: the tokens seen at the first step
     prefix: int = 0  # tokens that arrive and are observed before the first step
     initial: Mapping[str, torch.Tensor] = field(default_factory=dict)  # first values of columns, [L, H, T]

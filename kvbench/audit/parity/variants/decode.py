@@ -26,7 +26,7 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
 
 
 def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
-    """Return two plans: with the R-KV code's slot order at all steps; with text order where slots lie in text order."""
+    """Return two plans: with ``compat=reference`` at all steps; without it at steps whose cache is in text order."""
     budget = hyper["budget"]
     return [
         CasePlan(method=method, options={**options, "compat": "reference"}, budget=budget),
