@@ -1,4 +1,4 @@
-"""Probes: token rows that continue a prompt. A method sees their queries in every layer; they leave no entries."""
+"""Probes: tokens or embeddings that continue a prompt. A method sees their queries in every layer; no entry stays."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvbench.engine.writers import BlockWriter
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.eviction.api import Method, Probe
 
-# (writer, probe, first position) -> logits [V], rows
+# (writer, probe, first position) -> logits [V], length of the probe
 Forward = Callable[[BlockWriter, Probe, int], tuple[torch.Tensor, int]]
 
 
@@ -90,7 +90,7 @@ class ReadPrompt:
 
 @contextlib.contextmanager
 def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> Iterator[tuple[dict[str, Any], int]]:
-    """Yield the model inputs of a probe and the number of its rows; inside the block the probe's adapter is active."""
+    """Yield a probe's model inputs and its length in tokens or embeddings; its adapter is active inside the block."""
     if not probe.learned:
         yield {"input_ids": torch.tensor([list(probe.tokens)], device=model.device)}, len(probe.tokens)
         return
@@ -100,7 +100,7 @@ def reading(model: Any, probe: Probe, weights: Mapping[str, torch.Tensor]) -> It
 
 
 def run_probes(cache: PromptCache, prompt: ReadPrompt, forward: Forward, block: int) -> None:
-    """Run every probe that the method yields; `cache` gains columns and states, and keeps no probe rows."""
+    """Run every probe that the method yields; `cache` gains columns and states, but no entries."""
     copies: dict[Method, PromptCache] = {}
     steps = cache.acting.probes(prompt)
     rows = {index: layer.rows for index, layer in cache.layers.items()}

@@ -35,7 +35,7 @@ class MethodState:
 
     @classmethod
     def of(cls, choice: MethodChoice, model_config: Any, info: models.ModelInfo) -> MethodState:
-        """The state of a chosen method. Raises KVBenchError when its weights or its draft model are missing."""
+        """A chosen method with its version, source and artefacts. Raises KVBenchError as `artefacts` does."""
         method = choose.make(choice.name, dict(choice.options))
         return cls(
             method=method,
@@ -111,9 +111,10 @@ def check_weights(plans: Iterable[CellPlan], loaded: LoadedModel) -> None:
 
 
 def artefacts(method: Method, model_config: Any, names: Sequence[str], info: models.ModelInfo) -> dict[str, str] | None:
-    """Hashes or revisions of a method's tables, draft models and plug-ins. `names`: the method's, or of its two parts.
+    """Hashes of a method's weights file and plug-ins, revisions of its draft models; None if it has none of these.
 
-    Raises KVBenchError when a table or draft model is missing, damaged or made for another model.
+    names: the method's name, or the names of its two parts. Raises KVBenchError when weights or a draft model are
+    missing, damaged or made for another model.
     """
     used = _plug_ins(names)
     if (needed := method.weights()) is not None:

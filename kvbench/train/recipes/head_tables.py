@@ -1,8 +1,8 @@
 """The table of heads for `headkv`, estimated from a model's attention. Nothing is trained; a CPU is enough.
 
-The model reads retrieval problems with their right answers (`head_data`); the table sums, per query head, the attention
-of the queries that predict the answers to their sources in the prompt. Memory holds one layer's attention for a block
-of queries.
+The model reads retrieval problems with their right answers (`head_data`). For every query head, the table says how much
+attention the queries that predict an answer pay to the tokens from which it can be copied (the evidence). Memory holds
+one layer's attention for a block of queries.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: T
 
 
 def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
-    """Return [L, Hq]: each head's share of attention on the answer's source, scaled so that all heads sum to 1."""
+    """Return [L, Hq]: each head's share of attention on the evidence, scaled so that all heads sum to 1."""
     shares = attention_shares(model, examples, tick)
     total = float(shares.sum())
     if total <= 0:
@@ -73,7 +73,7 @@ def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | Non
 
 @torch.inference_mode()
 def attention_shares(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
-    """Return float64 [L, Hq]: the share of attention on the evidence, mean over all answer rows of all examples.
+    """Return float64 [L, Hq]: the share of attention on the evidence, a mean over all queries that predict an answer.
 
     Layers with a sliding window have 0: methods do not evict them.
     """
@@ -90,7 +90,7 @@ def attention_shares(model: LoadedModel, examples: Sequence[Example], tick: Tick
 
 
 class _Reader:
-    """An attention handler that sums, per query head, the attention of the answer's rows to their evidence."""
+    """An attention handler that sums per query head how much queries that predict the answer attend to the evidence."""
 
     def __init__(self, sums: torch.Tensor, example: Example, device: torch.device) -> None:
         self.sums, self.causal = sums, SparseAttention({}, BLOCK)
