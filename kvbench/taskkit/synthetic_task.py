@@ -15,12 +15,12 @@ SLACK = 16  # tokens of the built-in model beyond the right trace, so that a mis
 
 
 def cell_names(task: str) -> tuple[str, ...]:
-    """Return the names of a task's cells; the first is the task's default."""
+    """Return the names of a task's settings, which are its variants; the first is the default."""
     return tuple(cell.name for cell in cells.CELLS.values() if cell.task == task)
 
 
 class SyntheticTask(Task):
-    """A task of one cell's problems. `score`: exact match; `score_partial`: the share of right steps or keys."""
+    """Problems of one setting. `score`: exact match; `score_partial`: the share of right steps or keys."""
 
     suite = "synthetic"
     headline = "score_partial"

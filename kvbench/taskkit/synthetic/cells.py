@@ -16,7 +16,7 @@ Knobs = walk.Knobs | chain.Knobs | lookup.Knobs
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One task setting with a name."""
+    """A named setting of a task: one of its variants."""
 
     name: str
     task: str  # walk, chain or lookup
