@@ -137,10 +137,11 @@ class Clusters:
         return between / (between + within) if between > 0 else 0.0
 
     def repeats(self, values: Floats) -> float:
-        """How many questions count as one: 1 if a cluster's questions do not depend on each other.
+        """How many questions count as one because questions of a cluster have similar values.
 
-        Few right answers hardly show the dependence, so unequal clusters get the value a quarter of the way (in
-        logarithms) from the estimate to full dependence.
+        The estimate is 1 if they are independent and, if all of a cluster agree, the size of a question's cluster (the
+        mean over questions). Few right answers hardly show that they agree. If cluster sizes differ, the result is
+        therefore a quarter of the way, on a log scale, from the estimate to that maximum.
         """
         import numpy as np
 
