@@ -1,0 +1,38 @@
+"""A figure: a Vega-Lite specification with its data inline, and the words that stand beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.console import terminal
+
+Spec = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture without a theme. Every text in it is cleaned of control and direction characters.
+
+    `name`: stem of its files. `caption`: says n, what the error bars are, and what is not shown. `spec`: a Vega-Lite
+    specification without `config`; `style.config(theme)` is the configuration that it is drawn with. Texts from rows
+    are values of data, domains and titles, never an expression.
+    """
+
+    name: str
+    title: str
+    caption: str
+    spec: Spec
+
+    def __post_init__(self) -> None:
+        for field in ("title", "caption", "spec"):
+            object.__setattr__(self, field, _cleaned(getattr(self, field)))
+
+
+def _cleaned(value: Any) -> Any:
+    """The same value with clean texts: a control character would end the process that draws it."""
+    if isinstance(value, str):
+        return value if value.isascii() and value.isprintable() else terminal.clean(value)
+    if isinstance(value, dict):
+        return {key: _cleaned(member) for key, member in value.items()}
+    return [_cleaned(member) for member in value] if isinstance(value, (list, tuple)) else value
