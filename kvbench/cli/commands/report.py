@@ -18,6 +18,7 @@ EPILOG = """Examples:
   kvbench report results/demo --format csv > demo.csv
   kvbench report results/demo --memory
   kvbench report results/math --by category
+  kvbench report results/demo --plot figures
 """
 FORMATS = ("text", "markdown", "csv", "json")
 BY = ("category",)
@@ -32,6 +33,7 @@ def report(
     baseline: Annotated[str | None, plain("--baseline", "Compare with it. Default: full.", "METHOD")] = None,
     group_by: Annotated[str | None, plain("--group-by", "One table for each value, as in model.", "COLUMN")] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files there.", "DIR")] = None,
+    plot: Annotated[str | None, plain("--plot", "Also draw figures there, SVG and PDF.", "DIR")] = None,
     by: Annotated[str | None, plain("--by", "Scores of each category of questions.", "category")] = None,
     memory: Annotated[bool, plain("--memory", "Nominal and measured bytes instead of scores.")] = False,
     require_complete: Annotated[bool, plain("--require-complete", "Unfinished runs end with 4.")] = False,
@@ -46,7 +48,10 @@ def report(
         raise UserError("--memory and --by are different reports; give one of them.")
     if (memory or by) and baseline is not None:
         raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
+    if (memory or by) and plot is not None:
+        raise UserError(f"--plot draws the report of scores; leave out {'--memory' if memory else '--by'}.")
 
+    from kvbench.report import plots
     from kvbench.report.blocks import Report
     from kvbench.report.categories import CategoryReport
     from kvbench.report.load import find_runs, load
@@ -55,6 +60,8 @@ def report(
     from kvbench.report.render import write
     from kvbench.report.scores import ScoreReport
 
+    if plot is not None:
+        plots.check()
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
     loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
     tables: Report
@@ -71,6 +78,9 @@ def report(
     print(DRAWN["json" if json else format](tables))
     if out is not None:
         for path in write(tables, Path(out)):
+            print(f"wrote {path}", file=sys.stderr)
+    if plot is not None and isinstance(tables, ScoreReport):
+        for path in plots.write(plots.figures(tables), Path(plot)):
             print(f"wrote {path}", file=sys.stderr)
     if require_complete and loaded.unfinished:
         raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")
