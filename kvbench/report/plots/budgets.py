@@ -7,9 +7,10 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from kvbench.report.plots import panels, style
-from kvbench.report.plots.figure import Figure, Spec
-from kvbench.report.plots.points import Point, distinct, only
+from kvbench.report.plots import style
+from kvbench.report.plots.curves import axis, curves
+from kvbench.report.plots.figure import Figure, Point, Spec, distinct
+from kvbench.report.plots.points import only
 
 RULE = "A horizontal line: {methods}, without a budget."
 APART = "Points of one budget are set apart sideways, so that no bar hides another."
@@ -93,43 +94,28 @@ def _cells(count: int) -> str:
 def _spec(
     measure: Measure, unit: _Unit, title: str, at: Sequence[Point], rules: Sequence[Point], methods: Sequence[str]
 ) -> Spec:
-    shown = distinct([*rules, *at], "method")
-    looks = style.methods(methods, shown)
-    across = _axis(unit, distinct(at, "x"))
-    low, high = measure.low or measure.field, measure.high or measure.field
+    high = measure.high or measure.field
     top = max(value for p in [*at, *rules] for value in (p[measure.field], p[high]) if value is not None)
     scale: Spec = {"domain": [0, top or 1], "nice": 5} if measure.together else {"zero": True, "nice": 5}
-    up = {"field": measure.field, "type": "quantitative", "title": measure.axis, "scale": scale}
-    up["axis"] = {"format": measure.form, "tickCount": 5}
-    band = {"y": {**up, "field": low}, "y2": {"field": high}, "color": looks["color"]}
-    hints = panels.tooltip("task", "cell", measure.field, measure.low, measure.high, "questions", "progress")
-    point = {"type": "point", "filled": True, "size": 45, "opacity": 1}
-    line = {"y": up, "color": looks["color"]}
-    bands = [
-        panels.where("rule", {"type": "rect", "opacity": 0.08}, **band),
-        panels.where("cell", {"type": "area", "fillOpacity": 0.1}, x=across, **band),
-        panels.where("cell", {"type": "rule", "opacity": 0.6}, x=across, **band),
-    ]
-    layers = [
-        *(bands if measure.low else []),
-        panels.where("rule", {"type": "rule", "strokeWidth": 1.5}, **line, tooltip=hints),
-        panels.where("cell", {"type": "line"}, x=across, **line, strokeDash=looks["strokeDash"]),
-        panels.where("cell", point, x=across, **line, shape=looks["shape"], tooltip=hints),
-    ]
-    values = only([*rules, *_apart(at)], "kind", "x", measure.field, measure.low, measure.high)
-    return panels.facets(title, values, layers, together=measure.together)
+    return curves(
+        title,
+        only([*rules, *_apart(at)], "kind", "x", measure.field, measure.low, measure.high),
+        x=_axis(unit, distinct(at, "x")),
+        y=axis(measure.field, measure.axis, scale=scale, axis={"format": measure.form, "tickCount": 5}),
+        looks=style.methods(methods, distinct([*rules, *at], "method")),
+        low=measure.low,
+        high=measure.high,
+        hints=("task", "cell", "questions", "progress"),
+        together=measure.together,
+    )
 
 
 def _axis(unit: _Unit, budgets: Sequence[float]) -> Spec:
     """The x axis, with a tick for each budget."""
     ticks = sorted(budgets)
-    return {
-        "field": "x",
-        "type": "quantitative",
-        "title": unit.axis,
-        "scale": {"type": "log", "base": 2, "domain": [ticks[0] / BESIDE, ticks[-1] * BESIDE], "nice": False},
-        "axis": {"values": ticks, "format": ",~r", "labelOverlap": "greedy", "grid": False},
-    }
+    scale = {"type": "log", "base": 2, "domain": [ticks[0] / BESIDE, ticks[-1] * BESIDE], "nice": False}
+    lines = {"values": ticks, "format": ",~r", "labelOverlap": "greedy", "grid": False}
+    return axis("x", unit.axis, scale=scale, axis=lines)
 
 
 def _apart(at: Sequence[Point]) -> list[Point]:

@@ -6,12 +6,12 @@ import itertools
 
 from kvbench.report.plots import style
 from kvbench.report.plots.budgets import against_budgets
-from kvbench.report.plots.figure import Figure
+from kvbench.report.plots.figure import Figure, distinct
 from kvbench.report.plots.frontier import frontier_figures
 from kvbench.report.plots.maps import map_figures
 from kvbench.report.plots.measures import LENGTH, SCORE, SPEED, TRUNCATED
 from kvbench.report.plots.pages import pages
-from kvbench.report.plots.points import distinct, points
+from kvbench.report.plots.points import points
 from kvbench.report.scores import ScoreReport
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from kvbench.report.plots import panels, style
-from kvbench.report.plots.figure import Figure, Spec
-from kvbench.report.plots.points import Point, distinct, only
+from kvbench.report.plots import style
+from kvbench.report.plots.curves import axis, facets, tooltip, where
+from kvbench.report.plots.figure import Figure, Point, Spec, distinct
+from kvbench.report.plots.points import only
 
 TITLE = "Score against measured bytes"
 ABOUT = (
@@ -51,36 +52,34 @@ def _spec(known: Sequence[Point], methods: Sequence[str]) -> Spec:
     shown = distinct(known, "method")
     looks = style.methods(methods, shown)
     unit = 1024**power
-    x = {
-        "field": "x",
-        "type": "quantitative",
-        "title": f"KV bytes of a sequence at the peak ({UNITS[power]})",
-        "scale": _scale(least / unit, most / unit),
-        "axis": {"format": ",~r", "grid": False, "tickCount": 6, "labelOverlap": "greedy"},
-    }
-    top = max(max(p["mean"], p.get("high", 0)) for p in known)
-    y = {"type": "quantitative", "title": "score", "scale": {"domain": [0, top or 1], "nice": 5}}
-    score = {"x": x, "y": {**y, "field": "mean"}}
-    bar = {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    x = axis(
+        "x",
+        f"KV bytes of a sequence at the peak ({UNITS[power]})",
+        scale=_scale(least / unit, most / unit),
+        axis={"format": ",~r", "grid": False, "tickCount": 6, "labelOverlap": "greedy"},
+    )
+    top = max(max(p["mean"], p.get("high", 0)) for p in sized)
+    y = axis("mean", "score", scale={"domain": [0, top or 1], "nice": 5}, axis={"format": ".1f"})
+    score, bar = {"x": x, "y": y}, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
     order = {"field": "x", "type": "quantitative"}
-    hints = panels.tooltip("task", "cell", "mean", "low", "high", "kv_bytes_peak", "questions", "progress")
+    hints = tooltip("task", "cell", "mean", "low", "high", "kv_bytes_peak", "questions", "progress")
     steps = {"type": "line", "interpolate": "step-after", "strokeWidth": 5, "opacity": 0.4, "color": style.MARK}
     ring = {"type": "point", "size": 190, "filled": False, "strokeWidth": 2, "opacity": 0.7, "color": style.MARK}
     colour = looks["color"]
     layers = [
-        panels.where("frontier", steps, **score, order=order),
-        panels.where("frontier", ring, **score),
-        panels.where("cell", {"type": "rule", "opacity": 0.6}, **bar, color=colour),
-        panels.where(
+        where("frontier", steps, **score, order=order),
+        where("frontier", ring, **score),
+        where("cell", {"type": "rule", "opacity": 0.6}, **bar, color=colour),
+        where(
             "cell", {"type": "line", "strokeWidth": 1, "opacity": 0.7}, **score, order=order, color=colour,
             strokeDash=looks["strokeDash"],
         ),
-        panels.where(
+        where(
             "cell", {"type": "point", "filled": True, "size": 45, "opacity": 1}, **score, color=colour,
             shape=looks["shape"], tooltip=hints,
         ),
     ]  # fmt: skip
-    return panels.facets(TITLE, [*edge, *sized], layers)
+    return facets(TITLE, [*edge, *sized], layers)
 
 
 def _sized(point: Point, power: int) -> Point:

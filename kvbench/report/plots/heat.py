@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvbench.report.plots.figure import Spec
-from kvbench.report.plots.points import Point, distinct
+from kvbench.report.plots.figure import Point, Spec, distinct
 from kvbench.report.plots.style import LETTER, SCHEMA, WIDTH
 
 GAP = 14
@@ -23,7 +22,7 @@ def heat(
     x: str | None,
     value: str = "score",
 ) -> Spec:
-    """Squares with the fields panel, row, column and `value`; rows from the top, columns from the left."""
+    """Squares with the fields panel, row, column and share; rows from the top. value: what the share is of."""
     panels = distinct(squares, "panel")
     names = LETTER * max(map(len, rows)) + 10
     side = WIDTH - names
@@ -35,15 +34,17 @@ def heat(
     }
     for axis in place.values():
         axis["scale"] = {"domain": axis["sort"], "padding": 0.04}
-    shade = {"field": value, "type": "quantitative", "scale": {"domain": [0, 1], "range": "heatmap"}, "title": value}
-    number = {"field": value, "type": "quantitative", "format": ".2f"}
-    hints = [{"field": f, "type": "nominal"} for f in ("panel", "row", "column", value, "questions") if f in squares[0]]
+    shade = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1], "range": "heatmap"}, "title": value}
+    number = {"field": "share", "type": "quantitative", "format": ".2f"}
+    hints = [
+        {"field": f, "type": "nominal"} for f in ("panel", "row", "column", "share", "questions") if f in squares[0]
+    ]
     layers: list[Spec] = [{"mark": "rect", "encoding": {"color": {**shade, "legend": _LEGEND}, "tooltip": hints}}]
     for dark, look in ((False, "on-light"), (True, "on-dark")):
         text = {"type": "text", "fontSize": 9, "style": look}
         where = {"filter": {"field": "dark", "equal": dark}}
         layers.append({"transform": [where], "mark": text, "encoding": {"text": number}})
-    values = [{**square, "dark": square[value] >= DARK} for square in squares]
+    values = [{**square, "dark": square["share"] >= DARK} for square in squares]
     inner = {"width": width * len(columns), "height": ROW * len(rows), "layer": layers, "encoding": place}
     spec: Spec = {"$schema": SCHEMA, "title": title, "data": {"values": values}}
     if panels == [""]:

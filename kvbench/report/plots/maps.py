@@ -12,9 +12,8 @@ from dataclasses import replace
 from kvbench.errors import UserError
 from kvbench.eviction.budget import label
 from kvbench.report.categories import LENGTH, CategoryCell, CategoryReport
-from kvbench.report.plots.figure import Figure, Spec
+from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.heat import heat
-from kvbench.report.plots.points import Point, distinct
 from kvbench.report.scores import ScoreReport
 from kvbench.taskkit.names import base_name
 
@@ -36,7 +35,7 @@ def _subtasks(points: Sequence[Point]) -> Iterator[Figure]:
         subtask = LENGTH.sub("", p["task"]).partition("/")[2]
         if subtask:
             length = LENGTH.search(p["task"])
-            square = {"row": subtask, "length": int(length[1]) if length else None, "score": p["mean"]}
+            square = {"row": subtask, "length": int(length[1]) if length else None, "share": p["mean"]}
             square |= {"cell": p["cell"], "questions": p["questions"]}
             families.setdefault((base_name(p["task"]), p["group"]), []).append(square)
     for (name, group), squares in families.items():
@@ -63,7 +62,7 @@ def _square(cell: CategoryCell) -> Point:
     return {
         "row": cell.category,
         "length": cell.length,
-        "score": None if math.isnan(score) else score,
+        "share": None if math.isnan(score) else score,
         "cell": cell.method + budget,
         "questions": cell.score.questions,
     }
@@ -71,7 +70,7 @@ def _square(cell: CategoryCell) -> Point:
 
 def _figure(name: str, group: str, kind: str, squares: Sequence[Point]) -> Iterator[Figure]:
     """One map, where there are two rows or more."""
-    known = [s for s in squares if s["score"] is not None]
+    known = [s for s in squares if s["share"] is not None]
     rows = sorted(distinct(known, "row"))
     lengths = sorted(length for length in distinct(known, "length") if length is not None)
     if len(rows) < 2:

@@ -8,11 +8,11 @@ from typing import Any
 
 from kvbench.eviction.budget import label
 from kvbench.report.cells import ScoreCell, answered, cells_of, present
+from kvbench.report.plots.figure import Point
 from kvbench.report.rows import Rows
 from kvbench.report.scores import ScoreReport
 from kvbench.report.tables import TaskTable, shared_options
 
-Point = dict[str, Any]
 IDENTITY = ("panel", "task", "group", "method", "dash", "cell", "budget", "budget_share", "questions", "progress")
 QUARTILES = (0.25, 0.75)
 
@@ -25,11 +25,6 @@ def points(report: ScoreReport) -> list[Point]:
         for group, table in zip(report.loaded.groups, report.tables, strict=True)
         for cell, (_, _, rows) in zip(table.cells, cells_of(group.rows, shared), strict=True)
     ]
-
-
-def distinct(points: Sequence[Point], field: str) -> list[Any]:
-    """The values of a field, in order of first appearance."""
-    return list(dict.fromkeys(point[field] for point in points))
 
 
 def only(points: Sequence[Point], *fields: str) -> list[Point]:
