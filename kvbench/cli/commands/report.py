@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from kvbench.cli.draw import draw
 from kvbench.cli.options import plain
 from kvbench.console import terminal
 from kvbench.errors import IncompleteError, UserError, quote
+from kvbench.report import plots
 
 EPILOG = """Examples:
   kvbench report results/demo
@@ -51,7 +53,6 @@ def report(
     if (memory or by) and plot is not None:
         raise UserError(f"--plot draws the report of scores; leave out {'--memory' if memory else '--by'}.")
 
-    from kvbench.report import plots
     from kvbench.report.blocks import Report
     from kvbench.report.categories import CategoryReport
     from kvbench.report.load import find_runs, load
@@ -80,7 +81,6 @@ def report(
         for path in write(tables, Path(out)):
             print(f"wrote {path}", file=sys.stderr)
     if plot is not None and isinstance(tables, ScoreReport):
-        for path in plots.write(plots.figures(tables), Path(plot)):
-            print(f"wrote {path}", file=sys.stderr)
+        draw(plots.figures(tables), plot)
     if require_complete and loaded.unfinished:
         raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")

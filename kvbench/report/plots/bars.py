@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvbench.report.plots.curves import axis, tooltip
+from kvbench.report.plots.curves import axis, facet, tooltip
 from kvbench.report.plots.figure import Point, Spec, distinct
-from kvbench.report.plots.style import LETTER, SCHEMA, WIDTH, across
+from kvbench.report.plots.style import LETTER, NAMES, SCHEMA, WIDTH, across
 
 ROW = 18  # height of a bar
-NAMES = 220  # most width of the names of bars
 
 
 def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
@@ -43,7 +42,7 @@ def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
         "$schema": SCHEMA,
         "title": title,
         "data": {"values": [{**value, "order": parts.index(value["part"])} for value in values]},
-        "facet": {"field": "panel", "type": "nominal", "title": None, "sort": panels},
+        "facet": facet(panels, WIDTH),
         "columns": 1,
         "spacing": 14,
         "resolve": {"scale": {"y": "independent"}},

@@ -20,7 +20,7 @@ GAP = 18
 CLOSE = 40  # from so many points of a line on, they have no symbols
 
 
-def axis(field: str, title: str, **more: Any) -> Spec:
+def axis(field: str, title: str | None, **more: Any) -> Spec:
     """A channel for a number, with its title; names of fields are ours, never a user's."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
@@ -70,12 +70,17 @@ def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, toget
         "$schema": SCHEMA,
         "title": title,
         "data": {"values": list(values)},
-        "facet": {"field": "panel", "type": "nominal", "title": None, "sort": panels},
+        "facet": facet(panels, width),
         "columns": across,
         **({} if together else {"resolve": {"scale": {"y": "independent"}}}),
         "spacing": {"row": 14, "column": GAP},
         "spec": {"width": width, "height": HEIGHT if across == 1 else LOW, "layer": list(layers)},
     }
+
+
+def facet(panels: Sequence[str], width: float) -> Spec:
+    """The facets of the field `panel` in order; a title ends where its panel ends."""
+    return {"field": "panel", "type": "nominal", "title": None, "sort": list(panels), "header": {"labelLimit": width}}
 
 
 def where(kind: str, mark: Spec, **encoding: Any) -> Spec:

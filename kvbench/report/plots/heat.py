@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvbench.report.plots.curves import facet
 from kvbench.report.plots.figure import Point, Spec, distinct
-from kvbench.report.plots.style import LETTER, SCHEMA, WIDTH
+from kvbench.report.plots.style import LETTER, NAMES, SCHEMA, WIDTH
 
 GAP = 14
 ROW = 17  # height of a square
@@ -24,13 +25,19 @@ def heat(
 ) -> Spec:
     """Squares with the fields panel, row, column and share; rows from the top. value: what the share is of."""
     panels = distinct(squares, "panel")
-    names = LETTER * max(map(len, rows)) + 10
+    names = min(NAMES, LETTER * max(map(len, rows)) + 10)
     side = WIDTH - names
     across = 2 if len(panels) > 1 and (side - GAP) / 2 >= NARROW * len(columns) else 1
     width = max(NARROW, min(BROAD, (side - GAP * (across - 1)) / across / len(columns)))
     place = {
         "x": {"field": "column", "type": "nominal", "title": x, "sort": list(columns), "axis": _axis(columns, width)},
-        "y": {"field": "row", "type": "nominal", "title": None, "sort": list(rows), "axis": {"ticks": False}},
+        "y": {
+            "field": "row",
+            "type": "nominal",
+            "title": None,
+            "sort": list(rows),
+            "axis": {"ticks": False, "labelLimit": NAMES},
+        },
     }
     for axis in place.values():
         axis["scale"] = {"domain": axis["sort"], "padding": 0.04}
@@ -49,8 +56,12 @@ def heat(
     spec: Spec = {"$schema": SCHEMA, "title": title, "data": {"values": values}}
     if panels == [""]:
         return spec | inner
-    facet = {"field": "panel", "type": "nominal", "title": None, "sort": panels}
-    return spec | {"facet": facet, "columns": across, "spacing": {"row": 10, "column": GAP}, "spec": inner}
+    return spec | {
+        "facet": facet(panels, inner["width"]),
+        "columns": across,
+        "spacing": {"row": 10, "column": GAP},
+        "spec": inner,
+    }
 
 
 _LEGEND = {"orient": "bottom", "direction": "horizontal", "gradientLength": 160, "tickCount": 5}
@@ -59,4 +70,4 @@ _LEGEND = {"orient": "bottom", "direction": "horizontal", "gradientLength": 160,
 def _axis(columns: Sequence[str], width: float) -> Spec:
     """Labels stand upright where they do not fit side by side."""
     upright = LETTER * max(map(len, columns)) > width
-    return {"ticks": False, "labelAngle": -90 if upright else 0, "orient": "bottom"}
+    return {"ticks": False, "labelAngle": -90 if upright else 0, "orient": "bottom", "labelLimit": NAMES}
