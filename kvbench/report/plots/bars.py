@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvbench.report.plots.curves import axis, facet, tooltip
+from kvbench.report.plots.curves import axis, facet, known, tooltip
 from kvbench.report.plots.figure import Point, Spec, distinct
 from kvbench.report.plots.style import LETTER, NAMES, SCHEMA, WIDTH, across
 
@@ -37,7 +37,7 @@ def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
     whisker = {"y": place["y"], "x": axis("low", x), "x2": {"field": "high"}}
     layers: list[Spec] = [{"mark": "bar", "encoding": {**place, "color": colour, "order": order, "tooltip": tips}}]
     if any("low" in value for value in values):
-        layers.append({"mark": {"type": "rule", "style": "whisker"}, "encoding": whisker})
+        layers.append(known("low", {"transform": [], "mark": "rule", "encoding": whisker}))
     return {
         "$schema": SCHEMA,
         "title": title,

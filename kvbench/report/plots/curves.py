@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvbench.report.plots.figure import Point, Spec, distinct
-from kvbench.report.plots.style import SCHEMA, WIDTH
+from kvbench.report.plots.style import LETTER, SCHEMA, WIDTH
 
 ONE_COLUMN = 3  # panels that stand below each other; more stand side by side
 HEIGHT, LOW = 190, 150  # of a panel in one column, in two
@@ -45,9 +45,9 @@ def curves(
     layers = []
     if low:
         layers = [
-            where("rule", {"type": "rect", "opacity": 0.08}, **band),
-            where("cell", {"type": "area", "fillOpacity": 0.1}, x=x, **band),
-            where("cell", {"type": "rule", "opacity": 0.6}, x=x, **band),
+            known(low, where("rule", {"type": "rect", "opacity": 0.08}, **band)),
+            known(low, where("cell", {"type": "area", "fillOpacity": 0.1}, x=x, **band)),
+            known(low, where("cell", {"type": "rule", "opacity": 0.6}, x=x, **band)),
         ]
     layers += [
         where("rule", {"type": "rule", "strokeWidth": 1.5}, **line, tooltip=tips),
@@ -66,16 +66,24 @@ def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, toget
     across = 1 if len(panels) <= ONE_COLUMN else 2
     axes = 1 if together else across
     width = (WIDTH - AXIS * axes - GAP * (across - 1)) // across
+    short = _shortened(panels, int(width / LETTER))
     return {
         "$schema": SCHEMA,
         "title": title,
-        "data": {"values": list(values)},
-        "facet": facet(panels, width),
+        "data": {"values": [value | {"panel": short[value["panel"]]} for value in values]},
+        "facet": facet(list(short.values()), width),
         "columns": across,
         **({} if together else {"resolve": {"scale": {"y": "independent"}}}),
         "spacing": {"row": 14, "column": GAP},
         "spec": {"width": width, "height": HEIGHT if across == 1 else LOW, "layer": list(layers)},
     }
+
+
+def _shortened(panels: Sequence[str], most: int) -> dict[str, str]:
+    """Titles of at most so many letters, without their middle; all whole if two of them became equal."""
+    tail = most * 2 // 3
+    short = {p: p if len(p) <= most else f"{p[: most - tail - 1]}…{p[-tail:]}" for p in panels}
+    return short if len(set(short.values())) == len(panels) else {p: p for p in panels}
 
 
 def facet(panels: Sequence[str], width: float) -> Spec:
@@ -86,6 +94,11 @@ def facet(panels: Sequence[str], width: float) -> Spec:
 def where(kind: str, mark: Spec, **encoding: Any) -> Spec:
     """A layer of the values of one kind."""
     return {"transform": [{"filter": {"field": "kind", "equal": kind}}], "mark": mark, "encoding": encoding}
+
+
+def known(field: str, layer: Spec) -> Spec:
+    """The layer without the values that lack a field, which would count as 0."""
+    return {**layer, "transform": [*layer["transform"], {"filter": {"field": field, "valid": True}}]}
 
 
 def tooltip(*fields: str) -> list[Spec]:

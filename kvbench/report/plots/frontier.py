@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kvbench.report.plots import style
-from kvbench.report.plots.curves import axis, facets, tooltip, where
+from kvbench.report.plots.curves import axis, facets, known, tooltip, where
 from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.points import only
 
@@ -22,12 +22,12 @@ WIDE = 8  # from this ratio of the most bytes to the fewest on, the axis is loga
 
 def frontier_figures(points: Sequence[Point], methods: Sequence[str]) -> Iterator[Figure]:
     """The figure, where two cells or more have bytes and a score. methods: as for `against_budgets`."""
-    known = [p for p in points if p["mean"] is not None and p["kv_bytes_peak"]]
-    if len(known) < 2:
+    placed = [p for p in points if p["mean"] is not None and p["kv_bytes_peak"]]
+    if len(placed) < 2:
         return
-    missing = len(points) - len(known)
+    missing = len(points) - len(placed)
     left_out = f" Not shown: {missing} of {len(points)} cells, without a score or bytes." if missing else ""
-    yield Figure("score-bytes", TITLE, ABOUT + left_out, _spec(known, methods))
+    yield Figure("score-bytes", TITLE, ABOUT + left_out, _spec(placed, methods))
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
@@ -40,16 +40,16 @@ def frontier(points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def _spec(known: Sequence[Point], methods: Sequence[str]) -> Spec:
-    most, least = (f(p["kv_bytes_peak"] for p in known) for f in (max, min))
+def _spec(placed: Sequence[Point], methods: Sequence[str]) -> Spec:
+    most, least = (f(p["kv_bytes_peak"] for p in placed) for f in (max, min))
     power = min(int(math.log(most, 1024)), len(UNITS) - 1)
-    sized = [_sized(p, power) for p in known]
+    sized = [_sized(p, power) for p in placed]
     edge = [
         {**p, "kind": "frontier"}
         for panel in distinct(sized, "panel")
         for p in frontier([p for p in sized if p["panel"] == panel])
     ]
-    shown = distinct(known, "method")
+    shown = distinct(placed, "method")
     looks = style.methods(methods, shown)
     unit = 1024**power
     x = axis(
@@ -69,7 +69,7 @@ def _spec(known: Sequence[Point], methods: Sequence[str]) -> Spec:
     layers = [
         where("frontier", steps, **score, order=order),
         where("frontier", ring, **score),
-        where("cell", {"type": "rule", "opacity": 0.6}, **bar, color=colour),
+        known("low", where("cell", {"type": "rule", "opacity": 0.6}, **bar, color=colour)),
         where(
             "cell", {"type": "line", "strokeWidth": 1, "opacity": 0.7}, **score, order=order, color=colour,
             strokeDash=looks["strokeDash"],
