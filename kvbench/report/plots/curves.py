@@ -17,6 +17,7 @@ ONE_COLUMN = 3  # panels that stand below each other; more stand side by side
 HEIGHT, LOW = 190, 150  # of a panel in one column, in two
 AXIS = 44  # left of a panel
 GAP = 18
+SYMBOL = {"type": "point", "filled": True, "size": 45, "opacity": 1}
 CLOSE = 40  # from so many points of a line on, they have no symbols
 
 
@@ -39,25 +40,26 @@ def curves(
 ) -> Spec:
     """The figure. low, high: fields of the bands; hints: of the tooltip; together: panels share the axis of y."""
     line = {"y": y, "color": looks["color"]}
-    band = {"y": {**y, "field": low}, "y2": {"field": high}, "color": looks["color"]}
     tips = tooltip(*hints, y["field"], low, high)
-    symbol = {"type": "point", "filled": True, "size": 45, "opacity": 1}
-    layers = []
-    if low:
-        layers = [
-            known(low, where("rule", {"type": "rect", "opacity": 0.08}, **band)),
-            known(low, where("cell", {"type": "area", "fillOpacity": 0.1}, x=x, **band)),
-            known(low, where("cell", {"type": "rule", "opacity": 0.6}, x=x, **band)),
-        ]
-    layers += [
+    layers = [
+        *(_bands(x, line, low, high) if low else []),
         where("rule", {"type": "rule", "strokeWidth": 1.5}, **line, tooltip=tips),
         where("cell", {"type": "line"}, x=x, **line, strokeDash=looks["strokeDash"]),
     ]
-    if max(sum(p["panel"] == panel for p in values) for panel in distinct(values, "panel")) < CLOSE * len(
-        distinct(values, "method")
-    ):
-        layers.append(where("cell", symbol, x=x, **line, shape=looks["shape"], tooltip=tips))
+    if len(values) < CLOSE * len(distinct(values, "panel")) * len(distinct(values, "method")):
+        layers.append(where("cell", SYMBOL, x=x, **line, shape=looks["shape"], tooltip=tips))
     return facets(title, values, layers, together=together)
+
+
+def _bands(x: Spec, line: Spec, low: str, high: str) -> list[Spec]:
+    """Bands behind rules and lines, and a bar at each point."""
+    band = {**line, "y": {**line["y"], "field": low}, "y2": {"field": high}}
+    layers = [
+        where("rule", {"type": "rect", "opacity": 0.08}, **band),
+        where("cell", {"type": "area", "fillOpacity": 0.1}, x=x, **band),
+        where("cell", {"type": "rule", "opacity": 0.6}, x=x, **band),
+    ]
+    return [known(low, layer) for layer in layers]
 
 
 def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, together: bool = True) -> Spec:

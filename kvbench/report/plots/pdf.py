@@ -56,4 +56,9 @@ def _objects(pdf: bytes) -> dict[int, tuple[bytes, bytes]]:
 
 
 def _sorted(lines: re.Match[bytes]) -> bytes:
-    return b"".join(sorted(lines[0].splitlines(keepends=True), key=lambda line: (len(line.split()[0]), line)))
+    return b"".join(sorted(lines[0].splitlines(keepends=True), key=_by_name))
+
+
+def _by_name(line: bytes) -> tuple[int, bytes]:
+    """Order of resources: xo2 before xo10."""
+    return len(line.split()[0]), line
