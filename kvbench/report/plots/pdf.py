@@ -55,10 +55,7 @@ def _objects(pdf: bytes) -> dict[int, tuple[bytes, bytes]]:
     return objects
 
 
-def _sorted(lines: re.Match[bytes]) -> bytes:
-    return b"".join(sorted(lines[0].splitlines(keepends=True), key=_by_name))
-
-
-def _by_name(line: bytes) -> tuple[int, bytes]:
-    """Order of resources: xo2 before xo10."""
-    return len(line.split()[0]), line
+def _sorted(match: re.Match[bytes]) -> bytes:
+    """Lines of resources by name: xo2 before xo10."""
+    lines: list[bytes] = match[0].splitlines(keepends=True)
+    return b"".join(sorted(lines, key=lambda line: (len(line.split()[0]), line)))
