@@ -42,7 +42,7 @@ def text(report: Report) -> str:
                 console.print(terminal.clean(note))
             if block.notes:
                 console.print()
-        for line in _mixed(report):
+        for line in remarks(report):
             console.print(terminal.clean(line))
         console.print(report.about)
     return captured.get().rstrip("\n")
@@ -55,7 +55,7 @@ def markdown(report: Report) -> str:
         for columns in block.tables():
             lines += [*_md_table(columns, block.lines), ""]
         lines += [f"{md(note)}\n" for note in block.notes]
-    lines += [f"{md(line)}\n" for line in _mixed(report)]
+    lines += [f"{md(line)}\n" for line in remarks(report)]
     lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
     return "\n".join(lines)
 
@@ -78,7 +78,8 @@ def json_text(report: Report) -> str:
         {"tasks": tasks, "column": mixture.column, "method": mixture.method, "rows": mixture.counts}
         for mixture, tasks in report.loaded.mixed
     ]
-    return json.dumps(about | ({"mixed": mixed} if mixed else {}) | report.data(), allow_nan=False)
+    exceptions = {"mixed": mixed, "repeated": report.loaded.repeated, "clashes": report.loaded.clashes}
+    return json.dumps(about | {k: v for k, v in exceptions.items() if v} | report.data(), allow_nan=False)
 
 
 FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "markdown": markdown, "csv": csv_text, "json": json_text}
@@ -100,9 +101,10 @@ def write(report: Report, folder: Path) -> list[Path]:
     return [folder / file for file in texts]
 
 
-def _mixed(report: Report) -> list[str]:
-    """Notes on allowed differences between rows: versions, devices."""
-    return [sentence(mixture, tasks) for mixture, tasks in report.loaded.mixed]
+def remarks(report: Report) -> list[str]:
+    """Notes on tasks and rows that are left out, and on allowed differences between rows: versions, devices."""
+    loaded = report.loaded
+    return [*loaded.clashes, *loaded.repeated, *(sentence(mixture, tasks) for mixture, tasks in loaded.mixed)]
 
 
 def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:

@@ -30,7 +30,7 @@ def report(
     ] = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
     baseline: Annotated[str | None, plain("--baseline", "Compare with it. Default: full.", "METHOD")] = None,
-    group_by: Annotated[str | None, plain("--group-by", "One table for each value, as in model.", "COLUMN")] = None,
+    group_by: Annotated[str | None, plain("--group-by", "A table per value; all: of everything.", "COLUMN")] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files there.", "DIR")] = None,
     by: Annotated[str | None, plain("--by", "Scores of each category of questions.", "category")] = None,
     memory: Annotated[bool, plain("--memory", "Nominal and measured bytes instead of scores.")] = False,
@@ -47,6 +47,7 @@ def report(
     if (memory or by) and baseline is not None:
         raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
 
+    from kvbench.report.agree import ALL
     from kvbench.report.blocks import Report
     from kvbench.report.categories import CategoryReport
     from kvbench.report.load import find_runs, load
@@ -56,7 +57,7 @@ def report(
     from kvbench.report.scores import ScoreReport
 
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
-    loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
+    loaded = load(find_runs(runs or []), columns or ([] if runs else [ALL]), skip=not runs)
     tables: Report
     if memory:
         tables = MemoryReport.make(loaded)
@@ -64,7 +65,8 @@ def report(
         tables = CategoryReport.make(loaded)
     else:
         tables = ScoreReport.make(loaded, baseline)
-    for notice in loaded.notices:
+    in_tables = format in ("text", "markdown") and not json
+    for notice in [*loaded.notices, *([] if in_tables else loaded.repeated)]:
         terminal.warning(notice)
     for run, progress in loaded.unfinished.items():
         terminal.warning(f"run {quote(run)} is not finished: {progress}.")
@@ -72,5 +74,7 @@ def report(
     if out is not None:
         for path in write(tables, Path(out)):
             print(f"wrote {path}", file=sys.stderr)
+    if loaded.clashes:
+        raise UserError("\n".join(loaded.clashes))
     if require_complete and loaded.unfinished:
         raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")
