@@ -16,10 +16,22 @@ from typing import Any, ClassVar
 
 from kvbench.console.progress import size
 from kvbench.report.averages import AverageTable, make_averages
-from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, entries, number, own, percent
+from kvbench.report.blocks import (
+    NAMED,
+    NOTHING,
+    Block,
+    Column,
+    Report,
+    chosen,
+    difference,
+    entries,
+    estimated,
+    number,
+    own,
+    percent,
+)  # fmt: skip
 from kvbench.report.cells import PASS_AT, SCORES, ScoreCell
 from kvbench.report.load import Loaded
-from kvbench.report.stats import Estimate
 from kvbench.report.tables import TaskTable, make_tables
 
 COST = ("method", "budget", "score kept", "KV peak", "of full", "after", "peak", "tok/s", "speed")
@@ -158,23 +170,15 @@ def _pass_at(k: int, cell: ScoreCell) -> float | None:
 
 
 def _score(cell: ScoreCell) -> str:
-    mean = NOTHING if math.isnan(cell.score.mean) else number(cell.score.mean)
-    text = f"{mean} {_error(cell.score)}".rstrip()
+    text = NOTHING if math.isnan(cell.score.mean) else estimated(cell.score)
     return f"{text} ({cell.progress})" if cell.progress else text
-
-
-def _error(score: Estimate) -> str:
-    """The standard error in words; if all scores are 0 or all 1, the interval's bound instead."""
-    if score.rule == "rule of three":
-        return f"≤{score.high:.3f}" if score.mean == 0 else f"≥{score.low:.3f}"
-    return "" if math.isnan(score.se) else f"±{score.se:.3f}"
 
 
 def _difference(cell: ScoreCell) -> str:
     if cell.against is None:
         return NOTHING
     paired = cell.against.paired
-    return f"{paired.diff:+.3f}" + ("" if math.isnan(paired.low) else f" ({paired.low:+.2f}, {paired.high:+.2f})")
+    return difference(paired.diff, paired.low, paired.high)
 
 
 def _verdict(cell: ScoreCell) -> str:

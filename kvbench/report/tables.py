@@ -136,7 +136,8 @@ def _compare(
         paired = stats.paired(a, b, clusters=[clusters[q] for q in shared])
         # Scores lie between 0 and 1.
         comparisons[i] = base, replace(paired, low=max(paired.low, -1.0), high=min(paired.high, 1.0))
-    judged = stats.judge([paired for _, paired in comparisons.values()])
+    floors = [cells[i].floor for i in comparisons]
+    judged = stats.judge([paired for _, paired in comparisons.values()], floors=floors)
     compared = list(cells)
     for (i, (base, paired)), verdict in zip(comparisons.items(), judged):
         compared[i] = replace(cells[i], against=Against(cells[base].method, paired, verdict))
