@@ -31,10 +31,13 @@ from kvbench.report.cells import (
     options_of,
     question_mean,
     speed,
+    speed_sd,
 )
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import Rows
 from kvbench.taskkit.names import get_task
+
+UNEVEN = 0.25  # difference of loads per core beyond which speeds get a warning
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +180,8 @@ def _ratios(
             "bytes": _share(*(mean(rows.number("kv_bytes_peak")) for rows in both)),
             "speed": _share(*map(speed, both)),
         }
+        noise = math.hypot(*(_share(speed_sd(rows), speed(rows)) for rows in both))
+        of_full["speed_sd"] = of_full["speed"] * noise
         compared.append(replace(cell, of_full=of_full))
     return compared
 
@@ -209,11 +214,36 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
             "Cells have different questions: each score is over the cell's own, differences and shares of the full "
             "cache are over the shared ones only."
         )
+    above = [f"{c.method} at {_budget(c)}" if _budget(c) else c.method for c in cells if _exact_above_partial(c)]
+    if above:
+        notes.append(
+            f"Score above partial ({', '.join(above)}): score rates the final answer and partial the steps towards it, "
+            "so an answer may be right although its steps are not."
+        )
     idle = [f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict)]
     if idle:
         notes.append(f"Evicted nothing, so these are the full cache's answers: {', '.join(idle)}.")
+    notes += _load(cells)
     if any(cell.marked for cell in cells):
         notes.append(
             "* generated entries are not bounded by the budget (most evict the prompt only). Compare by bytes."
         )
     return notes
+
+
+def _exact_above_partial(cell: ScoreCell) -> bool:
+    return cell.others["score"] > cell.others["score_partial"]
+
+
+def _load(cells: Sequence[ScoreCell]) -> list[str]:
+    """A note on the machine's load while the cells ran, without which their speeds cannot be judged."""
+    timed = [cell for cell in cells if not math.isnan(cell.tokens_per_second)]
+    loads = [cell.machine_load for cell in timed if not math.isnan(cell.machine_load)]
+    if not timed:
+        return []
+    if not loads:
+        return ["Load of the machine while these cells ran: not recorded. Their speeds may differ for that reason."]
+    gaps = f"; not recorded for {len(timed) - len(loads)} cells" if len(loads) < len(timed) else ""
+    text = f"Load of the machine while these cells ran: {min(loads):.2f} to {max(loads):.2f} per core{gaps}."
+    uneven = gaps or max(loads) - min(loads) > UNEVEN
+    return [f"{text} Speeds of cells that ran under different load do not compare." if uneven else text]
