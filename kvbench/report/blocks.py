@@ -28,13 +28,15 @@ class Column:
 
     `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or the dotted
     path of an attribute or key, None where a part of the path is missing. `header`: its title in tables; empty for CSV
-    and JSON only. `printed`: how tables show a value.
+    and JSON only. `printed`: how tables show a value. `left`: whether tables align it to the left, as they do their
+    first column.
     """
 
     name: str
     value: str | Callable[[Any], Any]
     header: str = ""
     printed: Callable[[Any], str] = str
+    left: bool = False
 
     def of(self, line: Any) -> Any:
         """The value of a line; None for NaN and infinity."""
@@ -158,7 +160,7 @@ def difference(diff: float, low: float, high: float) -> str:
 
 NAMED = [  # the method and its budget, marked where generated entries are not bounded by the budget
     Column("method", "method"),
-    Column("", lambda line: line.method + " *" * line.marked, "method"),
+    Column("", lambda line: line.method + " *" * line.marked, "method", left=True),
     Column("", "budget", "budget", label),
     Column("budget", lambda line: None if isinstance(line.budget, float) else line.budget),
     Column("budget_share", lambda line: line.budget if isinstance(line.budget, float) else None),

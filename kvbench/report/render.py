@@ -1,4 +1,4 @@
-"""A report as text, Markdown, CSV or JSON. No format executes or hides text of a model or a file.
+"""A report as text, Markdown, LaTeX, CSV or JSON. No format executes or hides text of a model or a file.
 
     print(FORMATS["markdown"](report))         # one string
     write(report, Path("results/demo/report")) # report.md, report.csv, report.json
@@ -20,6 +20,7 @@ from typing import Any
 from kvbench import __version__
 from kvbench.console import terminal
 from kvbench.errors import SetupError, quote
+from kvbench.report import latex
 from kvbench.report.agree import sentence
 from kvbench.report.blocks import Column, Report
 from kvbench.store import manifest
@@ -60,6 +61,10 @@ def markdown(report: Report) -> str:
     return "\n".join(lines)
 
 
+def latex_text(report: Report) -> str:
+    return latex.document(report.blocks(), [*remarks(report), report.about])
+
+
 def csv_text(report: Report) -> str:
     rows = report.lines()
     if not rows:
@@ -82,7 +87,13 @@ def json_text(report: Report) -> str:
     return json.dumps(about | {k: v for k, v in exceptions.items() if v} | report.data(), allow_nan=False)
 
 
-FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "markdown": markdown, "csv": csv_text, "json": json_text}
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "text": text,
+    "markdown": markdown,
+    "latex": latex_text,
+    "csv": csv_text,
+    "json": json_text,
+}
 SUFFIXES = {"markdown": "md", "csv": "csv", "json": "json"}  # of the files that are written
 
 
@@ -109,9 +120,11 @@ def remarks(report: Report) -> list[str]:
 
 def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
     """Lines as a table for a terminal."""
-    headers = [column.header for column in columns]
     signs = ASCII if terminal.ascii_only() else {}
-    table = terminal.grid(*headers, right=tuple(headers[1:]))
+    table = terminal.grid()
+    for place, column in enumerate(columns):
+        justify = "left" if place == 0 or column.left else "right"
+        table.add_column(terminal.clean(column.header), justify=justify, overflow="fold")
     for line in lines:
         table.add_row(*(terminal.clean(column.text(line).translate(signs)) for column in columns))
     return table
@@ -120,7 +133,7 @@ def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
 def _md_table(columns: Sequence[Column], lines: Sequence[Any]) -> list[str]:
     """The lines of a Markdown table."""
     head = "| " + " | ".join(md(column.header) for column in columns) + " |"
-    rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|"
+    rule = "|" + "|".join("---" if i == 0 or column.left else "---:" for i, column in enumerate(columns)) + "|"
     return [head, rule, *("| " + " | ".join(md(column.text(line)) for column in columns) + " |" for line in lines)]
 
 

@@ -2,8 +2,8 @@
 
     report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
 
-People see small tables per task, each within 80 columns: the quality of the cells, their memory, their speed, and, if
-the cells differ or lack samples, the samples behind the scores.
+People see an overview first, then small tables per task, each within 80 columns: the quality of the cells, their
+memory, their speed, and, if the cells differ or lack samples, the samples behind the scores.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from kvbench.report.blocks import (
 )  # fmt: skip
 from kvbench.report.cells import PASS_AT, SCORES, ScoreCell
 from kvbench.report.load import Loaded
+from kvbench.report.overview import best_block, frontier_block, overview
 from kvbench.report.tables import TaskTable, make_tables
 
 COST = ("method", "budget", "score kept", "KV peak", "of full", "after", "peak")
@@ -42,7 +43,7 @@ SAMPLES = ("truncated", "no answer", "failed", "not scored yet", *(f"pass@{k}" f
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport(Report):
-    """Quality, cost and comparisons of every cell, and the averages over groups of tasks."""
+    """An overview, quality, cost and comparisons of every cell, and the averages over groups of tasks."""
 
     name: ClassVar[str] = "report"
     about: ClassVar[str] = (
@@ -53,14 +54,16 @@ class ScoreReport(Report):
     )
     tables: list[TaskTable]
     averages: list[AverageTable]
+    summary: bool = False  # whether `blocks` are the first page only
 
     @classmethod
-    def make(cls, loaded: Loaded, baseline: str | None = None) -> ScoreReport:
+    def make(cls, loaded: Loaded, baseline: str | None = None, *, summary: bool = False) -> ScoreReport:
         tables = make_tables(loaded, baseline)
-        return cls(loaded, tables, make_averages(loaded.groups, tables))
+        return cls(loaded, tables, make_averages(loaded.groups, tables), summary)
 
     def blocks(self) -> Iterator[Block]:
-        for table in self.tables:
+        yield from overview(self.tables)
+        for table in () if self.summary else self.tables:
             yield block(table)
             yield from (averages.block() for averages in self.averages if averages.last is table)
 
@@ -68,6 +71,8 @@ class ScoreReport(Report):
         return {
             "tables": [block(table).document() for table in self.tables],
             "averages": [row for averages in self.averages for row in averages.block().data()],
+            "best": best_block("", self.tables).data(),
+            "frontier": frontier_block("", self.tables).data(),
         }
 
 

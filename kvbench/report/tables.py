@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvbench.errors import KVBenchError, UserError, quote
@@ -19,6 +19,7 @@ from kvbench.eviction import choose
 from kvbench.eviction.budget import label as label_of
 from kvbench.registry import did_you_mean
 from kvbench.report import stats, sureness
+from kvbench.report.best import Best, best_per_budget
 from kvbench.report.cells import (
     Against,
     ScoreCell,
@@ -42,7 +43,10 @@ UNEVEN = 0.25  # difference of loads per core beyond which speeds get a warning
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable:
-    """One task in one comparable group. `headline` is the column behind `ScoreCell.score`."""
+    """One task in one comparable group. `headline` is the column behind `ScoreCell.score`.
+
+    `best`: the best methods of each budget at which several have scores.
+    """
 
     group: str
     task: str
@@ -50,6 +54,7 @@ class TaskTable:
     interval: int | None
     cells: list[ScoreCell]
     notes: list[str]
+    best: list[Best] = field(default_factory=list)
 
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
@@ -102,7 +107,7 @@ def _table(
         scores.append(by_question)
         parts.append(part)
         cells.append(make_cell(label, budget, part, by_question, clusters, unfinished))
-    cells = _compare(cells, scores, clusters, baseline)
+    cells = _ratios(_compare(cells, scores, clusters, baseline), scores, parts)
     intervals = rows.firsts("interval")
     interval = intervals[0][1] if intervals else None
     return TaskTable(
@@ -110,8 +115,9 @@ def _table(
         task=group.task,
         headline=headline,
         interval=interval,
-        cells=_ratios(cells, scores, parts),
+        cells=cells,
         notes=_notes(cells, scores),
+        best=best_per_budget(cells, scores, clusters),
     )
 
 

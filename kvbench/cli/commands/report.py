@@ -16,10 +16,11 @@ EPILOG = """Examples:
   kvbench report results/demo
   kvbench report results/a results/b --baseline rkv --format markdown
   kvbench report results/demo --format csv > demo.csv
+  kvbench report results/demo --summary --format latex > demo.tex
   kvbench report results/demo --memory
   kvbench report results/math --by category
 """
-FORMATS = ("text", "markdown", "csv", "json")
+FORMATS = ("text", "markdown", "latex", "csv", "json")
 BY = ("category",)
 
 
@@ -33,6 +34,7 @@ def report(
     group_by: Annotated[str | None, plain("--group-by", "A table per value; all: of everything.", "COLUMN")] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files there.", "DIR")] = None,
     by: Annotated[str | None, plain("--by", "Scores of each category of questions.", "category")] = None,
+    summary: Annotated[bool, plain("--summary", "Only the overview, without the tables of each task.")] = False,
     memory: Annotated[bool, plain("--memory", "Nominal and measured bytes instead of scores.")] = False,
     require_complete: Annotated[bool, plain("--require-complete", "Unfinished runs end with 4.")] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
@@ -46,6 +48,8 @@ def report(
         raise UserError("--memory and --by are different reports; give one of them.")
     if (memory or by) and baseline is not None:
         raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
+    if summary and (memory or by or json or format in ("csv", "json")):
+        raise UserError("--summary shortens the tables of scores; it takes --format text, markdown or latex.")
 
     from kvbench.report.agree import ALL
     from kvbench.report.blocks import Report
@@ -64,8 +68,8 @@ def report(
     elif by:
         tables = CategoryReport.make(loaded)
     else:
-        tables = ScoreReport.make(loaded, baseline)
-    in_tables = format in ("text", "markdown") and not json
+        tables = ScoreReport.make(loaded, baseline, summary=summary)
+    in_tables = format in ("text", "markdown", "latex") and not json
     for notice in [*loaded.notices, *([] if in_tables else loaded.repeated)]:
         terminal.warning(notice)
     for run, progress in loaded.unfinished.items():
