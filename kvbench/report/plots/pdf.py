@@ -6,6 +6,7 @@ The converter numbers fonts and lists resources in the order of a hash table, wh
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _HEAD = re.compile(rb"(\d+) 0 obj\n")
 _LENGTH = re.compile(rb"/Length (\d+)")
@@ -56,6 +57,9 @@ def _objects(pdf: bytes) -> dict[int, tuple[bytes, bytes]]:
 
 
 def _sorted(match: re.Match[bytes]) -> bytes:
-    """Lines of resources by name: xo2 before xo10."""
-    lines: list[bytes] = match[0].splitlines(keepends=True)
-    return b"".join(sorted(lines, key=lambda line: (len(line.split()[0]), line)))
+    return b"".join(sorted(match[0].splitlines(keepends=True), key=_by_name))
+
+
+def _by_name(line: Any) -> tuple[int, bytes]:
+    """Order of a line of resources: xo2 before xo10."""
+    return len(line.split()[0]), bytes(line)
