@@ -111,14 +111,14 @@ LOSS = (
     ("low", "loss_increase_low", _short),
     ("high", "loss_increase_high", _short),
     ("gap closed", "gap_closed", partial(_fixed, digits=2)),
-    ("KL", "kl", _short),
     ("loss ratio", "loss_ratio", _short),
     ("error", "loss_ratio_se", _short),
-    ("entries", "entries_mean", partial(_fixed, digits=1)),
 )
 ATTENTION = (
+    ("KL", "kl", _short),
     ("top-1", "top1", partial(_fixed, digits=3)),
     *((name.replace("_", " "), name, partial(_fixed, digits=3)) for name in ("cosine", "mass_lost", "overlap")),
+    ("entries", "entries_mean", partial(_fixed, digits=1)),
 )
 
 
