@@ -3,9 +3,8 @@
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
 
-Each mean covers one method at one budget, over tasks of one group, length and setting, with the group's weights. Its
-error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. If a task is missing, there is no
-mean, and a note names the task.
+Each mean covers one method at one budget, over tasks of one group, length and setting, with the group's weights
+(`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
 A group that was run at all its lengths has three more means, of its first average over the lengths: with equal weights,
 and with weights that rise (inc) or fall (dec) linearly from the shortest length to the longest, as in RULER's paper
@@ -23,31 +22,16 @@ from typing import Any
 from kvbench.errors import KVBenchError
 from kvbench.eviction.budget import Budget, label
 from kvbench.report.agree import SAME, values_of
-from kvbench.report.blocks import NAMED, Block, Column, chosen, own, plain, with_error
+from kvbench.report.blocks import NAMED, Block, Column, chosen, difference, with_error, with_interval
 from kvbench.report.cells import ScoreCell
 from kvbench.report.load import Group
 from kvbench.report.tables import TaskTable
+from kvbench.report.weighted import Mean, of_cell, seen_drop, weighted_mean
 from kvbench.task import Task
 from kvbench.taskkit.names import base_name, get_task
 
 EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task sets that one
 ABOUT = "Means over tasks; their errors take the tasks as independent."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
-    """A weighted mean over tasks, and its paired difference to the baseline; NaN if tasks are `missing`."""
-
-    value: float
-    se: float
-    diff: float
-    diff_se: float
-    missing: tuple[str, ...]
-
-    def data(self) -> dict[str, Any]:
-        """For JSON; None where there is no number."""
-        (line,) = plain([Column("mean", "value"), *own("se", "diff", "diff_se", "missing")], [self])
-        return line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,7 +166,7 @@ def _join(families: list[_Family], group: Group, table: TaskTable, task: Task) -
 def _averages(family: _Family) -> AverageTable:
     averages = family.task.averages
     tables = list(family.members.values())
-    members = {variant: [(cell, _one(cell)) for cell in table.cells] for variant, table in family.members.items()}
+    members = {variant: [(cell, of_cell(cell)) for cell in table.cells] for variant, table in family.members.items()}
     interval = next((table.interval for table in tables if table.interval), None)
     return _table(family.name, family.label, interval, tables[-1], members, averages, list(averages))
 
@@ -203,7 +187,10 @@ def _table(
             parts.setdefault((cell.method, cell.budget), {})[member] = cell, mean
     rows = [_row(by_member, averages) for by_member in parts.values()]
     names = [name for name in averages if any(not row.means[name].missing for row in rows)]
-    notes = [*_missing(rows, explained), *([ABOUT] if names else [])]
+    notes = [
+        *_missing(rows, explained),
+        *([ABOUT, *seen_drop(names[0], [row.means[names[0]] for row in rows])] if names else []),
+    ]
     return AverageTable(task=task, group=group, interval=interval, last=last, names=names, rows=rows, notes=notes)
 
 
@@ -220,26 +207,13 @@ def _row(parts: Mapping[str, Part], averages: Averages) -> AverageRow:
     )
 
 
-def _one(cell: ScoreCell) -> Mean:
-    """A cell's score as a mean over one task."""
-    diff, diff_se = (cell.against.paired.diff, cell.against.paired.se) if cell.against else (math.nan, math.nan)
-    return Mean(value=cell.score.mean, se=cell.score.se, diff=diff, diff_se=diff_se, missing=())
-
-
 def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
     """The weighted mean; a figure is NaN if it is NaN in any part, and all are NaN if a part is missing."""
     missing = tuple(member for member in weights if member not in parts or math.isnan(parts[member][1].value))
     if missing:
-        return Mean(value=math.nan, se=math.nan, diff=math.nan, diff_se=math.nan, missing=missing)
+        return Mean(missing=missing)
     total = sum(weights.values())
-    means = [(weight / total, parts[member][1]) for member, weight in weights.items()]
-    return Mean(
-        value=sum(weight * mean.value for weight, mean in means),
-        se=math.hypot(*(weight * mean.se for weight, mean in means)),
-        diff=sum(weight * mean.diff for weight, mean in means),
-        diff_se=math.hypot(*(weight * mean.diff_se for weight, mean in means)),
-        missing=(),
-    )
+    return weighted_mean([(weight / total, parts[member][1]) for member, weight in weights.items()])
 
 
 def _missing(rows: Sequence[AverageRow], names: Sequence[str]) -> list[str]:
@@ -264,9 +238,13 @@ def _value(name: str, row: AverageRow) -> str | None:
     mean = row.means[name]
     if math.isnan(mean.value):
         return None
-    text = with_error(mean.value, mean.se)
+    text = with_error(mean.value, mean.se) if mean.spread else with_interval(mean.value, mean.low, mean.high)
     return f"{text} ({row.progress})" if row.progress else text
 
 
 def _difference(mean: Mean) -> str | None:
-    return None if math.isnan(mean.diff) else with_error(mean.diff, mean.diff_se, sign="+")
+    if math.isnan(mean.diff):
+        return None
+    if mean.diff_spread:
+        return with_error(mean.diff, mean.diff_se, sign="+")
+    return difference(mean.diff, mean.diff_low, mean.diff_high)

@@ -5,8 +5,8 @@
     rows.text("method").names       # distinct texts; .codes says which of them a row has, -1: none
     rows.where(rows.number("score") == 1).scores("score_partial")
 
-A `Rows` is a choice of places, in rising order, in columns that all its parts share: a cell costs what its own rows
-cost.
+`Rows` holds positions in shared columns, in rising order. Choosing rows copies positions only, so the rows of a cell
+cost time and memory for that cell alone.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KINDS = {column.name: column.kind for column in COLUMNS}
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A column of texts: each row's index in `names`, -1 for a missing text. Names are distinct."""
+    """A column of texts as codes: each row's index in `names`, which are distinct, or -1 for a missing text."""
 
     codes: Ints
     names: list[str]
@@ -233,7 +233,7 @@ def _column(name: str, column: pa.ChunkedArray) -> Any:
 
 
 def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
-    """An Arrow array of numbers as numpy's, from its buffers: Arrow's own way imports pandas, for half a second."""
+    """An Arrow array of numbers as a numpy array, from its buffers: `to_numpy` would import pandas: half a second."""
     import numpy as np
 
     start, end = array.offset, array.offset + len(array)
@@ -246,7 +246,7 @@ def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
 
 
 def _compact(values: Any) -> Any:
-    """The same array; equal values share the memory of one."""
+    """The same array; if all its values are equal, they share the memory of one value."""
     import numpy as np
 
     if len(values) and ((values == values[0]).all() or (values != values).all()):

@@ -69,6 +69,7 @@ def make_row(answer: Answer, score: Score | None, task: Task, host: dict[str, st
         "kvbench_version": env.version("kvbench"),
         "torch_version": env.version("torch"),
         "transformers_version": env.version("transformers"),
+        "machine_load": env.load(),
     }
     row |= _usage(usage, cell_plan.plan.limit) if usage else {}
     return row | scored(score) if score is not None else row

@@ -104,7 +104,7 @@ def test_list_tasks_and_models(light: dict) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "text"),
     [
-        ("list methds", 2, "cannot list 'methds'. Did you mean 'methods'? There are methods, tasks, models."),
+        ("list methds", 2, "cannot list 'methds'. Did you mean 'methods'? There are methods, tasks, models, runs."),
         ("list", 2, "missing argument"),
         ("run --method", 2, "'--method' requires an argument"),
         ("run stray", 2, "unexpected extra argument"),
@@ -151,6 +151,13 @@ def test_any_terminal(kvbench: Callable, env: dict[str, str]) -> None:
 def test_a_narrow_terminal_still_gets_readable_tables(kvbench: Callable) -> None:
     for columns in ("20", "1"):
         assert max(map(len, kvbench("list", "models", env={"COLUMNS": columns}).out.splitlines())) >= 50
+
+
+@pytest.mark.parametrize("line", ["list methods", "list tasks", "list methods gkv", "data check", "doctor"])
+def test_tables_in_a_pipe_fit_100_columns(kvbench: Callable, line: str) -> None:
+    result = kvbench(*line.split())
+    assert "\n" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
 
 
 def test_closed_pipe_ends_quietly() -> None:

@@ -1,0 +1,30 @@
+"""Figures: Vega-Lite specifications with their data inline, drawn by vl-convert without a browser.
+
+    from kvbench.report.plots import figures, svg, write
+
+    write(figures(ScoreReport.make(load([run]))), Path("plots"))     # NAME.svg and NAME.pdf each
+
+One stack for `report`, `bench`, `train` and the analyses of `replay`. A page may also show the specifications
+alive, with `style.config(theme)` as their configuration: vega-embed with `ast: true` runs them under a content security
+policy without `unsafe-eval`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvbench.report.plots.draw import check, png, svg
+from kvbench.report.plots.figure import Figure
+from kvbench.report.plots.files import write
+
+if TYPE_CHECKING:
+    from kvbench.report.scores import ScoreReport
+
+__all__ = ["Figure", "check", "figures", "png", "svg", "write"]
+
+
+def figures(report: ScoreReport) -> list[Figure]:
+    """The figures for which a report's rows have data, in the order in which they are read."""
+    from kvbench.report.plots.catalogue import figures  # imports the report's tables, which other figures do not need
+
+    return figures(report)

@@ -1,0 +1,46 @@
+"""Horizontal bars in panels, stacked from parts, with error bars where a bar has one part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvbench.report.plots.curves import axis, facet, known, tooltip
+from kvbench.report.plots.figure import Point, Spec, distinct
+from kvbench.report.plots.style import LETTER, NAMES, SCHEMA, WIDTH, across
+
+ROW = 18  # height of a bar
+
+
+def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
+    """The figure. Values have the fields panel, bar, part, length, and low and high where there are error bars."""
+    parts = distinct(values, "part")
+    names = min(NAMES, LETTER * max(map(len, distinct(values, "bar"))) + 10)
+    return {
+        "$schema": SCHEMA,
+        "title": title,
+        "data": {"values": [{**value, "order": parts.index(value["part"])} for value in values]},
+        "facet": facet(distinct(values, "panel"), WIDTH),
+        "columns": 1,
+        "spacing": 14,
+        "resolve": {"scale": {"y": "independent"}},
+        "spec": {"width": WIDTH - names, "height": {"step": ROW}, "layer": _layers(parts, x)},
+    }
+
+
+def _layers(parts: Sequence[str], x: str) -> list[Spec]:
+    y = {"field": "bar", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": NAMES, "ticks": False}}
+    length = axis("length", x, scale={"zero": True, "nice": False}, axis={"tickCount": 5})
+    tips = tooltip("bar", "part", "length", "low", "high")
+    bar = {"y": y, "x": length, "color": _colour(parts), "order": {"field": "order", "type": "quantitative"}}
+    whisker = {"y": y, "x": axis("low", x), "x2": {"field": "high"}}
+    return [
+        {"mark": "bar", "encoding": bar | {"tooltip": tips}},
+        known("low", {"transform": [], "mark": {"type": "rule", "strokeWidth": 2}, "encoding": whisker}),
+    ]
+
+
+def _colour(parts: Sequence[str]) -> Spec:
+    """A colour for each part, without the first, which is the full cache's."""
+    legend = {"title": None, "columns": across(parts), "values": list(parts)} if len(parts) > 1 else None
+    scale = {"domain": ["", *parts], "range": "category"}
+    return {"field": "part", "type": "nominal", "scale": scale, "legend": legend}

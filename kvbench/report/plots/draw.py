@@ -1,0 +1,62 @@
+"""Draws figures with vl-convert (extra `report`): SVG with its text as text, PDF and PNG from that SVG.
+
+Equal figures give equal bytes: the converter counts ids over the life of a process, and orders a PDF's
+objects at random.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+
+from kvbench.errors import SetupError
+from kvbench.report.plots import pdf as pdf_file
+from kvbench.report.plots import style
+from kvbench.report.plots.figure import Figure
+from kvbench.report.plots.style import Theme
+
+VERSION = "6.4"  # of Vega-Lite
+_TAG = re.compile(r'<[a-zA-Z](?:[^<>"]|"[^"]*")*>')
+_ID = re.compile(r'( id="| (?:clip-path|fill|stroke)="url\(#)([\w-]+)')
+
+
+def check() -> None:
+    """Raise SetupError when vl-convert is not installed."""
+    if importlib.util.find_spec("vl_convert") is None:
+        raise SetupError("plots need vl-convert: pip install 'kvbench[report]'.")
+
+
+def svg(figure: Figure, theme: Theme = "light") -> str:
+    """The figure as SVG. Ids in it begin with the figure's name and the theme, so that a page can hold several."""
+    check()
+    import vl_convert
+
+    drawn: str = vl_convert.vegalite_to_svg(
+        figure.spec | {"config": style.config(theme)}, vl_version=VERSION, allowed_base_urls=[]
+    )
+    return _own_ids(drawn, f"{figure.name}-{theme}")
+
+
+def pdf(drawn: str) -> bytes:
+    """An SVG of `svg` as PDF."""
+    import vl_convert
+
+    return pdf_file.canonical(vl_convert.svg_to_pdf(drawn))
+
+
+def png(drawn: str, scale: float = 2) -> bytes:
+    """An SVG of `svg` as PNG."""
+    import vl_convert
+
+    pixels: bytes = vl_convert.svg_to_png(drawn, scale=scale)
+    return pixels
+
+
+def _own_ids(drawn: str, prefix: str) -> str:
+    """The ids numbered from 1, as `NAME-THEME-1`; text is left as it is."""
+    numbers: dict[str, str] = {}
+
+    def named(match: re.Match[str]) -> str:
+        return match[1] + numbers.setdefault(match[2], f"{prefix}-{len(numbers) + 1}")
+
+    return _TAG.sub(lambda tag: _ID.sub(named, tag[0]), drawn)

@@ -1,0 +1,27 @@
+"""Writes figures: NAME.svg and NAME.pdf, light, for a page of print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvbench.errors import SetupError, quote
+from kvbench.report.plots import draw
+from kvbench.report.plots.figure import Figure
+from kvbench.store.files import reason, replacing
+
+
+def write(figures: Sequence[Figure], folder: Path) -> list[Path]:
+    """Write every figure into a folder and return the paths. Raises SetupError where that fails."""
+    paths = []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for figure in figures:
+            drawn = draw.svg(figure)
+            for suffix, content in (("svg", drawn.encode()), ("pdf", draw.pdf(drawn))):
+                paths.append(folder / f"{figure.name}.{suffix}")
+                with replacing(paths[-1]) as file:
+                    file.write(content)
+    except OSError as error:
+        raise SetupError(f"cannot write plots in {quote(folder)} ({reason(error)}).") from None
+    return paths

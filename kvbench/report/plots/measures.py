@@ -1,0 +1,47 @@
+"""What a report's figures against the budget show: scores, speed and lengths."""
+
+from kvbench.report.plots.budgets import Measure
+
+SCORE = Measure(
+    name="score",
+    title="Score",
+    axis="score",
+    field="mean",
+    low="low",
+    high="high",
+    about="Mean score over questions, a panel for each task. Bands and bars: 95% intervals over "
+    "questions, as in the table.",
+    about_missing="without a score",
+)
+SPEED = Measure(
+    name="speed",
+    title="Speed",
+    axis="decoded tokens per second",
+    field="tokens_per_second",
+    low="slower",
+    high="faster",
+    about="Decoded tokens per second, evictions included, as in the table. Bands and bars: one standard deviation over "
+    "samples to each side, which is no interval of the mean. Compare within one machine, under equal load.",
+    together=False,
+    about_missing="without times",
+)
+LENGTH = Measure(
+    name="length",
+    title="Answer length",
+    axis="output tokens",
+    field="output_tokens",
+    low="output_tokens_q1",
+    high="output_tokens_q3",
+    about="Mean output tokens of all answers, truncated ones included. Bands and bars: the middle half of the answers.",
+    together=False,
+    about_missing="without answers",
+)
+TRUNCATED = Measure(
+    name="truncated",
+    title="Truncated answers",
+    axis="share of answers",
+    field="truncated",
+    about="Share of scored answers that reached the most new tokens; no error bars.",
+    form=".0%",
+    about_missing="without answers",
+)
