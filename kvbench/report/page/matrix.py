@@ -1,0 +1,126 @@
+"""Paired differences of all methods of a task at one budget, with verdicts.
+
+    for matrix in matrices(scored):
+        matrix.between("gkv", "h2o").judged.verdict
+
+Every pair is compared on the questions that both answered, with the test of the report's tables
+(`kvbench.report.stats.paired`). Holm's family is every pair of the task, at all its budgets.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvbench.eviction.budget import Budget
+from kvbench.report import stats
+from kvbench.report.page.scored import Cell, Scored
+
+MOST_METHODS = 16  # of one matrix; a wider one cannot be read
+SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "unknown": "·"}
+OPPOSITE = {"better": "worse", "worse": "better"}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One method minus another. `low` and `high` bound its 95% interval; NaN where the test gives none."""
+
+    diff: float
+    low: float
+    high: float
+    p: float  # adjusted
+    verdict: str
+    questions: int
+
+    @property
+    def sign(self) -> str:
+        return SIGNS[self.verdict]
+
+    def reversed(self) -> Difference:
+        verdict = OPPOSITE.get(self.verdict, self.verdict)
+        return Difference(-self.diff, -self.high, -self.low, self.p, verdict, self.questions)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The methods at one budget, the full cache among them. `left_out`: methods beyond MOST_METHODS."""
+
+    budget: Budget | None
+    methods: list[str]
+    pairs: dict[tuple[str, str], Difference]
+    family: int
+    left_out: int
+
+    def between(self, a: str, b: str) -> Difference | None:
+        """The difference a minus b; None for a method with itself, or without a shared question."""
+        if (a, b) in self.pairs:
+            return self.pairs[a, b]
+        return self.pairs[b, a].reversed() if (b, a) in self.pairs else None
+
+
+def matrices(scored: Scored) -> list[Matrix]:
+    """One matrix per budget of a task; for methods without a budget alone, one in all."""
+    chosen = [(budget, *_methods(scored, budget)) for budget in scored.budgets or [None]]
+    compared = [(budget, a, b) for budget, cells, _ in chosen for a, b in itertools.combinations(cells, 2)]
+    tested = {key: pair for key in compared if (pair := _paired(scored, *key[1:])) is not None}
+    judged = dict(zip(tested, stats.judge(list(tested.values()))))
+    differences = {
+        key: Difference(pair.diff, max(pair.low, -1.0), min(pair.high, 1.0), judged[key].p, judged[key].verdict, n)
+        for key, pair in tested.items()
+        for n in [pair.questions]
+    }
+    return [
+        Matrix(
+            budget,
+            [method for method, _ in cells],
+            {(a[0], b[0]): d for (at, a, b), d in differences.items() if at == budget},
+            len(tested),
+            left_out,
+        )
+        for budget, cells, left_out in chosen
+        if len(cells) > 1
+    ]
+
+
+def best(scored: Scored, matrix: Matrix) -> tuple[list[str], list[str]]:
+    """The methods with the highest mean at a budget, and those that are not worse than the first of them.
+
+    The full cache does not compete.
+    """
+    means = {
+        cell.method: cell.score.mean
+        for cell in scored.table.cells
+        if cell.evicts and cell.budget == matrix.budget and cell.score.mean == cell.score.mean
+    }
+    if not means:
+        return [], []
+    first = [method for method, mean in means.items() if mean == max(means.values())]
+    close = [m for m in means if m not in first and (d := matrix.between(m, first[0])) and d.verdict != "worse"]
+    return first, close
+
+
+def _methods(scored: Scored, budget: Budget | None) -> tuple[list[Cell], int]:
+    """The cells at a budget, and how many are left out."""
+    cells = [cell for cell in scored.cells if cell[1] is None or cell[1] == budget]
+    return cells[:MOST_METHODS], max(0, len(cells) - MOST_METHODS)
+
+
+def _paired(scored: Scored, a: Cell, b: Cell) -> stats.Paired | None:
+    first, second = scored.cells[a], scored.cells[b]
+    if not (shared := [question for question in first if question in second]):
+        return None
+    clusters = [scored.clusters[question] for question in shared]
+    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # else p comes from t, and the flips are not shown
+    return stats.paired(
+        [first[q] for q in shared],
+        [second[q] for q in shared],
+        clusters=clusters,
+        **({} if flips else {"permutations": 1}),
+    )
+
+
+def pairs_of(matrix: Matrix) -> Iterator[list[Difference | None]]:
+    """The lines of a matrix: method of the line minus method of the column."""
+    for method in matrix.methods:
+        yield [matrix.between(method, other) for other in matrix.methods]
