@@ -16,6 +16,7 @@ EPILOG = """Examples:
   kvbench report results/demo
   kvbench report results/a results/b --baseline rkv --format markdown
   kvbench report results/demo --format csv > demo.csv
+  kvbench report results/demo --html demo.html
   kvbench report results/demo --memory
   kvbench report results/math --by category
 """
@@ -32,6 +33,7 @@ def report(
     baseline: Annotated[str | None, plain("--baseline", "Compare with it. Default: full.", "METHOD")] = None,
     group_by: Annotated[str | None, plain("--group-by", "One table for each value, as in model.", "COLUMN")] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files there.", "DIR")] = None,
+    html: Annotated[str | None, plain("--html", "Also write one page: tables, figures, questions.", "FILE")] = None,
     by: Annotated[str | None, plain("--by", "Scores of each category of questions.", "category")] = None,
     memory: Annotated[bool, plain("--memory", "Nominal and measured bytes instead of scores.")] = False,
     require_complete: Annotated[bool, plain("--require-complete", "Unfinished runs end with 4.")] = False,
@@ -44,6 +46,8 @@ def report(
         raise UserError(f"--by {quote(by)}: choose {', '.join(BY)}.")
     if memory and by:
         raise UserError("--memory and --by are different reports; give one of them.")
+    if (memory or by) and html is not None:
+        raise UserError(f"--html shows the scores; leave out {'--memory' if memory else '--by'}.")
     if (memory or by) and baseline is not None:
         raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
 
@@ -72,5 +76,9 @@ def report(
     if out is not None:
         for path in write(tables, Path(out)):
             print(f"wrote {path}", file=sys.stderr)
+    if isinstance(tables, ScoreReport) and html is not None:
+        from kvbench.report.page import write as write_page
+
+        print(f"wrote {write_page(tables, Path(html))}", file=sys.stderr)
     if require_complete and loaded.unfinished:
         raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")

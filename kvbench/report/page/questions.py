@@ -67,7 +67,7 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
     note = (
         f"{len(found)} of {all_questions} questions: at most {MOST_QUESTIONS} per task{capped}, those with recorded "
         "decisions first, then those on which the cells' scores differ most. Of several samples the first is shown. "
-        "`kvbench show RUN --sample ID` prints any other."
+        "'kvbench show RUN --sample ID' prints any other."
     )
     return Questions(found, note)
 
