@@ -93,7 +93,7 @@ def _values(report: ScoreReport) -> dict[str, Any]:
         "figures": figures.read(report),
         "questions": asked,
         "kept": decisions,
-        "data": {"questions": asked.questions, "kept": decisions.answers},
+        "data": {"runs": len(report.loaded.runs), "questions": asked.questions, "kept": decisions.answers},
         "number": "{:.3f}".format,
         "signed": "{:+.3f}".format,
         "brief": lambda value: f"{round(value, 2) + 0.0:+.2f}",  # + 0.0 turns -0.0 into 0.0

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kvbench.console.redact import hide_keys
 from kvbench.errors import SetupError
 from kvbench.report.plots import Figure, check, figures, svg
+from kvbench.report.plots.style import Theme
 from kvbench.report.scores import ScoreReport
 
 PANELS: dict[str, Callable[[str], bool]] = {  # a panel, and the names of its figures
@@ -19,6 +21,7 @@ PANELS: dict[str, Callable[[str], bool]] = {  # a panel, and the names of its fi
     "lengths": lambda name: name.startswith("length"),
 }
 OTHERS = "figures"
+THEMES: tuple[Theme, Theme] = ("light", "dark")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,7 @@ def read(report: ScoreReport) -> Figures:
         check()
     except SetupError as error:
         return Figures([], str(error))
-    drawn = [Drawn(_panel(f.name), f, svg(f, "light"), svg(f, "dark")) for f in figures(report)]
+    drawn = [Drawn(_panel(f.name), f, *(hide_keys(svg(f, theme)) for theme in THEMES)) for f in figures(report)]
     return Figures(drawn, "" if drawn else "The rows have no budgets to draw.")
 
 

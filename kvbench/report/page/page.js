@@ -101,6 +101,7 @@ function card(answer) {
   const scores = Object.entries(answer.scores).map(([name, value]) => `${name.replace("_", " ")} ${+value.toFixed(3)}`);
   const ended = answer.stop === "length" ? "truncated" : answer.stop;
   const facts = [...scores, answer.tokens === null ? "" : `${answer.tokens} tokens`, ended];
+  if (data.runs > 1) facts.push(`run ${answer.run}`);
   if (answer.status !== "ok") facts.push(answer.status, answer.note);
   made.append(element("h4", budgeted(answer)), element("p", facts.filter(Boolean).join(", "), { className: "facts" }));
   if (answer.extracted) {

@@ -47,7 +47,10 @@ class Questions:
 def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> Questions:
     """Choose questions and read their texts. `recorded`: (task, question) with recorded decisions."""
     folders = [path for run in report.loaded.runs if (path := Path(run["path"])).is_dir()]
-    wanted = {scored.table.task: chosen(scored, recorded) for scored in tables}
+    wanted: dict[str, list[str]] = {}
+    for scored in tables:  # several tables of one task have different models or settings
+        before = wanted.get(scored.table.task, [])
+        wanted[scored.table.task] = list(dict.fromkeys([*before, *chosen(scored, recorded)]))[:MOST_QUESTIONS]
     rows = _rows(folders, wanted)
     if rows.empty:
         return Questions([], "The report was made from tables without a run folder, so there are no texts to show.")
@@ -62,10 +65,10 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
             taken -= size_of
             continue
         found.append(question)
-    all_questions = sum(len({q for cell in scored.cells.values() for q in cell}) for scored in tables)
+    asked = {(one.table.task, question) for one in tables for cell in one.cells.values() for question in cell}
     capped = "" if len(found) == every else f", at most {MOST_BYTES // 1000} KB of text in all"
     note = (
-        f"{len(found)} of {all_questions} questions: at most {MOST_QUESTIONS} per task{capped}, those with recorded "
+        f"{len(found)} of {len(asked)} questions: at most {MOST_QUESTIONS} per task{capped}, those with recorded "
         "decisions first, then those on which the cells' scores differ most. Of several samples the first is shown. "
         "'kvbench show RUN --sample ID' prints any other."
     )
@@ -113,7 +116,7 @@ def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame
     if not parts:
         return pd.DataFrame(columns=list(COLUMNS))
     rows = pd.concat(parts).sort_values(["ok", "sample"], kind="stable").drop_duplicates("row_key")
-    cell = ["task", "doc_id", "method", "options", "budget_share", "budget"]
+    cell = ["run", "task", "doc_id", "method", "options", "budget_share", "budget"]
     rows.loc[rows["budget_share"].notna(), "budget"] = None  # a share differs in entries from prompt to prompt
     return rows.drop_duplicates(cell)
 
