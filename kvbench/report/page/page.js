@@ -80,12 +80,13 @@ function hint(event) {
   if (!marked) return;
   tip.textContent = marked.dataset.tip ?? marked.getAttribute("aria-label").replaceAll("; ", "\n");
   const box = marked.getBoundingClientRect();
-  tip.style.left = `${Math.max(4, Math.min(box.left, innerWidth - tip.offsetWidth - 8))}px`;
-  tip.style.top = `${box.bottom + 8 + tip.offsetHeight > innerHeight ? box.top - tip.offsetHeight - 8 : box.bottom + 8}px`;
+  const left = Math.max(4, Math.min(box.left, innerWidth - tip.offsetWidth - 8));
+  const top = box.bottom + 8 + tip.offsetHeight > innerHeight ? box.top - tip.offsetHeight - 8 : box.bottom + 8;
+  tip.style.left = `${left + scrollX}px`;
+  tip.style.top = `${top + scrollY}px`;
 }
 
 for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, hint);
-document.addEventListener("scroll", () => (at("tip").hidden = true), true);
 document.addEventListener("keydown", (event) => event.key === "Escape" && (at("tip").hidden = true));
 for (const cell of document.querySelectorAll("[data-tip]")) cell.tabIndex = 0;
 
