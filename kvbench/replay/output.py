@@ -8,7 +8,7 @@ replay.json       settings, versions, the rows, and the methods that were left o
 For analyses:
 
 overlap.csv, ...  the rows of each analysis; tokens.parquet, as its rows hold text of a model
-overlap.svg, ...  its plot; tokens.html
+overlap.svg, ...  its figures, as PDF too; tokens.html
 analyses.json     settings, versions, and the methods that were left out
 """
 
@@ -24,6 +24,7 @@ from kvbench.console import terminal
 from kvbench.eviction.budget import label
 from kvbench.replay.analyses.api import Analysis, Row
 from kvbench.replay.batches import Result
+from kvbench.report import plots
 from kvbench.store import check_out
 from kvbench.store.files import replacing
 
@@ -54,7 +55,7 @@ def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> P
 
 
 def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], document: Mapping[str, Any]) -> Path:
-    """Write the rows and pictures of every analysis to the folder `out`, replacing earlier files. Raises as `write`."""
+    """Write the rows and figures of every analysis to the folder `out`, replacing earlier files. Raises as `write`."""
     import pandas as pd
 
     folder = check_out(out)
@@ -68,8 +69,9 @@ def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], docu
         else:
             table.to_parquet(buffer, index=False)
         _put(folder / f"{kind.name}.{kind.file}", buffer.getvalue())
-        for name, picture in kind.pictures(rows).items():
-            _put(folder / name, picture.encode())
+        plots.write(kind.figures(rows), folder)
+        for name, page in kind.pages(rows).items():
+            _put(folder / name, page.encode())
     rest = {key: value for key, value in document.items() if key != "analyses"}
     _put(folder / "analyses.json", (json.dumps(rest, indent=1, allow_nan=False) + "\n").encode())
     return folder

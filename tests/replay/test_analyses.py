@@ -26,6 +26,7 @@ from kvbench.replay.analyses.overlap import ANCHORS
 from kvbench.replay.analyses.tally import Tally
 from kvbench.replay.choices import FLOOR, FULL, ORACLE, Chosen
 from kvbench.replay.read_analyses import read
+from kvbench.report.plots import svg
 
 BUDGET, INTERVAL, SINKS = 24, 8, 4
 STREAMING = Chosen(method=MethodChoice(name="streaming-llm"), budget=BUDGET)
@@ -333,7 +334,7 @@ def test_token_text_stays_text(hostile):
     rows = found(loaded, [trace], "tokens", STREAMING, text=lambda token: hostile)
     for row in rows:
         row["doc_id"] = row["task"] = hostile
-    page = analyses()["tokens"].pictures(rows)["tokens.html"]
+    page = analyses()["tokens"].pages(rows)["tokens.html"]
     tags = Elements(page).tags
     known = {("span", ("class", "style")), ("span", ("class",)), ("p", ()), ("h1", ()), ("h2", ()), ("h3", ())}
     known |= {("html", ("lang",)), ("head", ()), ("meta", ("charset",)), ("meta", ("content", "http-equiv"))}
@@ -402,9 +403,8 @@ def test_nothing_found_is_shown_as_nothing(name):
     assert rows == []
     kind = analyses()[name]
     assert kind.table(rows)[1] == []
-    pictures = kind.pictures(rows)
-    assert all("<svg" in pictures[file] if file.endswith(".svg") else "<html" in pictures[file] for file in pictures)
-    assert kind.plotted == any(file.endswith(".svg") for file in pictures)
+    assert kind.figures(rows) == []
+    assert kind.plotted == (not kind.pages(rows))
 
 
 def test_a_window_that_pays_nothing_to_old_tokens_is_no_pair():
@@ -499,9 +499,13 @@ def test_tables_plots_and_document(session, folder, name):
     for column in table.select_dtypes("number"):
         wanted = [math.nan if row[column] is None else float(row[column]) for row in rows]
         assert table[column].astype(float).tolist() == pytest.approx(wanted, nan_ok=True)
-    for picture in kind.pictures(rows):
-        text = (folder / out / picture).read_text()
-        assert "<svg" in text or "<html" in text
+    figures = kind.figures(rows)
+    assert kind.plotted == bool(figures)
+    for figure in figures:
+        assert (folder / out / f"{figure.name}.svg").read_text() == svg(figure)
+        assert (folder / out / f"{figure.name}.pdf").read_bytes().startswith(b"%PDF")
+    for page in kind.pages(rows):
+        assert "<html" in (folder / out / page).read_text()
     assert f"{name}: {kind.about}" in session[asked].out
     assert {row["task"] for row in rows} == {"walk/orbit-100"}
 

@@ -30,10 +30,10 @@ from kvbench.console import terminal
 from kvbench.console.problems import Problems
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
-from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import Analysis, AttentionAnalysis, Row, analyses
 from kvbench.replay.analyses.api import choose as choose_analyses
 from kvbench.replay.work import Readings, Work
+from kvbench.report import plots
 from kvbench.sources import hub
 from kvbench.sources.models import describe
 from kvbench.sources.models import revision as revision_of

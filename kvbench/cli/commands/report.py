@@ -19,6 +19,7 @@ EPILOG = """Examples:
   kvbench report results/demo --html demo.html
   kvbench report results/demo --memory
   kvbench report results/math --by category
+  kvbench report results/demo --plot figures
 """
 FORMATS = ("text", "markdown", "csv", "json")
 BY = ("category",)
@@ -34,6 +35,7 @@ def report(
     group_by: Annotated[str | None, plain("--group-by", "One table for each value, as in model.", "COLUMN")] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files there.", "DIR")] = None,
     html: Annotated[str | None, plain("--html", "Also write one page: tables, figures, questions.", "FILE")] = None,
+    plot: Annotated[str | None, plain("--plot", "Also draw figures there, SVG and PDF.", "DIR")] = None,
     by: Annotated[str | None, plain("--by", "Scores of each category of questions.", "category")] = None,
     memory: Annotated[bool, plain("--memory", "Nominal and measured bytes instead of scores.")] = False,
     require_complete: Annotated[bool, plain("--require-complete", "Unfinished runs end with 4.")] = False,
@@ -50,7 +52,10 @@ def report(
         raise UserError(f"--html shows the scores; leave out {'--memory' if memory else '--by'}.")
     if (memory or by) and baseline is not None:
         raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
+    if (memory or by) and plot is not None:
+        raise UserError(f"--plot draws the report of scores; leave out {'--memory' if memory else '--by'}.")
 
+    from kvbench.report import plots
     from kvbench.report.blocks import Report
     from kvbench.report.categories import CategoryReport
     from kvbench.report.load import find_runs, load
@@ -59,6 +64,8 @@ def report(
     from kvbench.report.render import write
     from kvbench.report.scores import ScoreReport
 
+    if plot is not None:
+        plots.check()
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
     loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
     tables: Report
@@ -80,5 +87,8 @@ def report(
         from kvbench.report.page import write as write_page
 
         print(f"wrote {write_page(tables, Path(html))}", file=sys.stderr)
+    if plot is not None and isinstance(tables, ScoreReport):
+        for path in plots.write(plots.figures(tables), Path(plot)):
+            print(f"wrote {path}", file=sys.stderr)
     if require_complete and loaded.unfinished:
         raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")

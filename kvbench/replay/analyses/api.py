@@ -1,4 +1,4 @@
-"""The interface of an analysis, which observes how answers are read and returns rows, a short table and pictures.
+"""The interface of an analysis, which observes how answers are read and returns rows, a short table and figures.
 
 An analysis is one file in this folder, with a class under ``@register("name")``. It must not import torch at import
 time, because ``--help`` lists the analyses.
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import Trace
+    from kvbench.report.plots.figure import Figure
 
 WINDOW = 16  # queries per window; G-KV and R-KV score entries by as many (w)
 MASS = 0.9  # attended tokens: the smallest set with this share of the attention
@@ -111,7 +112,7 @@ class Analysis(ABC):
         about: one line for ``--help``.
         file: CSV, or Parquet where rows are many or hold text of a model.
         scored: whether it needs to know which answers are right.
-        plotted: whether its pictures are plots, which need the extra `report`.
+        plotted: whether it has figures, which need the extra `report`.
     """
 
     name: ClassVar[str] = ""
@@ -128,9 +129,14 @@ class Analysis(ABC):
         """Return the results, once every trace was read."""
 
     @staticmethod
-    @abstractmethod
-    def pictures(rows: Sequence[Row]) -> dict[str, str]:
-        """Return file name -> SVG or HTML. rows: of all tasks."""
+    def figures(rows: Sequence[Row]) -> list[Figure]:
+        """Return the figures that the rows have data for. rows: of all tasks."""
+        return []
+
+    @staticmethod
+    def pages(rows: Sequence[Row]) -> dict[str, str]:
+        """Return file name -> HTML. rows: of all tasks."""
+        return {}
 
     @staticmethod
     @abstractmethod

@@ -16,6 +16,7 @@ from kvbench.lazy import torch
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Study, Table, fixed, panel, register, size
 from kvbench.replay.analyses.tally import Tally
+from kvbench.report.plots.figure import Figure
 
 BINS = 20
 
@@ -59,15 +60,19 @@ class Density(MethodAnalysis):
         ]
 
     @staticmethod
-    def pictures(rows: Sequence[Row]) -> dict[str, str]:
-        panels: plots.Lines = {}
-        for row in rows:
-            if row["when"] == "evictions":
-                line = panels.setdefault(panel(row), {}).setdefault(row["method"], [])
-                line.append(((row["low"] + row["high"]) / 2, row["kept"]))
-        title = "Where kept tokens stand as blocks begin"
+    def figures(rows: Sequence[Row]) -> list[Figure]:
+        points = [
+            {
+                "panel": panel(row),
+                "line": row["method"],
+                "x": (row["low"] + row["high"]) / 2,
+                **plots.with_error(row, "kept"),
+            }
+            for row in rows
+            if row["when"] == "evictions"
+        ]
         x, y = "position / tokens read (0: oldest, 1: newest)", "share of tokens kept"
-        return {"density.svg": plots.lines(panels, title=title, x=x, y=y)}
+        return plots.lines("density", "Where kept tokens stand as blocks begin", points, x=x, y=y)
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:

@@ -31,6 +31,7 @@ from kvbench.replay.analyses.api import (
     top_mass,
 )
 from kvbench.replay.analyses.tally import Tally
+from kvbench.report.plots.figure import Figure
 
 if TYPE_CHECKING:
     import torch
@@ -85,15 +86,21 @@ class Overlap(AttentionAnalysis):
         ]
 
     @staticmethod
-    def pictures(rows: Sequence[Row]) -> dict[str, str]:
-        panels: plots.Lines = {}
-        for row in rows:
-            panels.setdefault(row["task"], {}).setdefault(f"layer {row['layer']}", []).append(
-                (row["distance"], row["overlap"])
-            )
+    def figures(rows: Sequence[Row]) -> list[Figure]:
+        points = [
+            {
+                "panel": row["task"],
+                "line": f"layer {row['layer']}",
+                "x": row["distance"],
+                "pairs": row["pairs"],
+                **plots.with_error(row, "overlap"),
+            }
+            for row in rows
+        ]
         title = "Attended tokens that a later window attends to, full cache"
         x, y = "distance of windows (tokens, up to)", "share of attended tokens"
-        return {"overlap.svg": plots.lines(panels, title=title, x=x, y=y, log=True)}
+        about = f"A point is the mean over at least {min((row['pairs'] for row in rows), default=0)} pairs of windows."
+        return plots.lines("overlap", title, points, x=x, y=y, about=about, log=True)
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:

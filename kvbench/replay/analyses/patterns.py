@@ -21,6 +21,7 @@ from kvbench.lazy import torch
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import AttentionAnalysis, Row, Study, Table, Window, fixed, register
 from kvbench.replay.analyses.tally import Tally
+from kvbench.report.plots.figure import Figure
 
 SINKS, LOCAL, LARGEST = 4, 16, 4
 KINDS = ("sink", "local", "stripe", "retrieval", "dispersed")
@@ -87,13 +88,14 @@ class Patterns(AttentionAnalysis):
         return found
 
     @staticmethod
-    def pictures(rows: Sequence[Row]) -> dict[str, str]:
-        panels: plots.Bars = {}
-        for row in rows:
-            shares = {name: row[name] for name in KINDS}
-            panels.setdefault(row["task"], {})[f"layer {row['layer']} head {row['head']}"] = shares
+    def figures(rows: Sequence[Row]) -> list[Figure]:
+        points = [
+            {"panel": row["task"], "bar": f"layer {row['layer']} head {row['head']}", "part": name, "y": row[name]}
+            for row in rows
+            for name in KINDS
+        ]
         title = "Where the attention of each query head goes, full cache"
-        return {"patterns.svg": plots.bars(panels, title=title, x="share of the attention")}
+        return plots.bars("patterns", title, points, x="share of the attention")
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:

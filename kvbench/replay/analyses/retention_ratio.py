@@ -16,6 +16,7 @@ from kvbench.eviction.budget import entries
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import MethodAnalysis, Moment, Row, Study, Table, fixed, panel, register, size
 from kvbench.replay.analyses.tally import Tally
+from kvbench.report.plots.figure import Figure
 
 if TYPE_CHECKING:
     from kvbench.replay.choices import Chosen
@@ -62,13 +63,19 @@ class RetentionRatio(MethodAnalysis):
         ]
 
     @staticmethod
-    def pictures(rows: Sequence[Row]) -> dict[str, str]:
-        panels: plots.Bars = {}
-        for row in rows:
-            if row["ratio"] is not None:
-                panels.setdefault(panel(row), {})[row["method"]] = {"cache length / sequence length": row["ratio"]}
+    def figures(rows: Sequence[Row]) -> list[Figure]:
+        points = [
+            {
+                "panel": panel(row),
+                "bar": f"{row['method']} ({row['right']}/{row['answers']})",
+                "part": "ratio",
+                **plots.with_error(row, "ratio"),
+            }
+            for row in rows
+        ]
         title = "Token retention ratio of right answers"
-        return {"retention-ratio.svg": plots.bars(panels, title=title, x="cache length / sequence length")}
+        about = "Behind each method, how many of its answers are right and counted."
+        return plots.bars("retention-ratio", title, points, x="cache length / sequence length", about=about)
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:

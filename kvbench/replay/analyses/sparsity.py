@@ -13,9 +13,11 @@ from kvbench.lazy import torch
 from kvbench.replay.analyses import plots
 from kvbench.replay.analyses.api import AttentionAnalysis, Row, Study, Table, Window, fixed, register
 from kvbench.replay.analyses.tally import Tally
+from kvbench.report.plots.figure import Figure
 
 SHARES = (90, 95, 99)
 NAMES = (*(f"entries_{share}" for share in SHARES), "above")
+ALL = (*NAMES, "tokens")
 THRESHOLD = 0.01
 
 
@@ -49,22 +51,28 @@ class Sparsity(AttentionAnalysis):
 
     def rows(self) -> list[Row]:
         """Columns: entries_90, ...: numbers of entries; above: a share; tokens: entries visible to a query."""
-        ratios = {name: (name, "queries") for name in (*NAMES, "tokens")}
+        ratios = {name: (name, "queries") for name in ALL}
         return [
             {"task": self.study.task, "layer": layer, "head": head, **figures}
             for (layer, head), figures in sorted(self._tally.figures(**ratios), key=lambda found: found[0])
         ]
 
     @staticmethod
-    def pictures(rows: Sequence[Row]) -> dict[str, str]:
-        panels: plots.Lines = {}
-        for layer in _by_layer(rows):
-            for share in SHARES:
-                line = panels.setdefault(layer["task"], {}).setdefault(f"{share}% of the attention", [])
-                line.append((layer["layer"], layer[f"entries_{share}"]))
+    def figures(rows: Sequence[Row]) -> list[Figure]:
+        points = [
+            {
+                "panel": layer["task"],
+                "line": f"{share}% of the attention",
+                "x": layer["layer"],
+                **plots.with_error(layer, f"entries_{share}"),
+            }
+            for layer in _by_layer(rows)
+            for share in SHARES
+        ]
         title = "Fewest entries that hold most of a query's attention, full cache"
         y = "entries (mean over queries and heads)"
-        return {"sparsity.svg": plots.lines(panels, title=title, x="layer", y=y)}
+        about = "The error of a layer is the mean of its heads' errors, the most that it can be."
+        return plots.lines("sparsity", title, points, x="layer", y=y, about=about)
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
@@ -87,6 +95,11 @@ def _by_layer(rows: Sequence[Row]) -> list[Row]:
     for row in rows:
         heads.setdefault((row["task"], row["layer"]), []).append(row)
     return [
-        {"task": task, "layer": layer} | {n: sum(r[n] for r in of) / len(of) for n in (*NAMES, "tokens")}
+        {"task": task, "layer": layer} | {n: _mean([r[n] for r in of]) for n in (*ALL, *(f"{n}_se" for n in ALL))}
         for (task, layer), of in heads.items()
     ]
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if len(known) == len(values) else None

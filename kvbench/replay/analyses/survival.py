@@ -28,6 +28,7 @@ from kvbench.replay.analyses.api import (
     top_mass,
 )
 from kvbench.replay.analyses.tally import Tally
+from kvbench.report.plots.figure import Figure
 
 YOUNGEST = 16  # ages up to this form one bin; each further bin doubles the age
 
@@ -89,24 +90,25 @@ class Survival(MethodAnalysis):
         ]
 
     @staticmethod
-    def pictures(rows: Sequence[Row]) -> dict[str, str]:
-        ages: plots.Lines = {}
+    def figures(rows: Sequence[Row]) -> list[Figure]:
+        points = []
         heads: dict[str, dict[str, dict[str, list[Row]]]] = {}
         for row in rows:
             if row["layer"] is None:
-                ages.setdefault(panel(row), {}).setdefault(row["method"], []).append((row["age"], row["share"]))
+                line = {"panel": panel(row), "line": row["method"], "x": row["age"], "attended": row["attended"]}
+                points.append(line | plots.with_error(row, "share"))
             else:
                 head = f"{row['layer']}.{row['head']}"
                 heads.setdefault(panel(row), {}).setdefault(row["method"], {}).setdefault(head, []).append(row)
         cells = {
-            title: {m: {h: _over_ages(of) for h, of in found.items()} for m, found in methods.items()}
-            for title, methods in heads.items()
+            name: {m: {h: _over_ages(of) for h, of in found.items()} for m, found in methods.items()}
+            for name, methods in heads.items()
         }
         title, value = "Attended tokens still held as blocks begin", "share of attended tokens"
-        return {
-            "survival.svg": plots.lines(ages, title=f"{title}, by age", x="age (tokens, up to)", y=value, log=True),
-            "survival-heads.svg": plots.heat(cells, title=f"{title}, by KV head", x="layer.head", value=value),
-        }
+        by_age = plots.lines(
+            "survival", f"{title}, by age", points, x="age (tokens, up to)", y=value, about="Over all heads.", log=True
+        )
+        return by_age + plots.heat("survival-heads", f"{title}, by KV head", cells, x="layer.head", value=value)
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:

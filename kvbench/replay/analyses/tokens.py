@@ -95,7 +95,7 @@ class Tokens(MethodAnalysis):
         return self._rows
 
     @staticmethod
-    def pictures(rows: Sequence[Row]) -> dict[str, str]:
+    def pages(rows: Sequence[Row]) -> dict[str, str]:
         return {"tokens.html": "".join(_page(rows))}
 
     @staticmethod

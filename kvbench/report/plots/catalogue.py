@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-from kvbench.report.plots.figure import Figure
-from kvbench.report.plots.scores import score_figures
+import itertools
+
+from kvbench.report.plots import style
+from kvbench.report.plots.budgets import against_budgets
+from kvbench.report.plots.figure import Figure, distinct
+from kvbench.report.plots.frontier import frontier_figures
+from kvbench.report.plots.maps import map_figures
+from kvbench.report.plots.measures import LENGTH, SCORE, SPEED, TRUNCATED
+from kvbench.report.plots.pages import pages
+from kvbench.report.plots.points import points
 from kvbench.report.scores import ScoreReport
 
 
 def figures(report: ScoreReport) -> list[Figure]:
     """The figures for which the report's rows have data."""
-    return [*score_figures(report)]
+    cells = points(report)
+    methods = sorted(distinct(cells, "method"))
+    found = [p | {"dash": style.dash(p["method"], methods)} for p in cells]
+    costs = [SPEED, LENGTH, *([TRUNCATED] if any(p["truncated"] for p in found) else [])]
+    drawn = [
+        *against_budgets(SCORE, found, methods),
+        *frontier_figures(found, methods),
+        *map_figures(report, found),
+        *(figure for measure in costs for figure in against_budgets(measure, found, methods)),
+    ]
+    return list(itertools.chain.from_iterable(map(pages, drawn)))

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from kvbench.console import terminal
 
 Spec = dict[str, Any]
+Point = dict[str, Any]  # one value of a figure's data
 
 
 @dataclass(frozen=True)
@@ -27,6 +29,11 @@ class Figure:
     def __post_init__(self) -> None:
         for field in ("title", "caption", "spec"):
             object.__setattr__(self, field, _cleaned(getattr(self, field)))
+
+
+def distinct(points: Sequence[Point], field: str) -> list[Any]:
+    """The values of a field, in order of first appearance."""
+    return list(dict.fromkeys(point[field] for point in points))
 
 
 def _cleaned(value: Any) -> Any:

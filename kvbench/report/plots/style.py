@@ -16,13 +16,14 @@ FULL = "full"  # takes the first colour, in every figure
 WIDTH = 460  # of a figure without its legend, in CSS pixels: a column of print, and a phone without zooming
 LETTER = 6.0  # width of a letter of a label
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # the first is drawn with, the others have its widths
+MARK = "#8c8c8c"  # grey that can be seen on both grounds
 COLOURS: dict[Theme, tuple[str, ...]] = {
     "light": ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#3a9bd6", "#7a7a29"),
     "dark": ("#f2f2f2", "#4ba3e3", "#ff8a4c", "#2ec49a", "#e39ac4", "#e6b23a", "#8fd0f7", "#c4c46a"),
 }
 GROUND: dict[Theme, dict[str, str]] = {
-    "light": {"paper": "#ffffff", "ink": "#1a1a1a", "soft": "#595959", "line": "#dedede", "mark": "#8c8c8c"},
-    "dark": {"paper": "#16181d", "ink": "#ededed", "soft": "#b3b3b3", "line": "#3a3d44", "mark": "#8c8c8c"},
+    "light": {"paper": "#ffffff", "ink": "#1a1a1a", "soft": "#595959", "line": "#dedede"},
+    "dark": {"paper": "#16181d", "ink": "#ededed", "soft": "#b3b3b3", "line": "#3a3d44"},
 }
 SHADES: dict[Theme, tuple[str, ...]] = {  # of heat maps, from 0 to 1
     "light": ("#f7fbff", "#c6dbef", "#6baed6", "#2171b5", "#08306b"),
@@ -35,7 +36,7 @@ DASHES = ([1, 0], [6, 3], [2, 2], [8, 2, 2, 2])
 def config(theme: Theme) -> dict[str, Any]:
     """The Vega-Lite configuration of a theme."""
     ground = GROUND[theme]
-    ink, mark = ground["ink"], ground["mark"]
+    ink = ground["ink"]
     first, *others = COLOURS[theme]
     titles = dict(titleColor=ink, titleFontWeight="normal", titleFontSize=11)
     return {
@@ -43,7 +44,7 @@ def config(theme: Theme) -> dict[str, Any]:
         "font": FONT,
         "padding": 8,
         "view": {"stroke": None},
-        "axis": dict(domainColor=mark, tickColor=mark, gridColor=ground["line"], labelColor=ground["soft"])
+        "axis": dict(domainColor=MARK, tickColor=MARK, gridColor=ground["line"], labelColor=ground["soft"])
         | dict(titles, labelFontSize=11, labelLimit=0, titleLimit=0),
         "legend": dict(titles, labelColor=ink, labelFontSize=11, labelLimit=WIDTH, orient="bottom")
         | dict(symbolSize=60, symbolOpacity=1, symbolStrokeWidth=2, rowPadding=3, columnPadding=14),
@@ -52,32 +53,37 @@ def config(theme: Theme) -> dict[str, Any]:
         "title": dict(color=ink, fontSize=13, fontWeight="normal", anchor="start", limit=WIDTH),
         "text": dict(color=ink, fontSize=10),
         "range": {"category": [first, *(others * len(DASHES))], "ramp": SHADES[theme], "heatmap": SHADES[theme]},
-        "style": {"frontier": {"stroke": mark}, "quiet": {"fill": ground["soft"]}},
+        "style": {
+            "on-light": {"color": ink},
+            "on-dark": {"color": ground["paper"]},
+        },
     }
 
 
-def methods(names: Sequence[str], shown: Sequence[str], *, line: bool = False) -> dict[str, Any]:
-    """Encodings that tell methods apart by colour and shape, and lines by dashes.
+def methods(names: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
+    """Encodings that tell the values of the field `method` apart: `color`, `shape`, and `strokeDash` for lines.
 
     names: of all methods of a report, so that a method looks the same in each of its figures; shown: in this figure.
     """
-    domain = [FULL, *(name for name in names if name != FULL)]
-    legend = {"title": None, "values": list(shown), "columns": across(shown)}
-    ranges: dict[str, Any] = {
-        "color": "category",
-        "shape": [SHAPES[i % len(SHAPES)] for i in range(len(domain))],
+    domain = _ordered(names)
+    legend = {"title": None, "values": [name for name in domain if name in shown], "columns": across(shown)}
+    scales = {"color": "category", "shape": [SHAPES[i % len(SHAPES)] for i in range(len(domain))]}
+    looks: dict[str, Any] = {
+        channel: {"field": "method", "type": "nominal", "scale": {"domain": domain, "range": to}, "legend": legend}
+        for channel, to in scales.items()
     }
-    if line:
-        ranges["strokeDash"] = [DASHES[max(0, i - 1) // 7 % len(DASHES)] for i in range(len(domain))]
-    return {
-        channel: {
-            "field": "method",
-            "type": "nominal",
-            "scale": {"domain": domain, "range": values},
-            "legend": legend,
-        }
-        for channel, values in ranges.items()
-    }
+    dashes = {"domain": list(range(len(DASHES))), "range": DASHES}
+    return looks | {"strokeDash": {"field": "dash", "type": "ordinal", "scale": dashes, "legend": None}}
+
+
+def dash(name: str, names: Sequence[str]) -> int:
+    """The value of the field `dash` for a method: which of the dashes its lines have."""
+    return max(0, _ordered(names).index(name) - 1) // (len(COLOURS["light"]) - 1) % len(DASHES)
+
+
+def _ordered(names: Sequence[str]) -> list[str]:
+    """The full cache first, also where it was not run."""
+    return [FULL, *(name for name in names if name != FULL)]
 
 
 def across(names: Sequence[str]) -> int:

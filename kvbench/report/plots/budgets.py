@@ -1,0 +1,128 @@
+"""Figures against the budget: a line with a band for each method, cells without a budget as rules."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from kvbench.report.plots import style
+from kvbench.report.plots.curves import axis, curves
+from kvbench.report.plots.figure import Figure, Point, Spec, distinct
+from kvbench.report.plots.points import only
+
+RULE = "A horizontal line: {methods}, without a budget."
+APART = "Points of one budget are set apart sideways, so that no bar hides another."
+MARKED = "*: generated entries are not bounded by the budget."
+CROWDED, STEP = 0.35, 0.05  # of the distance between two budgets, at most taken by points of one; between two points
+BESIDE = 1.25  # how much of the axis lies beside the first and the last budget, as a factor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A field of points with its error bars, and the words for it. `low`, `high`: fields; empty without error bars."""
+
+    name: str
+    title: str
+    axis: str
+    field: str
+    low: str = ""
+    high: str = ""
+    about: str
+    form: str = ",~r"  # of numbers at the axis
+    together: bool = True  # all panels share the axis of y
+    about_missing: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """A way to give budgets."""
+
+    field: str
+    suffix: str
+    title: str
+    axis: str
+    factor: float
+
+
+UNITS = (
+    _Unit("budget", "budget", "against budget", "budget (entries per layer and KV head)", 1),
+    _Unit("budget_share", "share", "against budget as a share of the prompt", "budget (% of the prompt)", 100),
+)
+
+
+def against_budgets(measure: Measure, points: Sequence[Point], methods: Sequence[str]) -> Iterator[Figure]:
+    """A figure for budgets in entries and one for shares of the prompt, where there are such points.
+
+    methods: of the whole report, in the order of their colours.
+    """
+    known = [p for p in points if p[measure.field] is not None]
+    for unit in UNITS:
+        at = [p | {"kind": "cell", "x": p[unit.field] * unit.factor} for p in known if p[unit.field] is not None]
+        if not at:
+            continue
+        there = distinct(at, "panel")
+        rules = [p | {"kind": "rule"} for p in known if _unbudgeted(p) and p["panel"] in there]
+        other = sum(p[unit.field] is None and not _unbudgeted(p) for p in known)
+        title = f"{measure.title} {unit.title}"
+        caption = " ".join(_caption(measure, at, rules, len(points) - len(known), other))
+        yield Figure(f"{measure.name}-{unit.suffix}", title, caption, _spec(measure, unit, title, at, rules, methods))
+
+
+def _unbudgeted(point: Point) -> bool:
+    return point["budget"] is None and point["budget_share"] is None
+
+
+def _caption(measure: Measure, at: Sequence[Point], rules: Sequence[Point], missing: int, other: int) -> Iterator[str]:
+    yield measure.about
+    yield f"n: questions. {APART}"
+    if rules:
+        yield RULE.format(methods=", ".join(distinct(rules, "method")))
+    if missing:
+        yield f"Not shown: {_cells(missing)} {measure.about_missing}."
+    if other:
+        yield f"Not shown here: {_cells(other)} with budgets in another unit."
+    if any(p["method"].endswith(" *") for p in at):
+        yield MARKED
+
+
+def _cells(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
+
+
+def _spec(
+    measure: Measure, unit: _Unit, title: str, at: Sequence[Point], rules: Sequence[Point], methods: Sequence[str]
+) -> Spec:
+    high = measure.high or measure.field
+    top = max(value for p in [*at, *rules] for value in (p[measure.field], p[high]) if value is not None)
+    scale: Spec = {"domain": [0, top or 1], "nice": 5} if measure.together else {"zero": True, "nice": 5}
+    return curves(
+        title,
+        only([*rules, *_apart(at)], "kind", "x", measure.field, measure.low, measure.high),
+        x=_axis(unit, distinct(at, "x")),
+        y=axis(measure.field, measure.axis, scale=scale, axis={"format": measure.form, "tickCount": 5}),
+        looks=style.methods(methods, distinct([*rules, *at], "method")),
+        low=measure.low,
+        high=measure.high,
+        hints=("task", "cell", "questions", "progress"),
+        together=measure.together,
+    )
+
+
+def _axis(unit: _Unit, budgets: Sequence[float]) -> Spec:
+    """The x axis, with a tick for each budget."""
+    ticks = sorted(budgets)
+    scale = {"type": "log", "base": 2, "domain": [ticks[0] / BESIDE, ticks[-1] * BESIDE], "nice": False}
+    lines = {"values": ticks, "format": ",~r", "labelOverlap": "greedy", "grid": False}
+    return axis("x", unit.axis, scale=scale, axis=lines)
+
+
+def _apart(at: Sequence[Point]) -> list[Point]:
+    """The points with `x` moved by the place of their method among the methods."""
+    methods = sorted(distinct(at, "method"))
+    logs = [math.log2(budget) for budget in sorted(distinct(at, "x"))]
+    room = min((b - a for a, b in itertools.pairwise(logs)), default=0.5) * CROWDED
+    step = min(STEP, room / max(1, len(methods) - 1))
+    middle = (len(methods) - 1) / 2
+    return [p | {"x": p["x"] * 2 ** ((methods.index(p["method"]) - middle) * step)} for p in at]

@@ -1,0 +1,95 @@
+"""Heat maps of scores: the subtasks of a family by length, and categories, as a needle's depth, by length.
+
+Tasks at two lengths or more get a panel for each cell; a family at one length gets a panel with all cells across.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from kvbench.errors import UserError
+from kvbench.eviction.budget import label
+from kvbench.report.categories import LENGTH, CategoryCell, CategoryReport
+from kvbench.report.plots.figure import Figure, Point, Spec, distinct
+from kvbench.report.plots.heat import heat
+from kvbench.report.scores import ScoreReport
+from kvbench.taskkit.names import base_name
+
+ABOUT = (
+    "Mean score from 0 to 1 over the questions of a square ({n}). No error bars: the tables have them. An empty square "
+    "was not run or has no score."
+)
+
+
+def map_figures(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure]:
+    """Maps of families of tasks with two subtasks or more, then of tasks with categories at two lengths or more."""
+    yield from _subtasks(points)
+    yield from _categories(report)
+
+
+def _subtasks(points: Sequence[Point]) -> Iterator[Figure]:
+    families: dict[tuple[str, str], list[Point]] = {}
+    for p in points:
+        subtask = LENGTH.sub("", p["task"]).partition("/")[2]
+        if subtask:
+            length = LENGTH.search(p["task"])
+            square = {"row": subtask, "length": int(length[1]) if length else None, "share": p["mean"]}
+            square |= {"cell": p["cell"], "questions": p["questions"]}
+            families.setdefault((base_name(p["task"]), p["group"]), []).append(square)
+    for (name, group), squares in families.items():
+        yield from _figure(name, group, "subtask", squares)
+
+
+def _categories(report: ScoreReport) -> Iterator[Figure]:
+    groups = [group for group in report.loaded.groups if LENGTH.search(group.task)]
+    try:
+        cells = CategoryReport.make(replace(report.loaded, groups=groups)).cells if len(groups) > 1 else []
+    except UserError:  # no task has two categories
+        return
+    families: dict[tuple[str, str, int], list[Point]] = {}
+    for cell in cells:
+        families.setdefault((cell.task, cell.group, cell.part), []).append(_square(cell))
+    for (task, group, _), squares in families.items():
+        if len(distinct(squares, "length")) > 1:
+            yield from _figure(task, group, "category", squares)
+
+
+def _square(cell: CategoryCell) -> Point:
+    budget = "" if cell.budget is None else f" {label(cell.budget)}"
+    score = cell.score.mean
+    return {
+        "row": cell.category,
+        "length": cell.length,
+        "share": None if math.isnan(score) else score,
+        "cell": cell.method + budget,
+        "questions": cell.score.questions,
+    }
+
+
+def _figure(name: str, group: str, kind: str, squares: Sequence[Point]) -> Iterator[Figure]:
+    """One map, where there are two rows or more."""
+    known = [s for s in squares if s["share"] is not None]
+    rows = sorted(distinct(known, "row"))
+    lengths = sorted(length for length in distinct(known, "length") if length is not None)
+    if len(rows) < 2:
+        return
+    title = ", ".join(filter(None, (name, group, f"score by {kind}" + (" and length" if len(lengths) > 1 else ""))))
+    counts = sorted(distinct(known, "questions"))
+    n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+    stem = "-".join(filter(None, ("map", _stem(name), _stem(group), kind)))
+    yield Figure(stem, title, ABOUT.format(n=n), _spec(title, known, rows, lengths))
+
+
+def _spec(title: str, squares: Sequence[Point], rows: Sequence[str], lengths: Sequence[int]) -> Spec:
+    if len(lengths) > 1:
+        by_length = [s | {"panel": s["cell"], "column": f"{s['length']}"} for s in squares]
+        return heat(title, by_length, rows, [str(length) for length in lengths], x="length (tokens)")
+    at_once = [s | {"panel": "", "column": s["cell"]} for s in squares]
+    return heat(title, at_once, rows, distinct(at_once, "column"), x=None)
+
+
+def _stem(text: str) -> str:
+    """Text as a part of a file's name."""
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).strip("-")

@@ -1,0 +1,48 @@
+"""What a report's figures against the budget show: scores, speed and lengths."""
+
+from kvbench.report.plots.budgets import Measure
+
+SCORE = Measure(
+    name="score",
+    title="Score",
+    axis="score",
+    field="mean",
+    low="low",
+    high="high",
+    about="Mean score over questions, a panel for each task. Bands and bars: 95% intervals over "
+    "questions, as in the table.",
+    form=".1f",
+    about_missing="without a score",
+)
+SPEED = Measure(
+    name="speed",
+    title="Speed",
+    axis="decoded tokens per second",
+    field="tokens_per_second",
+    low="tokens_per_second_q1",
+    high="tokens_per_second_q3",
+    about="Decoded tokens per second, evictions included, as in the table. Bands and bars: the middle half of the "
+    "answers' own speeds, which is their spread and no interval of the mean. Compare within one machine.",
+    together=False,
+    about_missing="without times",
+)
+LENGTH = Measure(
+    name="length",
+    title="Answer length",
+    axis="output tokens",
+    field="output_tokens",
+    low="output_tokens_q1",
+    high="output_tokens_q3",
+    about="Mean output tokens of all answers, truncated ones included. Bands and bars: the middle half of the answers.",
+    together=False,
+    about_missing="without answers",
+)
+TRUNCATED = Measure(
+    name="truncated",
+    title="Truncated answers",
+    axis="share of answers",
+    field="truncated",
+    about="Share of scored answers that reached the most new tokens; no error bars.",
+    form=".0%",
+    about_missing="without answers",
+)

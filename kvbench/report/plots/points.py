@@ -1,0 +1,96 @@
+"""The cells of a report as points of figures: plain values, under the names that CSV and JSON have for them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from kvbench.eviction.budget import label
+from kvbench.report.cells import ScoreCell, answered, cells_of, present
+from kvbench.report.plots.figure import Point
+from kvbench.report.rows import Rows
+from kvbench.report.scores import ScoreReport
+from kvbench.report.tables import TaskTable, shared_options
+
+IDENTITY = ("panel", "task", "group", "method", "dash", "cell", "budget", "budget_share", "questions", "progress")
+QUARTILES = (0.25, 0.75)
+
+
+def points(report: ScoreReport) -> list[Point]:
+    """A point for every cell, in the order of the tables. What the rows lack is None."""
+    shared = shared_options(report.loaded)
+    return [
+        _point(table, cell, rows)
+        for group, table in zip(report.loaded.groups, report.tables, strict=True)
+        for cell, (_, _, rows) in zip(table.cells, cells_of(group.rows, shared), strict=True)
+    ]
+
+
+def only(points: Sequence[Point], *fields: str) -> list[Point]:
+    """The points with these fields and those that say what a point is; fields without a value are left out."""
+    return [{f: p[f] for f in (*IDENTITY, *fields) if p.get(f) is not None} for p in points]
+
+
+def _point(table: TaskTable, cell: ScoreCell, rows: Rows) -> Point:
+    answers = answered(rows)
+    tokens = answers.number("output_tokens")
+    figures = {
+        "mean": cell.score.mean,
+        "low": cell.score.low,
+        "high": cell.score.high,
+        "kv_bytes_peak": cell.kv_bytes_peak,
+        "tokens_per_second": cell.tokens_per_second,
+        **_spread("tokens_per_second", _speeds(answers)),
+        "output_tokens": _mean(tokens),
+        **_spread("output_tokens", tokens),
+        "truncated": cell.truncated,
+    }
+    shared = isinstance(cell.budget, float)
+    return {
+        "panel": _panel(table),
+        "task": table.task,
+        "group": table.group,
+        "method": cell.method + " *" * cell.marked,
+        "cell": " ".join(filter(None, (cell.method + " *" * cell.marked, _budget(cell)))),
+        "budget": None if shared else cell.budget,
+        "budget_share": cell.budget if shared else None,
+        "questions": cell.score.questions,
+        "answers": len(answers),
+        "progress": cell.progress,
+        **{name: value if math.isfinite(value) else None for name, value in figures.items()},
+    }
+
+
+def _panel(table: TaskTable) -> str:
+    """A panel's title, with the number of questions of its cells."""
+    counts = sorted({cell.score.questions for cell in table.cells})
+    n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
+    return ", ".join(filter(None, (table.task, table.group, n)))
+
+
+def _budget(cell: ScoreCell) -> str:
+    return "" if cell.budget is None else label(cell.budget)
+
+
+def _speeds(answers: Rows) -> Any:
+    """Decoded tokens per second of each answer, counted as `kvbench.report.cells.speed` counts them."""
+    import numpy as np
+
+    busy = np.nan_to_num(answers.number("decode_seconds")) + np.nan_to_num(answers.number("evict_seconds"))
+    timed = busy > 0
+    return (answers.number("output_tokens")[timed] - 1).clip(0) / busy[timed]
+
+
+def _spread(name: str, values: Any) -> Mapping[str, float]:
+    """The quartiles of the answers' values."""
+    import numpy as np
+
+    kept = present(values)
+    low, high = np.quantile(kept, QUARTILES).tolist() if len(kept) else (math.nan, math.nan)
+    return {f"{name}_q1": low, f"{name}_q3": high}
+
+
+def _mean(values: Any) -> float:
+    kept = present(values)
+    return float(kept.mean()) if len(kept) else math.nan
