@@ -1,6 +1,6 @@
 """Checks that the rows of one table are comparable, and describes allowed differences.
 
-    check("walk", rows)                    # UserError: two models, prompts, judges ... in one table
+    check(rows)                            # UserError: two models, prompts, judges ... in one table
     for label, part in split(rows, ("model",)): ...
     for mixture in mixtures(rows): sentence(mixture, ["walk"])
 
@@ -46,7 +46,8 @@ SAME = {
 # A task may draw its questions differently, and a long prompt leaves less room for the answer.
 BY_QUESTION = ("temperature", "top_p", "top_k", "min_p", "max_new_tokens")
 ARTEFACTS = "tables, drafts or plug-in"
-ONE_BY_ONE = "Report the runs one by one."
+ALL = "all"  # of --group-by: everything that differs
+APART = f"--group-by {ALL} makes one table each."
 # Notes below a table: the column, its name in the sentence, and the columns within which it should be equal.
 NOTED = (
     ("kvbench_version", "versions of kvbench", ()),
@@ -108,24 +109,39 @@ def split(rows: Rows, columns: Sequence[str]) -> list[tuple[str, Rows]]:
 
 
 def split_all(rows: Rows) -> Iterator[tuple[str, Rows]]:
-    """Split rows by everything that must be equal, except the prompts of equal questions."""
+    """Split rows by everything that must be equal; by run where equal questions had different prompts."""
     for label, part in split(rows, [column for column in SAME if values_of(rows, column)[1:]]):
-        yield from _split_further(label, part)
+        for further, alike in _split_further(label, part):
+            yield from [(further, alike)] if _two_prompts(alike) is None else _by_run(further, alike)
 
 
-def check(task: str, rows: Rows) -> None:
-    """Raise UserError naming two runs and what differs between them."""
+def _by_run(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:
+    runs = rows.text(RUN)
+    for code in runs.present():
+        yield _joined(label, f"run {runs.names[code]}"), rows.where(runs.codes == code)
+
+
+def check(rows: Rows) -> None:
+    """Raise UserError that names two runs and what differs between them."""
     for column, word in SAME.items():
         if len(values_of(rows, column)) > 1:
             conflicts = [(_run(rows, place), f"{word} {value}") for place, value in rows.firsts(column)[:2]]
             raise _refusal(conflicts, f"--group-by {column} makes one table each.")
     for difference in differences(rows):
         raise _error(rows, difference)
-    if (question := _torn(rows, rows.text("prompt_sha256").codes)) is not None:
+    if (question := _two_prompts(rows)) is not None:
+        runs = rows.where(rows.text("doc_id").is_one_of(question))
+        (first, *_), (other, *_) = [(_run(runs, place), value) for place, value in runs.firsts("prompt_sha256")[:2]]
+        where = f"in {first} and {other}" if first != other else f"in {first} alone"
         raise UserError(
-            f"question {quote(question)} of task {quote(task)} had two different prompts (other data or template); "
-            f"scores are not comparable. {ONE_BY_ONE}"
+            f"question {quote(question)} had two different prompts {where} (other data or template); "
+            f"scores are not comparable. {APART if first != other else 'Its table was joined or edited.'}"
         )
+
+
+def _two_prompts(rows: Rows) -> str | None:
+    """The first question that had two different prompts, or None."""
+    return _torn(rows, rows.text("prompt_sha256").codes)
 
 
 def differences(rows: Rows) -> Iterator[Difference]:
@@ -134,10 +150,10 @@ def differences(rows: Rows) -> Iterator[Difference]:
     versions, artefacts = rows.text("method_version"), rows.text("artefacts")
     for code in methods.present():
         mine = methods.codes == code
-        yield from _difference(f"{methods.names[code]} version", versions, mine, ONE_BY_ONE)
+        yield from _difference(f"{methods.names[code]} version", versions, mine, APART)
         for kind in Text(options.codes[mine], options.names).present():
             word = f"{ARTEFACTS} of {methods.names[code]}"
-            yield from _difference(word, artefacts, mine & (options.codes == kind), ONE_BY_ONE)
+            yield from _difference(word, artefacts, mine & (options.codes == kind), APART)
     judges = rows.text("judge").renamed(lambda name: None if name.startswith("nobody") else _DATE.sub("", name).strip())
     yield from _difference(
         "judge", judges, judges.codes >= 0, "'kvbench score RUN --all' with one judge makes them alike."
@@ -195,8 +211,9 @@ def _error(rows: Rows, difference: Difference) -> UserError:
         conflicts = [(run, f"{difference.word} {values.names[code]}") for run, code in zip(runs, codes)]
         return _refusal(conflicts, difference.remedy)
     listed = [f"{_named(difference, values.names[code])} in {run}" for run, code in zip(runs, codes)]
+    method = difference.word.removeprefix(f"{ARTEFACTS} of ")
     return UserError(
-        f"the {difference.word} differ: {' and '.join(listed)}; scores are not comparable. {difference.remedy}"
+        f"method {quote(method)} used {listed[0]}, but {listed[1]}; scores are not comparable. {difference.remedy}"
     )
 
 

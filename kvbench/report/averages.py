@@ -4,8 +4,10 @@
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
 
 Each mean covers one method at one budget, over tasks of one group, length and setting, with the group's weights. Its
-error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. If a task is missing, there is no
-mean, and a note names the task.
+error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. Its interval joins the tasks'
+intervals in the same way, each side for itself (Zou and Donner 2008), and is printed in place of the error if a task
+shows no spread: that task's error is 0 and says nothing. If a task is missing, there is no mean, and a note names the
+task.
 
 A group that was run at all its lengths has three more means, of its first average over the lengths: with equal weights,
 and with weights that rise (inc) or fall (dec) linearly from the shortest length to the longest, as in RULER's paper
@@ -15,17 +17,18 @@ and with weights that rise (inc) or fall (dec) linearly from the shortest length
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from kvbench.errors import KVBenchError
 from kvbench.eviction.budget import Budget, label
 from kvbench.report.agree import SAME, values_of
-from kvbench.report.blocks import NAMED, Block, Column, chosen, own, plain, with_error
+from kvbench.report.blocks import NAMED, Block, Column, chosen, difference, own, plain, with_error, with_interval
 from kvbench.report.cells import ScoreCell
 from kvbench.report.load import Group
+from kvbench.report.stats import ALPHA, smallest_drop
 from kvbench.report.tables import TaskTable
 from kvbench.task import Task
 from kvbench.taskkit.names import base_name, get_task
@@ -36,17 +39,29 @@ ABOUT = "Means over tasks; their errors take the tasks as independent."
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mean:
-    """A weighted mean over tasks, and its paired difference to the baseline; NaN if tasks are `missing`."""
+    """A weighted mean over tasks, and its paired difference to the baseline; NaN if tasks are `missing`.
 
-    value: float
-    se: float
-    diff: float
-    diff_se: float
-    missing: tuple[str, ...]
+    `spread`, `diff_spread`: whether every task's scores, or differences, have an error above 0. `df`: the fewest
+    degrees of freedom of any task's difference.
+    """
+
+    value: float = math.nan
+    se: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    diff: float = math.nan
+    diff_se: float = math.nan
+    diff_low: float = math.nan
+    diff_high: float = math.nan
+    df: float = math.nan
+    spread: bool = True
+    diff_spread: bool = True
+    missing: tuple[str, ...] = ()
 
     def data(self) -> dict[str, Any]:
         """For JSON; None where there is no number."""
-        (line,) = plain([Column("mean", "value"), *own("se", "diff", "diff_se", "missing")], [self])
+        figures = own("se", "low", "high", "diff", "diff_se", "diff_low", "diff_high", "missing")
+        (line,) = plain([Column("mean", "value"), *figures], [self])
         return line
 
 
@@ -203,7 +218,7 @@ def _table(
             parts.setdefault((cell.method, cell.budget), {})[member] = cell, mean
     rows = [_row(by_member, averages) for by_member in parts.values()]
     names = [name for name in averages if any(not row.means[name].missing for row in rows)]
-    notes = [*_missing(rows, explained), *([ABOUT] if names else [])]
+    notes = [*_missing(rows, explained), *([ABOUT, *_seen(rows, names[0])] if names else [])]
     return AverageTable(task=task, group=group, interval=interval, last=last, names=names, rows=rows, notes=notes)
 
 
@@ -222,24 +237,61 @@ def _row(parts: Mapping[str, Part], averages: Averages) -> AverageRow:
 
 def _one(cell: ScoreCell) -> Mean:
     """A cell's score as a mean over one task."""
-    diff, diff_se = (cell.against.paired.diff, cell.against.paired.se) if cell.against else (math.nan, math.nan)
-    return Mean(value=cell.score.mean, se=cell.score.se, diff=diff, diff_se=diff_se, missing=())
+    score = cell.score
+    mean = Mean(value=score.mean, se=score.se, low=score.low, high=score.high, spread=score.se != 0)
+    if cell.against is None:
+        return mean
+    paired = cell.against.paired
+    return replace(
+        mean,
+        diff=paired.diff,
+        diff_se=paired.se,
+        diff_low=paired.low,
+        diff_high=paired.high,
+        df=paired.df,
+        diff_spread=paired.se != 0,
+    )
 
 
 def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
     """The weighted mean; a figure is NaN if it is NaN in any part, and all are NaN if a part is missing."""
     missing = tuple(member for member in weights if member not in parts or math.isnan(parts[member][1].value))
     if missing:
-        return Mean(value=math.nan, se=math.nan, diff=math.nan, diff_se=math.nan, missing=missing)
+        return Mean(missing=missing)
     total = sum(weights.values())
     means = [(weight / total, parts[member][1]) for member, weight in weights.items()]
+
+    def together(figure: Callable[[Mean], float]) -> float:
+        """The square root of the sum of squares of the weighted figures of all tasks."""
+        return math.hypot(*(weight * figure(mean) for weight, mean in means))
+
+    value, diff = (sum(weight * getattr(mean, name) for weight, mean in means) for name in ("value", "diff"))
     return Mean(
-        value=sum(weight * mean.value for weight, mean in means),
-        se=math.hypot(*(weight * mean.se for weight, mean in means)),
-        diff=sum(weight * mean.diff for weight, mean in means),
-        diff_se=math.hypot(*(weight * mean.diff_se for weight, mean in means)),
-        missing=(),
+        value=value,
+        se=together(lambda mean: mean.se),
+        low=value - together(lambda mean: mean.value - mean.low),
+        high=value + together(lambda mean: mean.high - mean.value),
+        diff=diff,
+        diff_se=together(lambda mean: mean.diff_se),
+        diff_low=diff - together(lambda mean: mean.diff - mean.diff_low),
+        diff_high=diff + together(lambda mean: mean.diff_high - mean.diff),
+        df=min(mean.df for _, mean in means),
+        spread=all(mean.spread for _, mean in means),
+        diff_spread=all(mean.diff_spread for _, mean in means),
     )
+
+
+def _seen(rows: Sequence[AverageRow], name: str) -> list[str]:
+    """A note on the smallest drop of an average that a t test over its comparisons finds."""
+    family = [row.means[name] for row in rows if not math.isnan(row.means[name].diff)]
+    alpha = ALPHA / max(1, len(family))
+    drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]
+    found = [drop for drop in drops if not math.isnan(drop)]
+    if not found:
+        return []
+    number = "the comparison" if len(family) == 1 else f"{len(found)} of {len(family)} comparisons"
+    level = f"{ALPHA:.0%}" + (f" after Holm over {len(family)}" if len(family) > 1 else "")
+    return [f"A true drop of {name} by {max(found):.3f} is found with 80% power in {number} (two-sided t at {level})."]
 
 
 def _missing(rows: Sequence[AverageRow], names: Sequence[str]) -> list[str]:
@@ -264,9 +316,13 @@ def _value(name: str, row: AverageRow) -> str | None:
     mean = row.means[name]
     if math.isnan(mean.value):
         return None
-    text = with_error(mean.value, mean.se)
+    text = with_error(mean.value, mean.se) if mean.spread else with_interval(mean.value, mean.low, mean.high)
     return f"{text} ({row.progress})" if row.progress else text
 
 
 def _difference(mean: Mean) -> str | None:
-    return None if math.isnan(mean.diff) else with_error(mean.diff, mean.diff_se, sign="+")
+    if math.isnan(mean.diff):
+        return None
+    if mean.diff_spread:
+        return with_error(mean.diff, mean.diff_se, sign="+")
+    return difference(mean.diff, mean.diff_low, mean.diff_high)

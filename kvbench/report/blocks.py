@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from kvbench.eviction.budget import label
 from kvbench.report.load import Loaded
+from kvbench.report.stats import Estimate
 
 NOTHING = "-"
 number, percent = "{:.3f}".format, "{:.0%}".format
@@ -27,13 +28,15 @@ class Column:
 
     `name`: its key in CSV and JSON; empty for a column of tables only. `value`: a function of a line, or the dotted
     path of an attribute or key, None where a part of the path is missing. `header`: its title in tables; empty for CSV
-    and JSON only. `printed`: how tables show a value.
+    and JSON only. `printed`: how tables show a value. `left`: whether tables align it to the left, as they do their
+    first column.
     """
 
     name: str
     value: str | Callable[[Any], Any]
     header: str = ""
     printed: Callable[[Any], str] = str
+    left: bool = False
 
     def of(self, line: Any) -> Any:
         """The value of a line; None for NaN and infinity."""
@@ -125,13 +128,39 @@ def entries(value: float) -> str:
 
 
 def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> str:
-    """A value with its error, as in "0.512 ±0.034"; the value alone if its error is unknown."""
-    return f"{value:{sign}.3f}" + ("" if math.isnan(se) else f" ±{se:.{digits}f}")
+    """A value with its error, as in "0.512 ±0.034"; the value alone if its error is unknown.
+
+    An error that would be rounded to zero keeps its first digit.
+    """
+    if math.isnan(se):
+        return f"{value:{sign}.3f}"
+    return f"{value:{sign}.3f} ±{se:.{digits}f}" if se >= 0.5 * 10**-digits else f"{value:{sign}.3f} ±{se:.1g}"
+
+
+def with_interval(value: float, low: float, high: float) -> str:
+    """A share with its interval, as in "0.000 (0, 0.125)"; for shares without spread, whose error says nothing."""
+    ends = ", ".join(f"{end:.3f}" if 0 < end < 1 else f"{end:.0f}" for end in (low, high))
+    return f"{value:.3f} ({ends})" if low < high else f"{value:.3f}"
+
+
+def estimated(score: Estimate, digits: int = 3) -> str:
+    """A mean score with its standard error, or with its interval where the questions show no spread."""
+    if score.se == 0:
+        return with_interval(score.mean, score.low, score.high)
+    return with_error(score.mean, score.se, digits=digits)
+
+
+def difference(diff: float, low: float, high: float) -> str:
+    """A difference with its interval, as in "+0.012 (-0.02, +0.04)", with digits enough to tell the ends apart."""
+    if math.isnan(low):
+        return f"{diff:+.3f}"
+    digits = max(2, -math.floor(math.log10(max(high - low, 1e-6))))
+    return f"{diff:+.3f} ({low:+.{digits}f}, {high:+.{digits}f})"
 
 
 NAMED = [  # the method and its budget, marked where generated entries are not bounded by the budget
     Column("method", "method"),
-    Column("", lambda line: line.method + " *" * line.marked, "method"),
+    Column("", lambda line: line.method + " *" * line.marked, "method", left=True),
     Column("", "budget", "budget", label),
     Column("budget", lambda line: None if isinstance(line.budget, float) else line.budget),
     Column("budget_share", lambda line: line.budget if isinstance(line.budget, float) else None),

@@ -20,13 +20,13 @@ from typing import Any, ClassVar
 from kvbench.errors import UserError
 from kvbench.eviction.budget import Budget, label
 from kvbench.report import stats
-from kvbench.report.blocks import NAMED, Block, Column, Report, own, plain, with_error
+from kvbench.report.blocks import NAMED, Block, Column, Report, estimated, own, plain
 from kvbench.report.cells import cells_of, clusters_of
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import ranks
 from kvbench.report.tables import headline_of, shared_options
 
-ACROSS = 5  # columns of scores that fit 80 characters
+ACROSS = 4  # columns of scores that fit 80 characters
 LENGTH = re.compile(r"@(\d+)$")
 
 
@@ -84,7 +84,7 @@ def _score(name: str, line: Line) -> str | None:
     cell = line[1].get(name)
     if cell is None or math.isnan(cell.score.mean):
         return None
-    return with_error(cell.score.mean, cell.score.se, digits=2)
+    return estimated(cell.score, digits=2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,11 +61,14 @@ class ScoreCell:
     kv_bytes_peak: float  # of one sequence, mean over samples
     kv_bytes_mean: float
     tokens_per_second: float
+    tokens_per_second_sd: float  # over samples
+    machine_load: float  # per core, mean over samples; NaN: not recorded
     roofline_share: float
     evict_share: float
     progress: str  # "412 of 960 rows" of an unfinished run
     against: Against | None = None
-    # Score, bytes and speed as shares of the full cache's on shared questions; empty without a full cache.
+    # Score, bytes and speed as shares of the full cache's on shared questions, and the standard deviation of the share
+    # of speed over samples; empty without a full cache.
     of_full: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -157,6 +160,8 @@ def make_cell(
         kv_bytes_peak=mean(answers.number("kv_bytes_peak")),
         kv_bytes_mean=mean(answers.number("kv_bytes_mean")),
         tokens_per_second=speed(answers),
+        tokens_per_second_sd=speed_sd(answers),
+        machine_load=mean(answers.number("machine_load")),
         roofline_share=mean(answers.number("roofline_share")),
         evict_share=float(_seconds(answers, "evict_seconds").sum() / busy) if busy > 0 else math.nan,
         progress=", ".join(unfinished[runs.names[code]] for code in runs.present() if runs.names[code] in unfinished),
@@ -230,6 +235,14 @@ def speed(rows: Rows) -> float:
     """Decoded tokens per second, without each answer's first token, which prefill produces."""
     busy = _busy(rows)
     return float((present(rows.number("output_tokens")) - 1).clip(0).sum() / busy) if busy > 0 else math.nan
+
+
+def speed_sd(rows: Rows) -> float:
+    """Standard deviation over samples of decoded tokens per second; NaN with fewer than two samples."""
+    busy = _seconds(rows, "decode_seconds") + _seconds(rows, "evict_seconds")
+    timed = (busy > 0) & (rows.number("output_tokens") > 1)
+    rates = (rows.number("output_tokens")[timed] - 1) / busy[timed]
+    return float(rates.std(ddof=1)) if len(rates) > 1 else math.nan
 
 
 def question_mean(scores: Mapping[str, Sequence[float]]) -> float:

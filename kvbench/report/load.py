@@ -1,15 +1,19 @@
 """Reads runs for a report and groups their rows into comparable tables. No torch.
 
-    loaded = load([Path("results/a"), Path("results/b")])      # UserError when a and b are not comparable
+    loaded = load([Path("results/a"), Path("results/b")])      # UserError when no task of a and b is comparable
     loaded.groups                                              # one for each task, more with --group-by
+    loaded.clashes                                             # tasks left out, and why
 
-Rows compare when model, sampling, prompt, interval, seed and versions of task and method are the same, and equal
-questions had equal prompts. A row that is in several runs counts once, an ok one before a failed one.
+Rows are comparable when model, sampling, prompt, interval, seed and versions of task and method are the same, and
+equal questions had equal prompts. A task whose rows are not comparable is left out and named; the other tasks are not
+affected. If several runs have a row of the same key, the row counts once, an ok row before a failed one, and a line
+names both runs.
 """
 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.registry import did_you_mean
 from kvbench.report import agree
-from kvbench.report.agree import NOTED, ONE_BY_ONE, SAME, Mixture
+from kvbench.report.agree import NOTED, SAME, Mixture
 from kvbench.report.rows import KEY, RUN, Rows
 from kvbench.store import list_runs, manifest, read_columns, read_run
 
@@ -32,10 +36,10 @@ COLUMNS = (
     *("budget", "budget_share", "decode_bounded", "status", "stop_reason", "prompt_sha256", "prompt_tokens", "judge"),
     *("output_tokens", "extracted", "score", "score_partial", "score_strict", "floor", "no_answer"),
     *("entries_after_evict", "entries_peak", "entries_mean", "kv_bytes_peak", "kv_bytes_extra", "kv_bytes_mean"),
-    *("kv_bytes_prefill_peak", "decode_seconds", "evict_seconds", "roofline_share"),
+    *("kv_bytes_prefill_peak", "decode_seconds", "evict_seconds", "roofline_share", "machine_load"),
     *(column for column, _, _ in NOTED),
 )
-MOST = 4  # runs that a notice lists
+MOST = 4  # pairs of runs that get a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +56,8 @@ class Loaded:
     """Rows of all runs in comparable groups. `unfinished` maps a run to its "412 of 960 rows".
 
     `mixed`: allowed differences between the rows of one table, with the tasks of these tables.
+    `repeated`: a line for each pair of runs that have rows of the same keys.
+    `clashes`: a line for each cause why tasks were left out, with these tasks.
     """
 
     groups: list[Group]
@@ -59,6 +65,8 @@ class Loaded:
     unfinished: dict[str, str] = field(default_factory=dict)
     notices: list[str] = field(default_factory=list)
     mixed: list[tuple[Mixture, list[str]]] = field(default_factory=list)
+    repeated: list[str] = field(default_factory=list)
+    clashes: list[str] = field(default_factory=list)
 
 
 def find_runs(names: Sequence[str], results: Path = Path("results")) -> list[Path]:
@@ -92,23 +100,26 @@ def _with_name(path: Path) -> Path:
     return path if folder.name not in ("", "..") else folder.resolve() / file
 
 
-def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = False, skip: bool = False) -> Loaded:
+def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = False) -> Loaded:
     """Read runs and group their rows.
 
     Args:
-        group_by: columns that may differ; each of their values gets separate tables.
-        split: group by everything that differs, instead of an error.
+        group_by: columns that may differ; each of their values gets separate tables. "all": everything that differs.
         skip: leave out runs that cannot be read, with a notice, instead of an error.
+
+    Raises:
+        UserError: there are no rows, or those of every task clash.
+        SetupError: a run is damaged.
     """
     for name in group_by:
-        if name not in SAME:
-            raise UserError(f"--group-by {quote(name)}.{did_you_mean(name, list(SAME))} Columns: {', '.join(SAME)}.")
+        if name not in (*SAME, agree.ALL):
+            known = [*SAME, agree.ALL]
+            raise UserError(f"--group-by {quote(name)}.{did_you_mean(name, known)} Columns: {', '.join(known)}.")
     tables: list[tuple[str, pa.Table]] = []
     runs: list[dict[str, Any]] = []
     unfinished: dict[str, str] = {}
     notices: list[str] = []
-    for path in paths:
-        name = path.name if path.is_dir() else path.parent.name
+    for path, name in zip(paths, _names(paths)):
         try:
             tables.append((name, _read(path, name, unfinished, notices)))
         except KVBenchError as error:
@@ -122,14 +133,34 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, split: bool = F
         raise UserError("\n".join([*notices, f"there are no rows yet in {there}." if there else "no run can be read."]))
     rows, repeated = _each_once(Rows.of(tables))
     rows = _filled(rows.without(KEY))
-    groups = []
+    groups, clashes = _grouped(rows, group_by)
+    if not groups:
+        raise UserError("\n".join(clashes))
+    return Loaded(groups, runs, unfinished, notices, _mixed(groups), repeated, clashes)
+
+
+def _names(paths: Sequence[Path]) -> list[str]:
+    """The runs' names; their paths where two have the same name."""
+    folders = [path if path.is_dir() else path.parent for path in paths]
+    count = Counter(folder.name for folder in folders)
+    return [folder.name if count[folder.name] == 1 else str(folder) for folder in folders]
+
+
+def _grouped(rows: Rows, group_by: Sequence[str]) -> tuple[list[Group], list[str]]:
+    """The comparable groups, and a line for each cause of a clash with the tasks that are left out for it."""
+    groups: list[Group] = []
+    causes: dict[str, list[str]] = {}
     tasks = rows.text("task")
     for code in tasks.present():
-        part = rows.where(tasks.codes == code) if len(tasks.present()) > 1 else rows
-        for label, group in agree.split_all(part) if split else agree.split(part, group_by):
-            agree.check(tasks.names[code], group)
-            groups.append(Group(tasks.names[code], label, group))
-    return Loaded(groups, runs, unfinished, notices + repeated, _mixed(groups))
+        task, part = tasks.names[code], rows.where(tasks.codes == code) if len(tasks.present()) > 1 else rows
+        for label, group in agree.split_all(part) if agree.ALL in group_by else agree.split(part, group_by):
+            try:
+                agree.check(group)
+            except UserError as clash:
+                causes.setdefault(str(clash), []).append(task)
+            else:
+                groups.append(Group(task, label, group))
+    return groups, [f"no table of {', '.join(dict.fromkeys(left))}: {cause}" for cause, left in causes.items()]
 
 
 def _read(path: Path, name: str, unfinished: dict[str, str], notices: list[str]) -> pa.Table:
@@ -157,7 +188,7 @@ def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
 
 
 def _each_once(rows: Rows) -> tuple[Rows, list[str]]:
-    """One row per row key, preferably an ok one, and a notice that names the runs of the omitted rows."""
+    """One row per row key, an ok row before a failed one, then the first; and lines that name the omitted rows."""
     import numpy as np
 
     keys = rows.text(KEY).codes
@@ -167,19 +198,29 @@ def _each_once(rows: Rows) -> tuple[Rows, list[str]]:
     kept = first[keys] == np.arange(len(rows))
     if kept.all():
         return rows, []
-    runs = rows.text(RUN)
-    losers, winners = ([runs.names[code] for code in np.unique(runs.codes[at])] for at in (~kept, first[keys[~kept]]))
-    has = "has" if len(winners) == 1 else "have"
-    line = (
-        f"{_counted(int((~kept).sum()))} of {_few(losers)} left out: {_few(winners)} {has} them too (equal row keys), "
-        f"and a row counts once. {ONE_BY_ONE}"
+    left = np.flatnonzero(~kept)
+    return rows.where(kept), _repeated(rows.where(left), rows.where(first[keys[left]]))
+
+
+def _repeated(left: Rows, kept: Rows) -> list[str]:
+    """A line for each pair of runs with rows of the same keys; `kept` is the row that counts in place of `left`."""
+    import numpy as np
+
+    other = (left.number("score") != kept.number("score")) & ~(
+        np.isnan(left.number("score")) & np.isnan(kept.number("score"))
     )
-    return rows.where(kept), [line]
-
-
-def _few(runs: Sequence[str]) -> str:
-    more = len(runs) - MOST
-    return ", ".join(runs[:MOST]) + (f" and {more} more" if more > 0 else "")
+    runs, lines = left.text(RUN), []
+    pairs = list(left.parts(runs.codes, kept.text(RUN).codes))
+    for (loser, winner), part in pairs[:MOST]:
+        count, differing = len(part), int(other[np.isin(left.places, part.places)].sum())
+        scores = f"{differing} of {count} scores differ" if differing else "all scores are equal"
+        lines.append(
+            f"{_counted(count)} of {runs.names[loser]} left out: {runs.names[winner]} has the same row keys and counts "
+            f"({scores}). Report the runs one by one, or compare them: kvbench compare."
+        )
+    if more := sum(len(part) for _, part in pairs[MOST:]):
+        lines.append(f"{_counted(more)} of further runs left out, because other runs have the same row keys.")
+    return lines
 
 
 def _counted(count: int) -> str:

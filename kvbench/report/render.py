@@ -1,4 +1,4 @@
-"""A report as text, Markdown, CSV or JSON. No format executes or hides text of a model or a file.
+"""A report as text, Markdown, LaTeX, CSV or JSON. No format executes or hides text of a model or a file.
 
     print(FORMATS["markdown"](report))         # one string
     write(report, Path("results/demo/report")) # report.md, report.csv, report.json
@@ -20,6 +20,7 @@ from typing import Any
 from kvbench import __version__
 from kvbench.console import terminal
 from kvbench.errors import SetupError, quote
+from kvbench.report import latex
 from kvbench.report.agree import sentence
 from kvbench.report.blocks import Column, Report
 from kvbench.store import manifest
@@ -42,7 +43,7 @@ def text(report: Report) -> str:
                 console.print(terminal.clean(note))
             if block.notes:
                 console.print()
-        for line in _mixed(report):
+        for line in remarks(report):
             console.print(terminal.clean(line))
         console.print(report.about)
     return captured.get().rstrip("\n")
@@ -55,9 +56,13 @@ def markdown(report: Report) -> str:
         for columns in block.tables():
             lines += [*_md_table(columns, block.lines), ""]
         lines += [f"{md(note)}\n" for note in block.notes]
-    lines += [f"{md(line)}\n" for line in _mixed(report)]
+    lines += [f"{md(line)}\n" for line in remarks(report)]
     lines += ["Runs: " + ", ".join(f"{md(run['run'])} ({run['rows']} rows)" for run in report.loaded.runs)]
     return "\n".join(lines)
+
+
+def latex_text(report: Report) -> str:
+    return latex.document(report.blocks(), [*remarks(report), report.about])
 
 
 def csv_text(report: Report) -> str:
@@ -78,10 +83,17 @@ def json_text(report: Report) -> str:
         {"tasks": tasks, "column": mixture.column, "method": mixture.method, "rows": mixture.counts}
         for mixture, tasks in report.loaded.mixed
     ]
-    return json.dumps(about | ({"mixed": mixed} if mixed else {}) | report.data(), allow_nan=False)
+    exceptions = {"mixed": mixed, "repeated": report.loaded.repeated, "clashes": report.loaded.clashes}
+    return json.dumps(about | {k: v for k, v in exceptions.items() if v} | report.data(), allow_nan=False)
 
 
-FORMATS: dict[str, Callable[[Report], str]] = {"text": text, "markdown": markdown, "csv": csv_text, "json": json_text}
+FORMATS: dict[str, Callable[[Report], str]] = {
+    "text": text,
+    "markdown": markdown,
+    "latex": latex_text,
+    "csv": csv_text,
+    "json": json_text,
+}
 SUFFIXES = {"markdown": "md", "csv": "csv", "json": "json"}  # of the files that are written
 
 
@@ -100,16 +112,19 @@ def write(report: Report, folder: Path) -> list[Path]:
     return [folder / file for file in texts]
 
 
-def _mixed(report: Report) -> list[str]:
-    """Notes on allowed differences between rows: versions, devices."""
-    return [sentence(mixture, tasks) for mixture, tasks in report.loaded.mixed]
+def remarks(report: Report) -> list[str]:
+    """Notes on tasks and rows that are left out, and on allowed differences between rows: versions, devices."""
+    loaded = report.loaded
+    return [*loaded.clashes, *loaded.repeated, *(sentence(mixture, tasks) for mixture, tasks in loaded.mixed)]
 
 
 def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
     """Lines as a table for a terminal."""
-    headers = [column.header for column in columns]
     signs = ASCII if terminal.ascii_only() else {}
-    table = terminal.grid(*headers, right=tuple(headers[1:]))
+    table = terminal.grid()
+    for place, column in enumerate(columns):
+        justify = "left" if place == 0 or column.left else "right"
+        table.add_column(terminal.clean(column.header), justify=justify, overflow="fold")
     for line in lines:
         table.add_row(*(terminal.clean(column.text(line).translate(signs)) for column in columns))
     return table
@@ -118,7 +133,7 @@ def _drawn(columns: Sequence[Column], lines: Sequence[Any]) -> Any:
 def _md_table(columns: Sequence[Column], lines: Sequence[Any]) -> list[str]:
     """The lines of a Markdown table."""
     head = "| " + " | ".join(md(column.header) for column in columns) + " |"
-    rule = "|" + "|".join("---" if i == 0 else "---:" for i in range(len(columns))) + "|"
+    rule = "|" + "|".join("---" if i == 0 or column.left else "---:" for i, column in enumerate(columns)) + "|"
     return [head, rule, *("| " + " | ".join(md(column.text(line)) for column in columns) + " |" for line in lines)]
 
 

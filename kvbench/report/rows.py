@@ -5,8 +5,8 @@
     rows.text("method").names       # distinct texts; .codes says which of them a row has, -1: none
     rows.where(rows.number("score") == 1).scores("score_partial")
 
-A `Rows` is a choice of places, in rising order, in columns that all its parts share: a cell costs what its own rows
-cost.
+`Rows` holds positions in shared columns, in rising order. Choosing rows copies positions only, so the rows of a cell
+cost time and memory for that cell alone.
 """
 
 from __future__ import annotations

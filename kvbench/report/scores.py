@@ -2,8 +2,8 @@
 
     report = ScoreReport.make(load([Path("results/demo")]), baseline="full")
 
-People see three small tables per task, each within 80 columns: the quality of the cells, their cost, and, if the cells
-differ or lack samples, the samples behind the scores.
+People see an overview first, then small tables per task, each within 80 columns: the quality of the cells, their
+memory, their speed, and, if the cells differ or lack samples, the samples behind the scores.
 """
 
 from __future__ import annotations
@@ -16,37 +16,54 @@ from typing import Any, ClassVar
 
 from kvbench.console.progress import size
 from kvbench.report.averages import AverageTable, make_averages
-from kvbench.report.blocks import NAMED, NOTHING, Block, Column, Report, chosen, entries, number, own, percent
+from kvbench.report.blocks import (
+    NAMED,
+    NOTHING,
+    Block,
+    Column,
+    Report,
+    chosen,
+    difference,
+    entries,
+    estimated,
+    number,
+    own,
+    percent,
+)  # fmt: skip
 from kvbench.report.cells import PASS_AT, SCORES, ScoreCell
 from kvbench.report.load import Loaded
-from kvbench.report.stats import Estimate
+from kvbench.report.overview import best_block, frontier_block, overview
 from kvbench.report.tables import TaskTable, make_tables
 
-COST = ("method", "budget", "score kept", "KV peak", "of full", "after", "peak", "tok/s", "speed")
+COST = ("method", "budget", "score kept", "KV peak", "of full", "after", "peak")
+SPEED = ("method", "budget", "tok/s", "speed", "evicting", "load")
 COUNTS = ("questions", "samples")
 SAMPLES = ("truncated", "no answer", "failed", "not scored yet", *(f"pass@{k}" for k in PASS_AT if k > 1), "maj@n")
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreReport(Report):
-    """Quality, cost and comparisons of every cell, and the averages over groups of tasks."""
+    """An overview, quality, cost and comparisons of every cell, and the averages over groups of tasks."""
 
     name: ClassVar[str] = "report"
     about: ClassVar[str] = (
         "Budget: KV entries per layer and KV head right after an eviction, everything included; entries and bytes are "
         "measured (after an eviction, at the peak), bytes are of one sequence. Errors are standard errors over "
-        "questions. Differences are paired by question, with 95% intervals and Holm-adjusted p."
+        "questions; without spread, 95% intervals. Differences are paired by question, with 95% intervals and "
+        "Holm-adjusted p. Errors of tok/s and speed are standard deviations over samples."
     )
     tables: list[TaskTable]
     averages: list[AverageTable]
+    summary: bool = False  # whether `blocks` are the first page only
 
     @classmethod
-    def make(cls, loaded: Loaded, baseline: str | None = None) -> ScoreReport:
+    def make(cls, loaded: Loaded, baseline: str | None = None, *, summary: bool = False) -> ScoreReport:
         tables = make_tables(loaded, baseline)
-        return cls(loaded, tables, make_averages(loaded.groups, tables))
+        return cls(loaded, tables, make_averages(loaded.groups, tables), summary)
 
     def blocks(self) -> Iterator[Block]:
-        for table in self.tables:
+        yield from overview(self.tables)
+        for table in () if self.summary else self.tables:
             yield block(table)
             yield from (averages.block() for averages in self.averages if averages.last is table)
 
@@ -54,6 +71,8 @@ class ScoreReport(Report):
         return {
             "tables": [block(table).document() for table in self.tables],
             "averages": [row for averages in self.averages for row in averages.block().data()],
+            "best": best_block("", self.tables).data(),
+            "frontier": frontier_block("", self.tables).data(),
         }
 
 
@@ -68,7 +87,7 @@ def block(table: TaskTable) -> Block:
         title=", ".join(filter(None, (table.task, table.group, evicting))),
         lines=table.cells,
         columns=columns,
-        grids=[chosen(columns, headers) for headers in (quality, COST, *_sample_grids(table))],
+        grids=[chosen(columns, headers) for headers in (quality, COST, SPEED, *_sample_grids(table))],
         notes=table.notes,
         facts={"group": table.group, "task": table.task, "headline": table.headline},
         drops_empty=True,
@@ -125,11 +144,14 @@ def _cost() -> list[Column]:
         *own("entries_mean"),
         Column("kv_bytes_peak", "kv_bytes_peak", "KV peak", size),
         *own("kv_bytes_mean"),
-        Column("tokens_per_second", "tokens_per_second", "tok/s", "{:,.0f}".format),
-        *own("roofline_share", "evict_share"),
+        *own("tokens_per_second", "tokens_per_second_sd", "roofline_share"),
+        Column("", _rate, "tok/s"),
+        Column("evict_share", "evict_share", "evicting", percent),
+        Column("machine_load", "machine_load", "load", "{:.2f}".format),
         Column("score_of_full", "of_full.score", "score kept", percent),
         Column("bytes_of_full", "of_full.bytes", "of full", percent),
-        Column("speed_of_full", "of_full.speed", "speed", "{:.2f}x".format),
+        Column("", _speed, "speed"),
+        *(Column(f"{name}_of_full", f"of_full.{name}") for name in ("speed", "speed_sd")),
     ]
 
 
@@ -157,24 +179,30 @@ def _pass_at(k: int, cell: ScoreCell) -> float | None:
     return cell.pass_at.get(k)
 
 
+def _rate(cell: ScoreCell) -> str | None:
+    rate, spread = cell.tokens_per_second, cell.tokens_per_second_sd
+    if math.isnan(rate):
+        return None
+    return f"{rate:,.0f}" if math.isnan(spread) else f"{rate:,.0f} ±{spread:,.0f}"
+
+
+def _speed(cell: ScoreCell) -> str | None:
+    speed, spread = (cell.of_full.get(name, math.nan) for name in ("speed", "speed_sd"))
+    if math.isnan(speed):
+        return None
+    return f"{speed:.2f}x" if math.isnan(spread) else f"{speed:.2f}x ±{spread:.2f}"
+
+
 def _score(cell: ScoreCell) -> str:
-    mean = NOTHING if math.isnan(cell.score.mean) else number(cell.score.mean)
-    text = f"{mean} {_error(cell.score)}".rstrip()
+    text = NOTHING if math.isnan(cell.score.mean) else estimated(cell.score)
     return f"{text} ({cell.progress})" if cell.progress else text
-
-
-def _error(score: Estimate) -> str:
-    """The standard error in words; if all scores are 0 or all 1, the interval's bound instead."""
-    if score.rule == "rule of three":
-        return f"≤{score.high:.3f}" if score.mean == 0 else f"≥{score.low:.3f}"
-    return "" if math.isnan(score.se) else f"±{score.se:.3f}"
 
 
 def _difference(cell: ScoreCell) -> str:
     if cell.against is None:
         return NOTHING
     paired = cell.against.paired
-    return f"{paired.diff:+.3f}" + ("" if math.isnan(paired.low) else f" ({paired.low:+.2f}, {paired.high:+.2f})")
+    return difference(paired.diff, paired.low, paired.high)
 
 
 def _verdict(cell: ScoreCell) -> str:

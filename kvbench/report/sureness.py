@@ -2,7 +2,8 @@
 
     notes([cell.against for cell in cells if cell.against])
 
-A table without spread gets notes too: they distinguish equal methods from too few data to see a difference.
+Every table gets such a note: it distinguishes equal methods from too few data, or from scores at the floor or the
+ceiling, where no difference could be seen.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from kvbench.report.stats import ALPHA, Paired, fewest_clusters
 
 def notes(family: Sequence[Against]) -> list[str]:
     if not family:
-        return []
+        return ["Nothing is compared, as no baseline was run on the same questions; --baseline METHOD chooses another."]
     tests = [a.paired for a in family]
-    return [*_drops(family), *_without_spread(family), *_out_of_reach(family), *_too_few(tests), *_tests(tests)]
+    return [
+        *(*_drops(family), *_without_spread(family), *_out_of_reach(family), *_ceiling(family)),
+        *(*_too_few(tests), *_tests(tests)),
+    ]
 
 
 def _within_reach(against: Against) -> bool:
-    return against.judged.smallest_drop <= against.paired.mean_b
+    return against.judged.smallest_drop <= against.judged.room
 
 
 def _drops(family: Sequence[Against]) -> list[str]:
@@ -50,18 +54,30 @@ def _without_spread(family: Sequence[Against]) -> list[str]:
 
 
 def _out_of_reach(family: Sequence[Against]) -> list[str]:
-    over = [a for a in family if a.judged.smallest_drop > a.paired.mean_b]
+    over = [a for a in family if a.judged.smallest_drop > a.judged.room]
     lines = []
     if over:
-        least = min(over, key=lambda a: a.judged.smallest_drop - a.paired.mean_b)
+        least = min(over, key=lambda a: a.judged.smallest_drop - a.judged.room)
+        above = f", {least.judged.room:.3f} above the floor" if least.judged.room < least.paired.mean_b else ""
         lines.append(
-            f"{_comparisons(len(over))} no drop to find: {least.baseline} scores {least.paired.mean_b:.3f}, and a drop "
-            f"must be {least.judged.smallest_drop:.3f} to be found with 80% power. A tie says nothing there."
+            f"{_comparisons(len(over))} no drop to find: {least.baseline} scores {least.paired.mean_b:.3f}{above}, and "
+            f"a drop must be {least.judged.smallest_drop:.3f} to be found with 80% power. Ties say nothing there."
         )
     never = [a for a in family if math.isnan(a.judged.smallest_drop) and a.paired.test != "none"]
     if never:
         lines.append(f"{_comparisons(len(never))} too few clusters to find a drop of any size after Holm.")
     return lines
+
+
+def _ceiling(family: Sequence[Against]) -> list[str]:
+    """A note where every score is at the ceiling: then verdicts within reach of a drop are not ties either."""
+    if not any(a.judged.verdict == "cannot tell" and _within_reach(a) for a in family):
+        return []
+    lowest = min(min(a.paired.mean_a, a.paired.mean_b) for a in family)
+    return [
+        f"All scores are at the ceiling: at least {lowest:.3f}, closer to 1 than the smallest drop that is found. A "
+        "harder task or a smaller budget tells methods apart."
+    ]
 
 
 def _too_few(pairs: Sequence[Paired]) -> list[str]:

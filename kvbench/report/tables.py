@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvbench.errors import KVBenchError, UserError, quote
@@ -19,6 +19,7 @@ from kvbench.eviction import choose
 from kvbench.eviction.budget import label as label_of
 from kvbench.registry import did_you_mean
 from kvbench.report import stats, sureness
+from kvbench.report.best import Best, best_per_budget
 from kvbench.report.cells import (
     Against,
     ScoreCell,
@@ -31,15 +32,21 @@ from kvbench.report.cells import (
     options_of,
     question_mean,
     speed,
+    speed_sd,
 )
 from kvbench.report.load import Group, Loaded
 from kvbench.report.rows import Rows
 from kvbench.taskkit.names import get_task
 
+UNEVEN = 0.25  # difference of loads per core beyond which speeds get a warning
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTable:
-    """One task in one comparable group. `headline` is the column behind `ScoreCell.score`."""
+    """One task in one comparable group. `headline` is the column behind `ScoreCell.score`.
+
+    `best`: the best methods of each budget at which several have scores.
+    """
 
     group: str
     task: str
@@ -47,6 +54,7 @@ class TaskTable:
     interval: int | None
     cells: list[ScoreCell]
     notes: list[str]
+    best: list[Best] = field(default_factory=list)
 
 
 def make_tables(loaded: Loaded, baseline: str | None = None) -> list[TaskTable]:
@@ -99,7 +107,7 @@ def _table(
         scores.append(by_question)
         parts.append(part)
         cells.append(make_cell(label, budget, part, by_question, clusters, unfinished))
-    cells = _compare(cells, scores, clusters, baseline)
+    cells = _ratios(_compare(cells, scores, clusters, baseline), scores, parts)
     intervals = rows.firsts("interval")
     interval = intervals[0][1] if intervals else None
     return TaskTable(
@@ -107,8 +115,9 @@ def _table(
         task=group.task,
         headline=headline,
         interval=interval,
-        cells=_ratios(cells, scores, parts),
+        cells=cells,
         notes=_notes(cells, scores),
+        best=best_per_budget(cells, scores, clusters),
     )
 
 
@@ -136,7 +145,8 @@ def _compare(
         paired = stats.paired(a, b, clusters=[clusters[q] for q in shared])
         # Scores lie between 0 and 1.
         comparisons[i] = base, replace(paired, low=max(paired.low, -1.0), high=min(paired.high, 1.0))
-    judged = stats.judge([paired for _, paired in comparisons.values()])
+    floors = [cells[i].floor for i in comparisons]
+    judged = stats.judge([paired for _, paired in comparisons.values()], floors=floors)
     compared = list(cells)
     for (i, (base, paired)), verdict in zip(comparisons.items(), judged):
         compared[i] = replace(cells[i], against=Against(cells[base].method, paired, verdict))
@@ -176,6 +186,8 @@ def _ratios(
             "bytes": _share(*(mean(rows.number("kv_bytes_peak")) for rows in both)),
             "speed": _share(*map(speed, both)),
         }
+        noise = math.hypot(*(_share(speed_sd(rows), speed(rows)) for rows in both))
+        of_full["speed_sd"] = of_full["speed"] * noise
         compared.append(replace(cell, of_full=of_full))
     return compared
 
@@ -208,11 +220,36 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
             "Cells have different questions: each score is over the cell's own, differences and shares of the full "
             "cache are over the shared ones only."
         )
+    above = [f"{c.method} at {_budget(c)}" if _budget(c) else c.method for c in cells if _exact_above_partial(c)]
+    if above:
+        notes.append(
+            f"Score above partial ({', '.join(above)}): score rates the final answer and partial the steps towards it, "
+            "so an answer may be right although its steps are not."
+        )
     idle = [f"{c.method} at {_budget(c)}" for c in cells if c.evicts and math.isnan(c.entries_after_evict)]
     if idle:
         notes.append(f"Evicted nothing, so these are the full cache's answers: {', '.join(idle)}.")
+    notes += _load(cells)
     if any(cell.marked for cell in cells):
         notes.append(
             "* generated entries are not bounded by the budget (most evict the prompt only). Compare by bytes."
         )
     return notes
+
+
+def _exact_above_partial(cell: ScoreCell) -> bool:
+    return cell.others["score"] > cell.others["score_partial"]
+
+
+def _load(cells: Sequence[ScoreCell]) -> list[str]:
+    """A note on the machine's load while the cells ran, without which their speeds cannot be judged."""
+    timed = [cell for cell in cells if not math.isnan(cell.tokens_per_second)]
+    loads = [cell.machine_load for cell in timed if not math.isnan(cell.machine_load)]
+    if not timed:
+        return []
+    if not loads:
+        return ["Load of the machine while these cells ran: not recorded. Their speeds may differ for that reason."]
+    gaps = f"; not recorded for {len(timed) - len(loads)} cells" if len(loads) < len(timed) else ""
+    text = f"Load of the machine while these cells ran: {min(loads):.2f} to {max(loads):.2f} per core{gaps}."
+    uneven = gaps or max(loads) - min(loads) > UNEVEN
+    return [f"{text} Speeds of cells that ran under different load do not compare." if uneven else text]

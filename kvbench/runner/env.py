@@ -76,6 +76,14 @@ def memory_bytes() -> int | None:
     return min(limits, default=None)
 
 
+def load() -> float | None:
+    """The machine's load average of one minute per processor core, all processes included; None where unknown."""
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return None
+
+
 def cores() -> int:
     """Number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

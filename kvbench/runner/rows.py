@@ -50,6 +50,7 @@ def make_row(
         "kvbench_version": env.version("kvbench"),
         "torch_version": env.version("torch"),
         "transformers_version": env.version("transformers"),
+        "machine_load": env.load(),
     }
     row |= _usage(usage, cell_plan.plan.limit) if usage else {}
     return row | scored(score) if score is not None else row

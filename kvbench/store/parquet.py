@@ -1,7 +1,8 @@
 """Reads kvbench's tables from parquet files of any origin.
 
 A file is refused with one line when it is foreign or damaged, claims more rows or bytes than its size allows, lacks a
-column or holds other types. The footer is checked first, before any page is read.
+column or holds other types. A column that older tables of the same format lack (`ADDED`) reads as null. The footer is
+checked first, before any page is read.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from kvbench.errors import UserError
 from kvbench.store import manifest
 from kvbench.store.files import bare
-from kvbench.store.schema import FORMAT_KEY
+from kvbench.store.schema import ADDED, FORMAT_KEY
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -50,6 +51,8 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
             _check_size(parquet.metadata, schema.names, os.fstat(file.fileno()).st_size, row_bytes)
             table = parquet.read(columns=schema.names)
             table.validate(full=True)
+        for name in set(schema.names) - set(table.column_names):
+            table = table.append_column(name, pa.nulls(len(table)))
         table = table.select(schema.names).cast(schema.with_metadata(metadata))
     except Damaged:
         raise
@@ -67,6 +70,8 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
 
     for name in schema.names:
         if name not in stored.names:
+            if name in ADDED:
+                continue
             raise Damaged(f"it has no column {name}")
         if len(stored.get_all_field_indices(name)) > 1:
             raise Damaged(f"it has several columns {name}")

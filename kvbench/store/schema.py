@@ -124,7 +124,9 @@ COLUMNS: tuple[Column, ...] = (
     Column("torch_version", "name", "", "version that made the row", "host"),
     Column("transformers_version", "name", "", "version that made the row", "host"),
     Column("created", "time", "UTC", "when the row was written", "timing"),
+    Column("machine_load", "float64", "per core", "load average of one minute when the row was written", "timing"),
 )
+ADDED = ("machine_load",)  # since the first tables of this format; tables without them read as null
 NAMES = tuple(c.name for c in COLUMNS)
 DETERMINISTIC = tuple(c.name for c in COLUMNS if not c.varies)
 REQUIRED = ("row_key", "task", "doc_id", "sample", "method", "status")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -82,27 +83,46 @@ def test_rows_that_an_earlier_run_has_are_left_out_and_this_is_said(make_run: Ca
     today, yesterday = (make_run(n, rows("gkv", 48, SCORES)) for n in ("today", "yesterday"))
     more = [row | {"row_key": f"new{i}", "doc_id": f"n{i}"} for i, row in enumerate(rows("gkv", 48, SCORES))]
     loaded = load([today, yesterday, make_run("more", more)])
-    assert loaded.notices == [
-        "4 rows of yesterday left out: today has them too (equal row keys), and a row counts once. "
-        "Report the runs one by one."
+    assert loaded.repeated == [
+        "4 rows of yesterday left out: today has the same row keys and counts (all scores are equal). "
+        "Report the runs one by one, or compare them: kvbench compare."
     ]
     assert make_tables(loaded)[0].cells[0].samples == 8
+    report = ScoreReport.make(loaded)
+    assert all("4 rows of yesterday left out: today has" in FORMATS[name](report) for name in ("text", "markdown"))
+    assert json.loads(FORMATS["json"](report))["repeated"] == loaded.repeated
 
 
-def test_rows_that_many_runs_share_are_one_line(make_run: Callable, rows: Callable) -> None:
-    runs = [make_run(f"r{n}", rows("gkv", 48, SCORES)) for n in range(7)]
-    other = [make_run(f"s{n}", rows("gkv", 64, SCORES)) for n in range(2)]
-    (line,) = load([*runs, *other]).notices
-    assert line == (
-        "28 rows of r1, r2, r3, r4 and 3 more left out: r0, s0 have them too (equal row keys), and a row counts once. "
-        "Report the runs one by one."
+def test_scores_that_differ_between_equal_rows_are_counted(make_run: Callable, rows: Callable) -> None:
+    worse = rows("gkv", 48, [0.0, *SCORES[1:]])
+    loaded = load([make_run("today", rows("gkv", 48, SCORES)), make_run("yesterday", worse)])
+    (line,) = loaded.repeated
+    assert line.startswith(
+        "4 rows of yesterday left out: today has the same row keys and counts (1 of 4 scores differ)"
     )
+    assert make_tables(loaded)[0].cells[0].score.mean == pytest.approx(sum(SCORES) / 4)
+
+
+def test_rows_that_many_runs_share_are_named_by_pairs(make_run: Callable, rows: Callable) -> None:
+    runs = [make_run(f"r{n}", rows("gkv", 48, SCORES)) for n in range(7)]
+    lines = load(runs).repeated
+    assert [line.split(":")[0] for line in lines[:4]] == [f"4 rows of r{n} left out" for n in (1, 2, 3, 4)]
+    assert lines[4:] == ["8 rows of further runs left out, because other runs have the same row keys."]
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(make_run: Callable, rows: Callable, tmp_path: Path) -> None:
+    first = make_run("r1", rows("gkv", 48, SCORES))
+    second = tmp_path / "copies/r1"
+    shutil.copytree(first, second)
+    loaded = load([first, second])
+    assert [run["run"] for run in loaded.runs] == [str(first), str(second)]
+    assert loaded.repeated[0].startswith(f"4 rows of {second} left out: {first} has")
 
 
 def test_a_failed_row_that_another_run_has_is_left_out_and_this_is_said(make_run: Callable, rows: Callable) -> None:
     bad = [row | {"status": "oom", "score": None, "score_partial": None} for row in rows("gkv", 48, SCORES)[:1]]
     loaded = load([make_run("r1", bad), make_run("r2", rows("gkv", 48, SCORES))])
-    assert [notice[:40] for notice in loaded.notices] == ["1 row of r1 left out: r2 has them too (e"]
+    assert [line[:26] for line in loaded.repeated] == ["1 row of r1 left out: r2 h"]
 
 
 # --- plug-ins and versions of a method
@@ -122,13 +142,52 @@ def test_an_edited_plug_in_is_named_in_words(make_run: Callable, rows: Callable)
     with pytest.raises(UserError) as error:
         load(edited(make_run, rows))
     assert str(error.value) == (
-        "the tables, drafts or plug-in of mine differ: plug-in mine 3f2a9c01 in r1 and plug-in mine 77aa01de in r2; "
-        "scores are not comparable. Report the runs one by one."
+        "no table of walk: method 'mine' used plug-in mine 3f2a9c01 in r1, but plug-in mine 77aa01de in r2; scores are "
+        "not comparable. --group-by all makes one table each."
     )
 
 
+def test_a_clash_of_one_task_leaves_the_tables_of_the_others(make_run: Callable, rows: Callable) -> None:
+    runs = edited(make_run, rows)
+    other = make_run("r3", rows("full", None, SCORES, task="chain"), rows("gkv", 48, SCORES, task="chain"))
+    loaded = load([*runs, other])
+    assert [group.task for group in loaded.groups] == ["chain"]
+    (clash,) = loaded.clashes
+    assert clash.startswith("no table of walk: method 'mine' used plug-in mine 3f2a9c01 in r1, but ")
+    report = ScoreReport.make(loaded)
+    assert all(clash in FORMATS[name](report).replace("\\", "") for name in ("text", "markdown"))
+    assert json.loads(FORMATS["json"](report))["clashes"] == [clash]
+
+
+def test_one_cause_is_one_line_for_all_its_tasks(make_run: Callable, rows: Callable) -> None:
+    runs = [
+        make_run(f"r{seed}", *(rows("gkv", 48, SCORES, task=task, seed=seed) for task in ("chain", "walk")))
+        for seed in (1, 2)
+    ]
+    with pytest.raises(UserError) as error:
+        load([*runs])
+    assert str(error.value) == (
+        "no table of chain, walk: r1 is of seed 1 and r2 of seed 2; scores are not comparable. "
+        "--group-by seed makes one table each."
+    )
+
+
+def test_other_prompts_are_put_apart_by_run(make_run: Callable, rows: Callable) -> None:
+    runs = [make_run("r1", rows("gkv", 48, SCORES)), make_run("r2", rows("tova", 48, SCORES, prompt_sha256="other"))]
+    assert [(t.group, [c.method for c in t.cells]) for t in make_tables(load(runs, ["all"]))] == [
+        ("run r1", ["gkv"]),
+        ("run r2", ["tova"]),
+    ]
+
+
+def test_two_prompts_in_one_run_stay_a_clash(make_run: Callable, rows: Callable) -> None:
+    both = [*rows("gkv", 48, SCORES), *rows("tova", 48, SCORES, prompt_sha256="other")]
+    with pytest.raises(UserError, match=r"in r1 alone \(other data or template\); .* Its table was joined or edited\."):
+        load([make_run("r1", both)], ["all"])
+
+
 def test_a_report_of_all_runs_puts_them_apart(make_run: Callable, rows: Callable) -> None:
-    tables = make_tables(load(edited(make_run, rows), split=True))
+    tables = make_tables(load(edited(make_run, rows), ["all"]))
     assert [(t.group, [c.method for c in t.cells]) for t in tables] == [
         ("plug-in mine 3f2a9c01", ["full", "mine"]),
         ("plug-in mine 77aa01de", ["full", "mine"]),
@@ -144,5 +203,5 @@ def test_versions_and_judges_are_put_apart_too(make_run: Callable, rows: Callabl
     runs = [make_run(f"r{i}", *pair) for i, pair in enumerate(zip(versions, judged))]
     with pytest.raises(UserError, match="not comparable"):
         load(runs)
-    groups = [(t.task, t.group) for t in make_tables(load(runs, split=True))]
+    groups = [(t.task, t.group) for t in make_tables(load(runs, ["all"]))]
     assert groups == [("chain", "judge a"), ("chain", "judge b"), ("walk", "gkv version 1"), ("walk", "gkv version 2")]

@@ -14,6 +14,7 @@ from kvbench.tasks.longbench import SETS
 from kvbench.report.load import load
 from kvbench.report.render import FORMATS, write
 from kvbench.report.scores import ScoreReport
+from kvbench.report.stats import smallest_drop
 from kvbench.taskkit.names import expand, get_task
 
 ENGLISH = [name for name, one in SETS.items() if one.language != "zh"]
@@ -120,7 +121,36 @@ def test_what_is_missing_is_said_and_nothing_is_averaged(make_run: Callable, lon
     zh = [name for name, one in SETS.items() if one.language == "zh"]
     assert f"macro6_zh of full: {', '.join(zh)} missing." in table.notes
     data = json.loads(FORMATS["json"](report))["averages"][1]["averages"]["avg16"]
-    assert data == {"mean": None, "se": None, "diff": None, "diff_se": None, "missing": ["trec", "lcc"]}
+    figures = ("mean", "se", "low", "high", "diff", "diff_se", "diff_low", "diff_high")
+    assert data == dict.fromkeys(figures) | {"missing": ["trec", "lcc"]}
+
+
+def test_a_mean_over_tasks_without_spread_has_an_interval(make_run: Callable, longbench: Callable):
+    """Sixteen tasks with eight questions each, all wrong: each score may be up to 3/8, their mean up to 3/8 / 4."""
+    made = [
+        [row | {"score": 0.0, "score_partial": 0.0} for row in longbench(ENGLISH, method, budget)]
+        for method, budget in (("full", None), ("gkv", 48))
+    ]
+    report = ScoreReport.make(load([make_run("r1", *made)]))
+    (table,) = report.averages
+    mean = table.rows[1].means["avg16"]
+    bound = -math.log(0.05) / 8
+    assert (mean.low, mean.high) == (0.0, pytest.approx(bound / 4))
+    assert (mean.diff_low, mean.diff_high) == (pytest.approx(-bound / 4), pytest.approx(bound / 4))
+    shown = FORMATS["markdown"](report)
+    assert f"0.000 (0, {bound / 4:.3f}) | +0.000 (-0.09, +0.09)" in shown
+    assert "±0.000" not in shown
+
+
+def test_the_drop_that_an_average_could_show_stands_below_it(make_run: Callable, longbench: Callable):
+    run = make_run("r1", longbench(ENGLISH), *(longbench(ENGLISH, "gkv", b, shift=1) for b in (48, 64)))
+    (table,) = ScoreReport.make(load([run])).averages
+    errors = [row.means["avg16"].diff_se for row in table.rows if row.baseline]
+    drop = max(smallest_drop(error, 7, alpha=0.05 / 2, sides=2) for error in errors)
+    assert table.notes[-1] == (
+        f"A true drop of avg16 by {drop:.3f} is found with 80% power in 2 of 2 comparisons (two-sided t at 5% after "
+        "Holm over 2)."
+    )
 
 
 def test_without_any_average_only_what_is_missing_is_said(make_run: Callable, longbench: Callable):

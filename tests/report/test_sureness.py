@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.report import stats
+from kvbench.report.blocks import difference, with_error
 from kvbench.report.load import load
 from kvbench.report.render import FORMATS
 from kvbench.report.scores import ScoreReport
@@ -45,15 +46,65 @@ def test_tables_of_zeros_say_that_nothing_could_be_seen(make_run: Callable, rows
     (line,) = [note for note in one(run).notes if "80% power" in note]
     assert line.startswith("2 comparisons have no drop to find: full scores 0.000, and a drop must be 0.")
     shown = FORMATS["markdown"](ScoreReport.make(load([run])))
-    assert "0.000 ≤0.100" in shown
+    assert "0.000 (0, 0.100)" in shown
     assert "±0.000" not in shown
-    assert "+0.000 (-0.10, +0.10)" in shown
+    assert "+0.000 (-0.10, +0.10) | cannot tell p=1.000" in shown
+    assert "tied" not in shown
+
+
+def test_a_tie_at_the_task_s_floor_is_no_tie(make_run: Callable, rows: Callable) -> None:
+    """Scores of 0.2 are far from 0, and at the floor of a task that gives 0.2 before the first eviction."""
+    noisy = [0.2 + 0.1 * (DRAW.random() - 0.5) for _ in range(30)]
+    run = make_run("r1", rows("full", None, [0.2] * 30), rows("gkv", 48, noisy, floor=0.19))
+    assert [c.against.judged.verdict for c in one(run).cells if c.against] == ["cannot tell"]
+    (line,) = [note for note in one(run).notes if "no drop to find" in note]
+    assert line.startswith(
+        "1 comparison has no drop to find: full scores 0.200, 0.010 above the floor, and a drop must"
+    )
+    low = make_run("r2", rows("full", None, [0.2] * 30), rows("gkv", 48, noisy, floor=0.0))
+    assert [c.against.judged.verdict for c in one(low).cells if c.against] == ["tied"]
+
+
+def test_ties_at_the_ceiling_of_all_methods_are_no_ties(make_run: Callable, rows: Callable) -> None:
+    best, good = [1.0] * 30, [1.0] * 29 + [0.9]
+    run = make_run("r1", rows("full", None, best), rows("gkv", 48, best), rows("rkv", 48, good))
+    assert [c.against.judged.verdict for c in one(run).cells if c.against] == ["cannot tell", "cannot tell"]
+    (line,) = [note for note in one(run).notes if "ceiling" in note]
+    assert line.startswith("All scores are at the ceiling: at least 0.997, closer to 1 than")
+    seen = make_run("r2", rows("full", None, best), rows("gkv", 48, best), rows("rkv", 48, [0.0] * 15 + best[15:]))
+    assert [c.against.judged.verdict for c in one(seen).cells if c.against] == ["tied", "worse"]
+
+
+def test_nothing_compared_is_said(make_run: Callable, rows: Callable) -> None:
+    assert any(note.startswith("Nothing is compared") for note in one(make_run("r1", rows("gkv", 48, BASE))).notes)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [
+        (-0.03, 0.05, "+0.010 (-0.03, +0.05)"),
+        (-0.004, 0.003, "+0.010 (-0.004, +0.003)"),
+        (-0.0004, 0.0003, "+0.010 (-0.0004, +0.0003)"),
+        (float("nan"), float("nan"), "+0.010"),
+    ],
+)
+def test_an_interval_is_never_rounded_to_a_point(low: float, high: float, shown: str) -> None:
+    assert difference(0.01, low, high) == shown
+
+
+def test_an_error_is_never_rounded_to_zero() -> None:
+    assert [with_error(0.5, se) for se in (0.0341, 0.0005, 0.00042, float("nan"))] == [
+        "0.500 ±0.034",
+        "0.500 ±0.001",
+        "0.500 ±0.0004",
+        "0.500",
+    ]
 
 
 def test_a_whole_loss_has_an_interval(make_run: Callable, rows: Callable) -> None:
     run = make_run("r1", rows("full", None, [1.0] * 30), rows("gkv", 48, [0.0] * 30))
     shown = FORMATS["markdown"](ScoreReport.make(load([run])))
-    assert "1.000 ≥0.900" in shown
+    assert "1.000 (0.900, 1)" in shown
     assert "-1.000 (-1.00, -0.80)" in shown
 
 

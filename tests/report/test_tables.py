@@ -47,12 +47,49 @@ def test_means_errors_ratios_and_costs(make_run: Callable, rows: Callable) -> No
         "score": pytest.approx(statistics.mean(BAD) / statistics.mean(GOOD)),
         "bytes": pytest.approx(0.25),
         "speed": pytest.approx((100 / 1.25) / (100 / 2.5)),
+        "speed_sd": 0.0,
     }
     assert (gkv.entries_after_evict, gkv.entries_peak, gkv.floor) == (48, 80, 0.1)
     assert gkv.evict_share == pytest.approx(0.2)
     assert math.isnan(full.entries_after_evict)
     assert math.isnan(full.floor)
     assert full.against is None
+
+
+def timed(rows: list[dict[str, Any]], seconds: list[float], load: float | None) -> list[dict[str, Any]]:
+    return [row | {"decode_seconds": s, "evict_seconds": 0.0, "machine_load": load} for row, s in zip(rows, seconds)]
+
+
+def test_speeds_have_their_spread_over_samples_and_the_load(make_run: Callable, rows: Callable) -> None:
+    slow, fast = [9.9, 8.9, 10.9], [4.4, 4.95, 5.5]
+    run = make_run("r1", timed(rows("full", None, [1.0] * 3), slow, 1.0), timed(rows("gkv", 48, [1.0] * 3), fast, 3.5))
+    table = one(run)
+    full, gkv = cell(table, "full"), cell(table, "gkv", 48)
+    spreads = [statistics.stdev([99 / s for s in seconds]) for seconds in (slow, fast)]
+    assert [full.tokens_per_second_sd, gkv.tokens_per_second_sd] == pytest.approx(spreads)
+    assert (full.machine_load, gkv.machine_load) == (1.0, 3.5)
+    rates = [3 * 99 / sum(seconds) for seconds in (slow, fast)]
+    noise = math.hypot(spreads[0] / rates[0], spreads[1] / rates[1])
+    assert gkv.of_full["speed_sd"] == pytest.approx(gkv.of_full["speed"] * noise)
+    shown = text(ScoreReport.make(load([run])))
+    assert f"{rates[1]:,.0f} ±{spreads[1]:,.0f}" in shown
+    assert "1.00 to 3.50 per core. Speeds of cells that ran under different load do not" in " ".join(shown.split())
+    even = make_run("r2", timed(rows("full", None, [1.0] * 3), slow, 1.0), timed(rows("gkv", 48, [1.0] * 3), fast, 1.1))
+    assert "Load of the machine while these cells ran: 1.00 to 1.10 per core." in one(even).notes
+
+
+def test_an_exact_score_above_the_partial_score_is_explained(make_run: Callable, rows: Callable) -> None:
+    """The answer is right by luck, after a wrong first step."""
+    lucky = [row | {"score": 1.0} for row in rows("gkv", 32, [0.0])] + rows("gkv", 32, [0.0] * 23)[1:]
+    table = one(make_run("r1", rows("full", None, GOOD[:23]), lucky))
+    (line,) = [note for note in table.notes if "above partial" in note]
+    assert line.startswith("Score above partial (gkv at 32): score rates the final answer and partial the steps")
+    assert not any("above partial" in note for note in one(make_run("r2", rows("gkv", 32, GOOD))).notes)
+
+
+def test_an_older_run_says_that_its_load_is_not_recorded(make_run: Callable, rows: Callable) -> None:
+    (line,) = [note for note in one(make_run("r1", rows("full", None, GOOD))).notes if "Load" in note]
+    assert line.startswith("Load of the machine while these cells ran: not recorded.")
 
 
 def test_comparison_is_paired_and_adjusted_over_the_table(make_run: Callable, rows: Callable) -> None:
@@ -112,7 +149,8 @@ def test_shares_of_the_full_cache_are_over_shared_questions(make_run: Callable, 
     easy = [row | {"kv_bytes_peak": 1_000, "decode_seconds": 100.0} for row in easy]
     full = make_run("a", rows("full", None, [0.5, 0.5]), easy)
     gkv = cell(*make_tables(load([full, make_run("b", rows("gkv", 48, [0.5, 0.25]))])), "gkv", 48)
-    assert gkv.of_full == {"score": pytest.approx(0.75), "bytes": pytest.approx(0.25), "speed": pytest.approx(2.0)}
+    shares = {"score": pytest.approx(0.75), "bytes": pytest.approx(0.25), "speed": pytest.approx(2.0), "speed_sd": 0.0}
+    assert gkv.of_full == shares
 
 
 def test_without_a_shared_question_nothing_is_a_share(make_run: Callable, rows: Callable) -> None:
@@ -221,7 +259,7 @@ def test_runs_that_do_not_compare_are_refused(
     tables = make_tables(load(runs, [column]))
     assert sorted(c.method for t in tables for c in t.cells) == ["gkv", "tova"]
     assert len(tables) == 2
-    assert len(make_tables(load(runs, split=True))) == 2
+    assert len(make_tables(load(runs, ["all"]))) == 2
 
 
 def test_the_full_cache_has_no_interval_and_joins_every_group(make_run: Callable, rows: Callable) -> None:
@@ -233,7 +271,7 @@ def test_the_full_cache_has_no_interval_and_joins_every_group(make_run: Callable
 def test_only_the_task_that_differs_is_taken_apart(make_run: Callable, rows: Callable) -> None:
     same = rows("gkv", 48, GOOD, task="chain")
     runs = [make_run("r1", rows("gkv", 48, GOOD), same), make_run("r2", rows("gkv", 48, GOOD, seed=1))]
-    assert [(t.task, t.group) for t in make_tables(load(runs, split=True))] == [
+    assert [(t.task, t.group) for t in make_tables(load(runs, ["all"]))] == [
         ("chain", ""),
         ("walk", "seed 0"),
         ("walk", "seed 1"),
@@ -251,7 +289,7 @@ def test_tables_and_drafts_do_not_mix(make_run: Callable, rows: Callable) -> Non
     mine = make_run("a", rows("headkv", 48, [1.0] * 3, artefacts={"headkv": "aa"}))
     theirs = rows("headkv", 48, [0.0] * 3, artefacts={"headkv": "bb"})
     other = make_run("b", [{**row, "row_key": f"b{i}"} for i, row in enumerate(theirs)])
-    with pytest.raises(UserError, match="tables, drafts or plug-in of headkv"):
+    with pytest.raises(UserError, match="method 'headkv' used headkv aa in a, but headkv bb in b"):
         load([mine, other])
 
 
@@ -268,7 +306,7 @@ def test_rows_from_before_an_option_are_the_same_cell(make_run: Callable, rows: 
 
 def test_equal_questions_must_have_equal_prompts(make_run: Callable, rows: Callable) -> None:
     runs = [make_run("r1", rows("gkv", 48, GOOD)), make_run("r2", rows("tova", 48, GOOD, prompt_sha256="other"))]
-    with pytest.raises(UserError, match="question 'q0' of task 'walk' had two different prompts"):
+    with pytest.raises(UserError, match="question 'q0' had two different prompts in r1 and r2"):
         load(runs)
 
 

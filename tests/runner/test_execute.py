@@ -68,7 +68,14 @@ def test_rows_say_what_was_measured(undisturbed):
     full = rows[rows.method == "full"]
     assert (full.entries_peak == full.prompt_tokens + full.output_tokens - 1).all()  # the last token is never cached
     assert full.budget.isna().all()
-    for column in ("roofline_share", "tokens_per_second", "kv_bytes_peak", "prompt_sha256", "model_revision"):
+    for column in (
+        "roofline_share",
+        "tokens_per_second",
+        "machine_load",
+        "kv_bytes_peak",
+        "prompt_sha256",
+        "model_revision",
+    ):
         assert rows[column].notna().all(), column
 
 

@@ -20,7 +20,7 @@ from kvbench.errors import SetupError, UserError
 from kvbench.store import RunFolder, read_columns, read_rows, read_run, read_texts, repair, table_hash
 from kvbench.store.again import repair_command
 from kvbench.store.frames import to_frame
-from kvbench.store.schema import NAMES
+from kvbench.store.schema import ADDED, NAMES
 
 Start = Callable[..., RunFolder]
 Filled = Callable[..., Path]
@@ -253,6 +253,15 @@ class TestFormats:
         assert (
             "floor" not in read_columns(path, ["row_key", "task", "doc_id", "sample", "method", "status"]).column_names
         )
+
+    def test_a_table_from_before_a_column_was_added_reads_as_null(self, filled: Filled) -> None:
+        path = filled(seal=True) / "rows.parquet"
+        before = read_columns(path)
+        _rewrite(path.parent, path.name, pq.read_table(path).drop_columns(list(ADDED)))
+        after = read_columns(path)
+        assert after.column_names == list(NAMES)
+        assert all(after.column(name).null_count == len(after) for name in ADDED)
+        assert after.drop_columns(list(ADDED)).equals(before.drop_columns(list(ADDED)))
 
     def test_integers_of_another_width_are_cast(self, filled: Filled) -> None:
         path = filled(seal=True) / "rows.parquet"

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 # Everything else must be equal: scores, tokens, hashes, entries, bytes, versions, the order of the rows.
 TIMING = (
     *("created", "prefill_seconds", "decode_seconds", "evict_seconds"),
-    *("tokens_per_second", "roofline_share"),
+    *("tokens_per_second", "roofline_share", "machine_load"),
 )
 
 

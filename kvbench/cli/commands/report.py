@@ -17,11 +17,12 @@ EPILOG = """Examples:
   kvbench report results/a results/b --baseline rkv --format markdown
   kvbench report results/demo --format csv > demo.csv
   kvbench report results/demo --html demo.html
+  kvbench report results/demo --summary --format latex > demo.tex
   kvbench report results/demo --memory
   kvbench report results/math --by category
   kvbench report results/demo --plot figures
 """
-FORMATS = ("text", "markdown", "csv", "json")
+FORMATS = ("text", "markdown", "latex", "csv", "json")
 BY = ("category",)
 
 
@@ -32,11 +33,12 @@ def report(
     ] = None,
     format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
     baseline: Annotated[str | None, plain("--baseline", "Compare with it. Default: full.", "METHOD")] = None,
-    group_by: Annotated[str | None, plain("--group-by", "One table for each value, as in model.", "COLUMN")] = None,
+    group_by: Annotated[str | None, plain("--group-by", "A table per value; all: of everything.", "COLUMN")] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files there.", "DIR")] = None,
     html: Annotated[str | None, plain("--html", "Also write one page: tables, figures, questions.", "FILE")] = None,
     plot: Annotated[str | None, plain("--plot", "Also draw figures there, SVG and PDF.", "DIR")] = None,
     by: Annotated[str | None, plain("--by", "Scores of each category of questions.", "category")] = None,
+    summary: Annotated[bool, plain("--summary", "Only the overview, without the tables of each task.")] = False,
     memory: Annotated[bool, plain("--memory", "Nominal and measured bytes instead of scores.")] = False,
     require_complete: Annotated[bool, plain("--require-complete", "Unfinished runs end with 4.")] = False,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
@@ -56,6 +58,10 @@ def report(
         raise UserError(f"--plot draws the report of scores; leave out {'--memory' if memory else '--by'}.")
 
     from kvbench.report import plots
+    if summary and (memory or by or json or format in ("csv", "json")):
+        raise UserError("--summary shortens the tables of scores; it takes --format text, markdown or latex.")
+
+    from kvbench.report.agree import ALL
     from kvbench.report.blocks import Report
     from kvbench.report.categories import CategoryReport
     from kvbench.report.load import find_runs, load
@@ -67,15 +73,16 @@ def report(
     if plot is not None:
         plots.check()
     columns = [name.strip().replace("-", "_") for name in group_by.split(",")] if group_by else []
-    loaded = load(find_runs(runs or []), columns, split=not runs and not columns, skip=not runs)
+    loaded = load(find_runs(runs or []), columns or ([] if runs else [ALL]), skip=not runs)
     tables: Report
     if memory:
         tables = MemoryReport.make(loaded)
     elif by:
         tables = CategoryReport.make(loaded)
     else:
-        tables = ScoreReport.make(loaded, baseline)
-    for notice in loaded.notices:
+        tables = ScoreReport.make(loaded, baseline, summary=summary)
+    in_tables = format in ("text", "markdown", "latex") and not json
+    for notice in [*loaded.notices, *([] if in_tables else loaded.repeated)]:
         terminal.warning(notice)
     for run, progress in loaded.unfinished.items():
         terminal.warning(f"run {quote(run)} is not finished: {progress}.")
@@ -90,5 +97,7 @@ def report(
     if plot is not None and isinstance(tables, ScoreReport):
         for path in plots.write(plots.figures(tables), Path(plot)):
             print(f"wrote {path}", file=sys.stderr)
+    if loaded.clashes:
+        raise UserError("\n".join(loaded.clashes))
     if require_complete and loaded.unfinished:
         raise IncompleteError(f"{len(loaded.unfinished)} of {len(loaded.runs)} runs are not finished.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,32 +14,54 @@ class Judged:
     """The printed verdict of a comparison.
 
     verdict: better, worse, tied (its interval holds zero), unclear (its interval excludes zero, but the adjusted p is
-    above 5%) or unknown (at most five clusters: an exact test cannot reach 5%).
+    above 5%), cannot tell (a tie at the floor or the ceiling, see `judge`) or unknown (at most five clusters: an exact
+    test cannot reach 5%).
     `smallest_drop`: the true drop that gets `worse` with 80% power if the others of the family have none. Holm then
     tests it at its strictest step, alpha / comparisons, two-sided; with other drops in the family the power is higher.
+    `room`: the largest drop that scores allow, from the baseline's mean to the floor.
     """
 
     p: float  # adjusted
     verdict: str
     smallest_drop: float
+    room: float = math.inf
 
 
-def judge(family: Sequence[Paired], alpha: float = ALPHA) -> list[Judged]:
-    """Verdicts of the comparisons of one table, in the given order."""
+def judge(family: Sequence[Paired], alpha: float = ALPHA, floors: Sequence[float] | None = None) -> list[Judged]:
+    """Verdicts of the comparisons of one table, in the given order.
+
+    Args:
+        floors: the score below which no method falls, per comparison; NaN stands for 0. Scores then lie between the
+            floor and 1, and a tie becomes "cannot tell" at the floor, where the smallest drop is more than the room
+            below the baseline, and at the ceiling, where all scores of the table are closer to 1 than their smallest
+            drops. Without floors, scores may be any numbers and no tie is taken back.
+    """
     adjusted = holm([paired.p for paired in family])
+    drops = [paired.drop(alpha / len(family)) for paired in family]
+    rooms = [math.inf] * len(family)
+    if floors is not None:
+        lowest = [0.0 if math.isnan(floor) else floor for floor in floors]
+        rooms = [max(0.0, paired.mean_b - floor) for paired, floor in zip(family, lowest)]
+    ceiling = floors is not None and all(1 - min(one.mean_a, one.mean_b) < drop for one, drop in zip(family, drops))
     return [
-        Judged(p=p, verdict=_verdict(paired, p, alpha), smallest_drop=paired.drop(alpha / len(family)))
-        for paired, p in zip(family, adjusted)
+        Judged(
+            p=p,
+            verdict=_verdict(paired, p, alpha, sees=floors is None or (drop <= room and not ceiling)),
+            smallest_drop=drop,
+            room=room,
+        )
+        for paired, p, drop, room in zip(family, adjusted, drops, rooms)
     ]
 
 
-def _verdict(paired: Paired, p: float, alpha: float) -> str:
+def _verdict(paired: Paired, p: float, alpha: float, *, sees: bool) -> str:
     if paired.test == "none":
         return "unknown"
     if p <= alpha and paired.diff != 0:
         return "better" if paired.diff > 0 else "worse"
     # A difference whose own interval excludes zero is not called tied.
-    return "tied" if paired.low <= 0 <= paired.high else "unclear"
+    tie = "tied" if sees else "cannot tell"
+    return tie if paired.low <= 0 <= paired.high else "unclear"
 
 
 def holm(ps: Sequence[float]) -> list[float]:

@@ -1,0 +1,88 @@
+r"""A report as LaTeX: one table environment per table, with rules of booktabs, for ``\input`` into an article.
+
+    kvbench report results/demo --format latex > tables.tex
+
+    \documentclass{article}
+    \usepackage{booktabs}
+    \begin{document}
+    \input{tables}
+    \end{document}
+
+The text is ASCII, and compiles with every LaTeX engine. Every special character of the report's text is escaped, so
+that no name of a model or a task is a command.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvbench import __version__
+from kvbench.console import terminal
+from kvbench.report.blocks import Block, Column
+
+SIGNS = {
+    **{sign: f"\\{sign}" for sign in "{}$&#%_"},
+    **{sign: f"${sign}$" for sign in "<>|"},
+    **{sign: f"{{{sign}}}" for sign in "[]*"},  # after the end of a row they would be its options
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    '"': "''",
+    "`": r"\`{}",
+    "±": r"$\pm$",
+}
+MINUS = re.compile(r"(?<![\w.)\]-])-(?=[0-9])")  # of a number, not of a name such as "snapkv-2"
+DASHES = re.compile(r"(?<=-)(?=-)")  # two hyphens would become a dash
+
+
+def escaped(text: str) -> str:
+    """Text in which LaTeX finds no command, no ligature of signs, and only ASCII."""
+    parts = re.split(MINUS, terminal.clean(text))
+    return "$-$".join(re.sub(DASHES, "{}", "".join(map(_sign, part))) for part in parts)
+
+
+def _sign(sign: str) -> str:
+    return SIGNS.get(sign) or (sign if sign.isascii() else rf"\textbackslash{{}}u{ord(sign):04x}")
+
+
+def document(blocks: Iterator[Block], about: Sequence[str]) -> str:
+    """The tables of the blocks, and lines about all of them at the end."""
+    lines = [f"% kvbench {__version__}; needs \\usepackage{{booktabs}}", ""]
+    for block in blocks:
+        lines += _tables(block)
+    lines += [rf"{{\footnotesize {escaped(line)}\par}}" for line in about]
+    return "\n".join(lines)
+
+
+def _tables(block: Block) -> Iterator[str]:
+    """A float for each table of a block; the last has the block's notes."""
+    grids = list(block.tables())
+    for number, columns in enumerate(grids, 1):
+        of = f" ({number} of {len(grids)})" if len(grids) > 1 else ""
+        yield from (
+            r"\begin{table}[htbp]",
+            r"\centering",
+            rf"\caption{{{escaped(block.title + of)}}}",
+            r"\footnotesize",
+        )
+        yield from _tabular(columns, block.lines)
+        for note in block.notes if number == len(grids) else ():
+            yield rf"\par\smallskip\begin{{minipage}}{{\linewidth}}{escaped(note)}\end{{minipage}}"
+        yield from (r"\end{table}", "")
+
+
+def _tabular(columns: Sequence[Column], lines: Sequence[Any]) -> Iterator[str]:
+    sides = "".join("l" if place == 0 or column.left else "r" for place, column in enumerate(columns))
+    yield rf"\begin{{tabular}}{{{sides}}}"
+    yield r"\toprule"
+    yield _row([column.header for column in columns])
+    yield r"\midrule"
+    yield from (_row([column.text(line) for column in columns]) for line in lines)
+    yield r"\bottomrule"
+    yield r"\end{tabular}"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return " & ".join(map(escaped, cells)) + r" \\"

@@ -1,0 +1,159 @@
+"""The first page of a report of scores: methods by tasks, the best methods per budget, and score against bytes.
+
+    for block in overview(tables): ...
+
+All figures are those of the tables (`kvbench.report.tables`), put side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kvbench.console.progress import size
+from kvbench.eviction.budget import label
+from kvbench.report.best import Best
+from kvbench.report.blocks import NAMED, Block, Column, chosen, estimated, number, percent
+from kvbench.report.cells import ScoreCell
+from kvbench.report.tables import TaskTable
+
+ACROSS = 4  # tasks side by side
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A cell, or the best methods of a budget, with its task's table."""
+
+    table: TaskTable
+    cell: ScoreCell
+    best: Best | None = None
+
+
+def overview(tables: Sequence[TaskTable]) -> Iterator[Block]:
+    """The blocks of the first page, for each group of comparable runs."""
+    for group in dict.fromkeys(table.group for table in tables):
+        mine = [table for table in tables if table.group == group]
+        yield _matrix(group, mine)
+        if any(table.best for table in mine):
+            yield best_block(group, mine)
+        yield frontier_block(group, mine)
+
+
+def frontier(table: TaskTable) -> list[ScoreCell]:
+    """The cells that no other cell of the task reaches in score with as few measured bytes, by rising bytes."""
+    known = [c for c in table.cells if not math.isnan(c.score.mean) and not math.isnan(c.kv_bytes_peak)]
+    kept: list[ScoreCell] = []
+    for cell in sorted(known, key=lambda c: (c.kv_bytes_peak, -c.score.mean)):
+        if not kept or cell.score.mean > kept[-1].score.mean:
+            kept.append(cell)
+    return kept
+
+
+def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
+    """Methods down, tasks across: mean scores with the verdicts of the tasks' tables."""
+    rows: dict[tuple[str, Any], dict[str, ScoreCell]] = {}
+    for table in tables:
+        for cell in table.cells:
+            rows.setdefault((cell.method, cell.budget), {})[table.task] = cell
+    lines = sorted(rows.values(), key=lambda by_task: _budget_order(next(iter(by_task.values()))))
+    tasks = [Column("", partial(_scored, table.task), table.task) for table in tables]
+    identity = [Column("", partial(_of_first, column), column.header) for column in chosen(NAMED, ("method", "budget"))]
+    return Block(
+        title=", ".join(filter(None, ("Overview", group))),
+        lines=lines,
+        grids=[[*identity, *tasks[start : start + ACROSS]] for start in range(0, len(tasks), ACROSS)],
+        notes=[f"Mean scores with verdicts against {_baselines(tables)}; errors and differences in the tables below."],
+    )
+
+
+def _budget_order(cell: ScoreCell) -> tuple[bool, bool, float]:
+    """Cells without a budget first, then budgets in entries, then shares."""
+    return cell.budget is not None, isinstance(cell.budget, float), float(cell.budget or 0)
+
+
+def _of_first(column: Column, by_task: dict[str, ScoreCell]) -> str | None:
+    cell = next(iter(by_task.values()))
+    return None if column.of(cell) is None else column.text(cell)
+
+
+def _scored(task: str, by_task: dict[str, ScoreCell]) -> str | None:
+    cell = by_task.get(task)
+    if cell is None or math.isnan(cell.score.mean):
+        return None
+    verdict = f" {cell.against.judged.verdict}" if cell.against else ""
+    return f"{number(cell.score.mean)}{verdict}" + (f" ({cell.progress})" if cell.progress else "")
+
+
+def _baselines(tables: Sequence[TaskTable]) -> str:
+    names = dict.fromkeys(cell.baseline for table in tables for cell in table.cells if cell.baseline)
+    return ", ".join(names) or "nothing"
+
+
+def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
+    """The best methods of each task at each budget."""
+    columns = [
+        Column("group", "table.group"),
+        Column("task", "table.task", "task"),
+        *_budget(),
+        Column("method", "cell.method", "best", left=True),
+        Column("", lambda place: estimated(place.cell.score), "score"),
+        Column("mean", "cell.score.mean"),
+        Column("", _rivals, "not told apart from it", left=True),
+        Column("rivals", lambda place: [cell.method for cell in place.best.rivals]),
+        Column("told", "best.told"),
+    ]
+    return Block(
+        title=", ".join(filter(None, ("Best method per budget", group))),
+        lines=[Place(table, best.leader, best) for table in tables for best in table.best],
+        columns=columns,
+        grids=[chosen(columns, ("task", "budget", "best", "score", "not told apart from it"))],
+        notes=[
+            "Best by mean score. Not told apart: not significantly below it, paired by question, Holm over the budget; "
+            "the best was chosen by its score, which favours it."
+        ],
+    )
+
+
+def _rivals(place: Place) -> str:
+    best = place.best
+    if best is None or not best.told:
+        return "cannot tell: floor or ceiling"
+    if len(best.rivals) == best.compared:
+        return "all others" if best.compared > 1 else best.rivals[0].method
+    return ", ".join(cell.method for cell in best.rivals) or "none"
+
+
+def frontier_block(group: str, tables: Sequence[TaskTable]) -> Block:
+    """The frontier of each task, by rising bytes."""
+    columns = [
+        Column("group", "table.group"),
+        Column("task", "table.task", "task"),
+        Column("method", "cell.method"),
+        Column("", lambda place: place.cell.method + " *" * place.cell.marked, "method", left=True),
+        *_budget(),
+        Column("kv_bytes_peak", "cell.kv_bytes_peak", "KV peak", size),
+        Column("bytes_of_full", "cell.of_full.bytes", "of full", percent),
+        Column("mean", "cell.score.mean"),
+        Column("", lambda place: estimated(place.cell.score), "score"),
+        Column("verdict", "cell.against.judged.verdict", "verdict"),
+    ]
+    return Block(
+        title=", ".join(filter(None, ("Score against measured bytes", group))),
+        lines=[Place(table, cell) for table in tables for cell in frontier(table)],
+        columns=columns,
+        grids=[chosen(columns, ("task", "method", "budget", "KV peak", "of full", "score", "verdict"))],
+        notes=[
+            "The frontier: no other cell of the task has as high a mean score with as few bytes; steps may be noise."
+        ],
+    )
+
+
+def _budget() -> list[Column]:
+    return [
+        Column("", "cell.budget", "budget", label),
+        Column("budget", lambda place: None if isinstance(place.cell.budget, float) else place.cell.budget),
+        Column("budget_share", lambda place: place.cell.budget if isinstance(place.cell.budget, float) else None),
+    ]
