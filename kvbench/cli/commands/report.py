@@ -56,11 +56,10 @@ def report(
         raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
     if (memory or by) and plot is not None:
         raise UserError(f"--plot draws the report of scores; leave out {'--memory' if memory else '--by'}.")
-
-    from kvbench.report import plots
     if summary and (memory or by or json or format in ("csv", "json")):
         raise UserError("--summary shortens the tables of scores; it takes --format text, markdown or latex.")
 
+    from kvbench.report import plots
     from kvbench.report.agree import ALL
     from kvbench.report.blocks import Report
     from kvbench.report.categories import CategoryReport

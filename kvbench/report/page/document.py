@@ -21,7 +21,8 @@ from kvbench import __version__
 from kvbench.console.progress import size as bytes_text
 from kvbench.errors import SetupError, quote
 from kvbench.report.agree import sentence
-from kvbench.report.page import figures, kept, lengths, matrix, overview, published, questions, scored
+from kvbench.report.overview import overview
+from kvbench.report.page import blocks, figures, kept, lengths, matrix, published, questions, scored
 from kvbench.report.page.text import shown
 from kvbench.report.scores import ScoreReport, block
 from kvbench.store import manifest
@@ -75,14 +76,23 @@ def _values(report: ScoreReport) -> dict[str, Any]:
         "runs": [{**run, **_settings(Path(run["path"]))} for run in report.loaded.runs],
         "notices": [
             *report.loaded.notices,
+            *report.loaded.repeated,
+            *report.loaded.clashes,
             *(f"Run {run} is not finished: {progress}." for run, progress in report.loaded.unfinished.items()),
             *(sentence(mixture, tasks) for mixture, tasks in report.loaded.mixed),
         ],
         "tasks": [one.title for one in tables],
         "methods": list(dict.fromkeys(method for one in tables for method, _ in one.cells)),
         "budgets": list(dict.fromkeys(scored.size(budget) for one in tables for _, budget in one.cells)),
-        "tables": [(one, block(one.table)) for one in tables],
-        "overview": overview.read(tables, compared),
+        "overview": list(overview(report.tables)),
+        "cells": [
+            (blocks.title(table), of)
+            for table in report.tables
+            for of in (block(table), *(a.block() for a in report.averages if a.last is table))
+        ],
+        "lines": blocks.lines,
+        "verdict_in": blocks.verdict_in,
+        "verdicts": blocks.VERDICTS,
         "matrices": list(zip(tables, compared, strict=True)),
         "lengths": [
             (one.title, method, scored.size(budget), lengths.lengths(rows))

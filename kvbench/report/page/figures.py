@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from kvbench.console.redact import hide_keys
 from kvbench.errors import SetupError
 from kvbench.report.plots import Figure, check, figures, svg
-from kvbench.report.plots.style import Theme
 from kvbench.report.scores import ScoreReport
 
 PANELS: dict[str, Callable[[str], bool]] = {  # a panel, and the names of its figures
+    "frontier": lambda name: name.startswith("score-bytes"),
     "curves": lambda name: name.startswith("score-"),
-    "frontier": lambda name: name.startswith("frontier"),
-    "lengths": lambda name: name.startswith("length"),
+    "lengths": lambda name: name.startswith(("length", "truncated")),
 }
 OTHERS = "figures"
-THEMES: tuple[Theme, Theme] = ("light", "dark")
+MOST_BYTES = 1_000_000  # of all pictures, light and dark
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +35,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """All figures; `reason` says why none is drawn."""
+    """The figures that fit; `reason` says why one is missing, empty if none is."""
 
     drawn: list[Drawn]
     reason: str
@@ -50,8 +49,17 @@ def read(report: ScoreReport) -> Figures:
         check()
     except SetupError as error:
         return Figures([], str(error))
-    drawn = [Drawn(_panel(f.name), f, *(hide_keys(svg(f, theme)) for theme in THEMES)) for f in figures(report)]
-    return Figures(drawn, "" if drawn else "The rows have no budgets to draw.")
+    drawn: list[Drawn] = []
+    left, missing = MOST_BYTES, 0
+    for figure in figures(report):
+        light = hide_keys(svg(figure, "light"))
+        if 2 * len(light) > left:
+            missing += 1
+            continue
+        left -= 2 * len(light)
+        drawn.append(Drawn(_panel(figure.name), figure, light, hide_keys(svg(figure, "dark"))))
+    more = f"{missing} figures are left out, to keep the page small; 'kvbench report --plot DIR' draws all."
+    return Figures(drawn, more if missing else "" if drawn else "The rows have no budgets to draw.")
 
 
 def _panel(name: str) -> str:

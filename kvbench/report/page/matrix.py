@@ -10,15 +10,15 @@ Every pair is compared on the questions that both answered, with the test of the
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvbench.eviction.budget import Budget
 from kvbench.report import stats
 from kvbench.report.page.scored import Cell, Scored
 
+PERMUTATIONS = 10_000
 MOST_METHODS = 16  # of one matrix; a wider one cannot be read
-SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "unknown": "·"}
+SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "cannot tell": "≈", "unknown": "·"}
 OPPOSITE = {"better": "worse", "worse": "better"}
 
 
@@ -61,10 +61,16 @@ class Matrix:
 
 def matrices(scored: Scored) -> list[Matrix]:
     """One matrix per budget of a task; for methods without a budget alone, one in all."""
+    means = {(cell.method, cell.budget): cell.score.mean for cell in scored.table.cells}
+    floors = {(cell.method, cell.budget): cell.floor for cell in scored.table.cells}
     chosen = [(budget, *_methods(scored, budget)) for budget in scored.budgets or [None]]
-    compared = [(budget, a, b) for budget, cells, _ in chosen for a, b in itertools.combinations(cells, 2)]
+    compared = [
+        (budget, *sorted(pair, key=means.__getitem__))  # the better method second: drops are counted from its score
+        for budget, cells, _ in chosen
+        for pair in itertools.combinations(cells, 2)
+    ]
     tested = {key: pair for key in compared if (pair := _paired(scored, *key[1:])) is not None}
-    judged = dict(zip(tested, stats.judge(list(tested.values()))))
+    judged = dict(zip(tested, stats.judge(list(tested.values()), floors=[floors[key[1]] for key in tested])))
     differences = {
         key: Difference(pair.diff, max(pair.low, -1.0), min(pair.high, 1.0), judged[key].p, judged[key].verdict, n)
         for key, pair in tested.items()
@@ -83,23 +89,6 @@ def matrices(scored: Scored) -> list[Matrix]:
     ]
 
 
-def best(scored: Scored, matrix: Matrix) -> tuple[list[str], list[str]]:
-    """The methods with the highest mean at a budget, and those that are not worse than the first of them.
-
-    The full cache does not compete.
-    """
-    means = {
-        cell.method: cell.score.mean
-        for cell in scored.table.cells
-        if cell.evicts and cell.budget == matrix.budget and cell.score.mean == cell.score.mean
-    }
-    if not means:
-        return [], []
-    first = [method for method, mean in means.items() if mean == max(means.values())]
-    close = [m for m in means if m not in first and (d := matrix.between(m, first[0])) and d.verdict != "worse"]
-    return first, close
-
-
 def _methods(scored: Scored, budget: Budget | None) -> tuple[list[Cell], int]:
     """The cells at a budget, and how many are left out."""
     cells = [cell for cell in scored.cells if cell[1] is None or cell[1] == budget]
@@ -116,11 +105,5 @@ def _paired(scored: Scored, a: Cell, b: Cell) -> stats.Paired | None:
         [first[q] for q in shared],
         [second[q] for q in shared],
         clusters=clusters,
-        **({} if flips else {"permutations": 1}),
+        permutations=PERMUTATIONS if flips else 1,
     )
-
-
-def pairs_of(matrix: Matrix) -> Iterator[list[Difference | None]]:
-    """The lines of a matrix: method of the line minus method of the column."""
-    for method in matrix.methods:
-        yield [matrix.between(method, other) for other in matrix.methods]

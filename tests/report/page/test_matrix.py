@@ -51,11 +51,3 @@ def test_holm_is_over_all_pairs_of_the_task(walk: scored.Scored) -> None:
     adjusted = [d.p for at in both for d in at.pairs.values()]
     assert adjusted == pytest.approx(stats.holm(raw))
     assert not any(math.isnan(p) for p in adjusted)
-
-
-def test_best_is_the_highest_mean_and_what_is_not_worse(walk: scored.Scored) -> None:
-    first, close = matrix.best(walk, matrix.matrices(walk)[0])
-    means = {c.method: c.score.mean for c in walk.table.cells if c.budget == 48}
-    assert means[first[0]] == max(means.values())
-    assert "random" not in close
-    assert "full" not in (*first, *close)
