@@ -23,12 +23,19 @@ class Browser:
     def open(self, page: Path, size: tuple[int, int] = DESK, scheme: str = "light") -> None:
         """Load a page for a screen of `size` CSS pixels. Loading it stays recorded (`complaints`)."""
         width, height = size
+        self._do("Performance.enable")
         self._do("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self._do("Emulation.setFocusEmulationEnabled", enabled=True)  # a window in the background gets no focus events
         self._do("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
         self.driver.get(page.as_uri())
 
     def run(self, script: str, *arguments: Any) -> Any:
         return self.driver.execute_script(script, *arguments)
+
+    def seconds(self) -> float:
+        """Time that the page's own work took since it was loaded: reading, scripts, layout."""
+        metrics = self._do("Performance.getMetrics")["metrics"]
+        return float(next(one["value"] for one in metrics if one["name"] == "TaskDuration"))
 
     def complaints(self) -> list[str]:
         """Messages of the console since the last call: errors of scripts, blocked resources, violated policies."""
