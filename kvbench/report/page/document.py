@@ -34,6 +34,7 @@ ENDING = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # may end a sc
 
 def html(report: ScoreReport) -> str:
     """The page as text."""
+    shown.cache_clear()
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 

@@ -33,7 +33,10 @@ function filter() {
 }
 
 at("filters").addEventListener("input", filter);
-at("filters").addEventListener("reset", () => setTimeout(filter));
+at("all").addEventListener("click", () => {
+  at("filters").reset();
+  filter();
+});
 
 // ---- sorting: by number where a column has numbers, with the units of bytes
 
@@ -71,10 +74,11 @@ for (const table of document.querySelectorAll("table.sortable")) {
 
 // ---- hints: what a mark of a figure or a cell of a matrix stands for
 
-const HINTED = "[data-tip], .picture [role=graphics-symbol][aria-label]";
+const MARKS = ".picture [role=graphics-symbol][aria-label]:not([aria-roledescription=axis], [aria-roledescription=legend])";
+const HINTED = `[data-tip], ${MARKS}`;
 
 function hint(event) {
-  const marked = event.target.closest?.(HINTED);
+  const marked = event.target.closest?.(HINTED) ?? document.activeElement.closest(HINTED);
   const tip = at("tip");
   tip.hidden = !marked;
   if (!marked) return;

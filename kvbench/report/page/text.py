@@ -5,6 +5,7 @@ Escaping for HTML is the template's part (`kvbench.report.page.document`).
 
 from __future__ import annotations
 
+import functools
 import re
 
 from kvbench.console import terminal
@@ -14,6 +15,7 @@ MOST = 20_000  # bytes of one text
 _BREAKS = re.compile(r"([\n\t])")
 
 
+@functools.lru_cache(1 << 14)  # names repeat; `html` clears it, since secrets are those of the environment
 def shown(text: str) -> str:
     """A text with its line ends and tabs."""
     hidden = redact_text(text)

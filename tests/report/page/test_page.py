@@ -20,7 +20,7 @@ from kvbench.report.page import questions, write
 from kvbench.report.scores import ScoreReport, block
 from kvbench.store import read_rows
 
-PANELS = "overview curves frontier figures pairs lengths cells published questions tokens about".split()
+PANELS = ["overview", "curves", "frontier", "figures", "pairs", "lengths", "cells", "published", "questions", "tokens"]
 Page = Callable[..., str]
 
 
