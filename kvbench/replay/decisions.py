@@ -1,6 +1,6 @@
 """Records which tokens each method keeps at each eviction, while it reads its own stored answers again.
 
-    rows = record(loaded, work, folder, names, config, context, say)
+    rows = record(loaded, work, answers(folder, "walk", names), config, say, tick)
 
 Reading decides as generation did, up to rounding (`kvbench.replay.reader`). A recording must also agree with what the
 run measured: as many tokens, as many evictions, the first after as many tokens. Otherwise the answer is left out.
@@ -40,28 +40,31 @@ def check(config: RunConfig) -> None:
             raise UserError(f"the run has --{name} {value}; decisions can be recorded of --{name} {usual} only.")
 
 
+def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows to record, with their texts: the first sample of every cell that evicts, for the questions `names`."""
+    rows = read_rows(folder)
+    mine = (rows["task"] == task) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
+    rows = rows[mine & rows["interval"].notna()].sort_values("sample", kind="stable")
+    rows = rows.drop_duplicates(["doc_id", "method", "options", "budget_share", "budget"])
+    return list(rows.merge(read_texts(folder, keys=set(rows["row_key"])), on="row_key").to_dict("records"))
+
+
 def record(
     loaded: LoadedModel,
     work: TaskWork,
-    folder: Path,
-    names: Sequence[str],
+    rows: Sequence[dict[str, Any]],
     config: RunConfig,
     say: Notice,
     tick: Callable[[str, int, int], None],
 ) -> list[Decisions]:
-    """Read the first sample of every cell for the questions `names`; return their decisions.
+    """Read the answers of `answers`; return their decisions.
 
-    tick: called per answer as (method and budget, 1, tokens of the answer).
+    tick: called per answer as (method and question, 1, tokens of the answer).
     """
-    rows = read_rows(folder)
-    mine = (rows["task"] == work.task.name) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
-    rows = rows[mine & rows["interval"].notna()].sort_values("sample", kind="stable")
-    rows = rows.drop_duplicates(["doc_id", "method", "options", "budget_share", "budget"])
-    rows = rows.merge(read_texts(folder, keys=set(rows["row_key"])), on="row_key")
-    prompts = {p.doc.doc_id: p for p in work.prompts if p.doc.doc_id in names}
-    longest = max((p.max_tokens for p in prompts.values()), default=1)
+    prompts = {p.doc.doc_id: p for p in work.prompts}
+    longest = max((prompts[row["doc_id"]].max_tokens for row in rows if row["doc_id"] in prompts), default=1)
     found: list[Decisions] = []
-    for row in rows.to_dict("records"):
+    for row in rows:
         label = f"{row['method']} {row['doc_id']}"
         trace = read_trace(row, prompts.get(row["doc_id"]), work, loaded.tokenizer, loaded.context, config.seed)
         decisions = None if trace is None else _read(loaded, row, trace, config.interval, longest)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -64,10 +65,8 @@ def record(
 def _record(
     config: RunConfig, folder: Path, sample: str | None, count: int | None, progress: Readings
 ) -> list[Decisions]:
-    import dataclasses
-
     from kvbench.engine.model.load import load
-    from kvbench.replay.decisions import check
+    from kvbench.replay.decisions import answers, check
     from kvbench.replay.decisions import record as record_task
     from kvbench.runner.inputs import read_inputs
 
@@ -83,8 +82,9 @@ def _record(
             if is_gated(name):
                 terminal.note(f"task {quote(name)} is gated: its texts are not recorded.")
             elif chosen:
-                progress.task(name, len(config.grids), "answers")
-                found += record_task(loaded, work, folder, chosen, config, terminal.warning, progress.next)
+                rows = answers(folder, name, chosen)
+                progress.task(name, len(rows), "answers")
+                found += record_task(loaded, work, rows, config, terminal.warning, progress.next)
                 progress.end()
     finally:
         progress.end()
