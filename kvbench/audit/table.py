@@ -11,6 +11,8 @@ from kvbench.audit.invariants.exam import SPECIAL
 from kvbench.audit.outcome import DROPPED_NOTHING, EVICTS_NOTHING, Check, Mark
 from kvbench.console import terminal
 
+UNFOLDED = 10_000  # columns that no table exceeds
+
 
 def overall(checks: Iterable[Check]) -> Mark:
     """Return the mark of several checks: FAIL if one fails, n/a if none applies, otherwise ok."""
@@ -39,7 +41,7 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
     for method in methods:
         table.add_row(method, *(_styled(overall(of_cell(checks, method, name))) for name in INVARIANTS))
     console = terminal.console()
-    wide = console.options.update(width=terminal.WIDE)
+    wide = console.options.update(width=UNFOLDED)
     console.width = max(console.width, console.measure(table, options=wide).maximum)  # headings stay whole
     console.print(table)
     print()

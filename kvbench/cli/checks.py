@@ -74,7 +74,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """Check that --data exists and is used: a file requires that every task reads data, a folder that one task does."""
+    """Check that --data exists and is used: a file needs tasks that all read data, a folder at least one such task."""
     if config.data is None:
         return
     data = Path(config.data).expanduser()
@@ -85,6 +85,10 @@ def _check_data(config: RunConfig, problems: Problems) -> None:
         more = f" and {len(idle) - 3} more" if len(idle) > 3 else ""
         these = f"{', '.join(map(quote, idle[:3]))}{more}"
         reads = f"task {these} reads" if len(idle) == 1 else f"tasks {these} read"
+        if not data.is_dir():
+            raise UserError(
+                f"--data {quote(config.data)} is a file, but {reads} no data. Leave out --data or the task."
+            )
         problems.warn(f"{reads} no data; --data {quote(config.data)} has no effect there.")
 
 

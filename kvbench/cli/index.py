@@ -26,7 +26,9 @@ COMMANDS = {
         "run.run",
         "Run methods at budgets on tasks: every method at every budget on every task, on the same questions.",
     ),
-    "list": Entry("list.list_", "List methods, tasks or models; with a name, that one with its options and defaults."),
+    "list": Entry(
+        "list.list_", "List methods, tasks, models or runs; with a name, that one with its options and defaults."
+    ),
     "show": Entry(
         "show.show_",
         "Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question.",

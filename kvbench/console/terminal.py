@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 NARROW = 60  # tables are not folded further, because narrower ones are unreadable
-WIDE = 400  # columns where stdout is no terminal and COLUMNS is not set: tables are not folded
+WIDE = 100  # columns where stdout is no terminal and COLUMNS is not set: fits a page and a review
 
 
 def prepare() -> None:

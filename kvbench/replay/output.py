@@ -17,6 +17,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,10 @@ from kvbench.store import check_out
 from kvbench.store.files import replacing
 
 LEGEND = """\
-loss +: what eviction adds, in nats a token; low, high: over tokens of which the full cache is sure, and over others.
-Where its own loss is next to nothing ratios are huge: read loss +. gap closed: 0 is random, 1 is golden, the oracle.
-*: evicts the prompt only, and so holds more entries. docs/replay.md explains every column.
+loss +: what eviction adds, in nats per token; low, high: over tokens of which the full cache is
+sure, and over others. gap closed: 0 is random, 1 is golden, the oracle. loss ratio, with its error:
+to the loss of the full cache, and huge where that is next to nothing. *: evicts the prompt only,
+and so holds more entries. docs/replay.md explains every column.
 """
 
 
@@ -83,41 +85,19 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def show_result(result: Result) -> None:
-    """Print the table of one task: rows without a budget first, then by budget and loss ratio."""
-    plus_minus = "+-" if terminal.ascii_only() else "±"
+    """Print the tables of one task, loss and attention: rows without a budget first, then by budget and loss ratio."""
     first = result.rows[0]
     count = f"{first['traces']} answers, {first['tokens']} tokens, interval {first['interval']}"
-    print(f"{terminal.clean(first['task'])}: {count}; loss of the full cache {first['loss_full']:.3g} nats a token\n")
-    numbers = (
-        "budget",
-        "loss ratio",
-        "loss +",
-        "low",
-        "high",
-        "KL",
-        "top-1",
-        "cosine",
-        "mass lost",
-        "overlap",
-        "gap closed",
-    )
-    table = terminal.grid("method", *numbers, "entries", right=(*numbers, "entries"))
-    for row in result.rows:
-        size = row["budget"] or (label(row["budget_share"]) if row["budget_share"] else "-")
-        mark = "" if row["decode_bounded"] or size == "-" else " *"
-        ratio = f"{_short(row['loss_ratio'])} {plus_minus} {_short(row['loss_ratio_se'])}"
-        gap = _fixed(row["gap_closed"], 2)
-        table.add_row(
-            row["method"] + mark,
-            str(size),
-            ratio,
-            *(_short(row[name]) for name in ("loss_increase", "loss_increase_low", "loss_increase_high", "kl")),
-            *(_fixed(row[name], 3) for name in ("top1", "cosine", "mass_lost", "overlap")),
-            gap,
-            _fixed(row["entries_mean"], 1),
-        )
-    terminal.console().print(table)
-    print()
+    print(f"{terminal.clean(first['task'])}: {count}; loss of the full cache {first['loss_full']:.3g} nats per token\n")
+    for columns in (LOSS, ATTENTION):
+        names = [name for name, _, _ in columns]
+        table = terminal.grid("method", "budget", *names, right=("budget", *names))
+        for row in result.rows:
+            size = row["budget"] or (label(row["budget_share"]) if row["budget_share"] else "-")
+            mark = "" if row["decode_bounded"] or size == "-" else " *"
+            table.add_row(row["method"] + mark, str(size), *(shown(row[column]) for _, column, shown in columns))
+        terminal.console().print(table)
+        print()
 
 
 def _short(value: float | None) -> str:
@@ -128,10 +108,26 @@ def _fixed(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0 turns -0.0 into 0.0
 
 
+LOSS = (
+    ("loss +", "loss_increase", _short),
+    ("low", "loss_increase_low", _short),
+    ("high", "loss_increase_high", _short),
+    ("gap closed", "gap_closed", partial(_fixed, digits=2)),
+    ("KL", "kl", _short),
+    ("loss ratio", "loss_ratio", _short),
+    ("error", "loss_ratio_se", _short),
+    ("entries", "entries_mean", partial(_fixed, digits=1)),
+)
+ATTENTION = (
+    ("top-1", "top1", partial(_fixed, digits=3)),
+    *((name.replace("_", " "), name, partial(_fixed, digits=3)) for name in ("cosine", "mass_lost", "overlap")),
+)
+
+
 def show_analysis(kind: type[Analysis], rows: Sequence[Row]) -> None:
     """Print the short table of an analysis."""
     head, lines = kind.table(rows)
-    print(f"{kind.name}: {kind.about}\n")
+    terminal.console().print(f"{kind.name}: {kind.about}\n")
     table = terminal.grid(*head, right=tuple(head[1:]))
     for line in lines:
         table.add_row(*map(terminal.clean, line))

@@ -88,7 +88,7 @@ def values_of(rows: Rows, column: str) -> list[Any]:
     if the task itself sets it per question.
     """
     values = rows.values(column)
-    if column in BY_QUESTION and len(values) > 1 and _torn(rows, rows.number(column)) is None:
+    if column in BY_QUESTION and len(values) > 1 and _with_several(rows, rows.number(column)) is None:
         return [None]
     return values or [None]
 
@@ -141,7 +141,7 @@ def check(rows: Rows) -> None:
 
 def _two_prompts(rows: Rows) -> str | None:
     """The first question that had two different prompts, or None."""
-    return _torn(rows, rows.text("prompt_sha256").codes)
+    return _with_several(rows, rows.text("prompt_sha256").codes)
 
 
 def differences(rows: Rows) -> Iterator[Difference]:
@@ -281,7 +281,7 @@ def _counts(rows: Rows, column: str) -> dict[str, int]:
     return {f"{value:g}": int(number) for value, number in zip(values, numbers) if value == value}
 
 
-def _torn(rows: Rows, values: Any) -> str | None:
+def _with_several(rows: Rows, values: Any) -> str | None:
     """The first question whose rows have several values, or None. -1 and NaN do not count as values."""
     import numpy as np
 

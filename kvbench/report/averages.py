@@ -3,11 +3,8 @@
     for table in make_averages(loaded.groups, tables):
         table.rows[0].means["avg16"].value, table.rows[0].means["avg16"].missing
 
-Each mean covers one method at one budget, over tasks of one group, length and setting, with the group's weights. Its
-error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. Its interval joins the tasks'
-intervals in the same way, each side for itself (Zou and Donner 2008), and is printed in place of the error if a task
-shows no spread: that task's error is 0 and says nothing. If a task is missing, there is no mean, and a note names the
-task.
+Each mean covers one method at one budget, over tasks of one group, length and setting, with the group's weights
+(`kvbench.report.weighted`). If a task is missing, there is no mean, and a note names the task.
 
 A group that was run at all its lengths has three more means, of its first average over the lengths: with equal weights,
 and with weights that rise (inc) or fall (dec) linearly from the shortest length to the longest, as in RULER's paper
@@ -17,52 +14,24 @@ and with weights that rise (inc) or fall (dec) linearly from the shortest length
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from kvbench.errors import KVBenchError
 from kvbench.eviction.budget import Budget, label
 from kvbench.report.agree import SAME, values_of
-from kvbench.report.blocks import NAMED, Block, Column, chosen, difference, own, plain, with_error, with_interval
+from kvbench.report.blocks import NAMED, Block, Column, chosen, difference, with_error, with_interval
 from kvbench.report.cells import ScoreCell
 from kvbench.report.load import Group
-from kvbench.report.stats import ALPHA, smallest_drop
 from kvbench.report.tables import TaskTable
+from kvbench.report.weighted import Mean, of_cell, seen_drop, weighted_mean
 from kvbench.task import Task
 from kvbench.taskkit.names import base_name, get_task
 
 EQUAL = [column for column in SAME if column != "max_new_tokens"]  # each task sets that one
 ABOUT = "Means over tasks; their errors take the tasks as independent."
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
-    """A weighted mean over tasks, and its paired difference to the baseline; NaN if tasks are `missing`.
-
-    `spread`, `diff_spread`: whether every task's scores, or differences, have an error above 0. `df`: the fewest
-    degrees of freedom of any task's difference.
-    """
-
-    value: float = math.nan
-    se: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    diff: float = math.nan
-    diff_se: float = math.nan
-    diff_low: float = math.nan
-    diff_high: float = math.nan
-    df: float = math.nan
-    spread: bool = True
-    diff_spread: bool = True
-    missing: tuple[str, ...] = ()
-
-    def data(self) -> dict[str, Any]:
-        """For JSON; None where there is no number."""
-        figures = own("se", "low", "high", "diff", "diff_se", "diff_low", "diff_high", "missing")
-        (line,) = plain([Column("mean", "value"), *figures], [self])
-        return line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +166,7 @@ def _join(families: list[_Family], group: Group, table: TaskTable, task: Task) -
 def _averages(family: _Family) -> AverageTable:
     averages = family.task.averages
     tables = list(family.members.values())
-    members = {variant: [(cell, _one(cell)) for cell in table.cells] for variant, table in family.members.items()}
+    members = {variant: [(cell, of_cell(cell)) for cell in table.cells] for variant, table in family.members.items()}
     interval = next((table.interval for table in tables if table.interval), None)
     return _table(family.name, family.label, interval, tables[-1], members, averages, list(averages))
 
@@ -218,7 +187,10 @@ def _table(
             parts.setdefault((cell.method, cell.budget), {})[member] = cell, mean
     rows = [_row(by_member, averages) for by_member in parts.values()]
     names = [name for name in averages if any(not row.means[name].missing for row in rows)]
-    notes = [*_missing(rows, explained), *([ABOUT, *_seen(rows, names[0])] if names else [])]
+    notes = [
+        *_missing(rows, explained),
+        *([ABOUT, *seen_drop(names[0], [row.means[names[0]] for row in rows])] if names else []),
+    ]
     return AverageTable(task=task, group=group, interval=interval, last=last, names=names, rows=rows, notes=notes)
 
 
@@ -235,63 +207,13 @@ def _row(parts: Mapping[str, Part], averages: Averages) -> AverageRow:
     )
 
 
-def _one(cell: ScoreCell) -> Mean:
-    """A cell's score as a mean over one task."""
-    score = cell.score
-    mean = Mean(value=score.mean, se=score.se, low=score.low, high=score.high, spread=score.se != 0)
-    if cell.against is None:
-        return mean
-    paired = cell.against.paired
-    return replace(
-        mean,
-        diff=paired.diff,
-        diff_se=paired.se,
-        diff_low=paired.low,
-        diff_high=paired.high,
-        df=paired.df,
-        diff_spread=paired.se != 0,
-    )
-
-
 def _mean(parts: Mapping[str, Part], weights: Mapping[str, float]) -> Mean:
     """The weighted mean; a figure is NaN if it is NaN in any part, and all are NaN if a part is missing."""
     missing = tuple(member for member in weights if member not in parts or math.isnan(parts[member][1].value))
     if missing:
         return Mean(missing=missing)
     total = sum(weights.values())
-    means = [(weight / total, parts[member][1]) for member, weight in weights.items()]
-
-    def together(figure: Callable[[Mean], float]) -> float:
-        """The square root of the sum of squares of the weighted figures of all tasks."""
-        return math.hypot(*(weight * figure(mean) for weight, mean in means))
-
-    value, diff = (sum(weight * getattr(mean, name) for weight, mean in means) for name in ("value", "diff"))
-    return Mean(
-        value=value,
-        se=together(lambda mean: mean.se),
-        low=value - together(lambda mean: mean.value - mean.low),
-        high=value + together(lambda mean: mean.high - mean.value),
-        diff=diff,
-        diff_se=together(lambda mean: mean.diff_se),
-        diff_low=diff - together(lambda mean: mean.diff - mean.diff_low),
-        diff_high=diff + together(lambda mean: mean.diff_high - mean.diff),
-        df=min(mean.df for _, mean in means),
-        spread=all(mean.spread for _, mean in means),
-        diff_spread=all(mean.diff_spread for _, mean in means),
-    )
-
-
-def _seen(rows: Sequence[AverageRow], name: str) -> list[str]:
-    """A note on the smallest drop of an average that a t test over its comparisons finds."""
-    family = [row.means[name] for row in rows if not math.isnan(row.means[name].diff)]
-    alpha = ALPHA / max(1, len(family))
-    drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]
-    found = [drop for drop in drops if not math.isnan(drop)]
-    if not found:
-        return []
-    number = "the comparison" if len(family) == 1 else f"{len(found)} of {len(family)} comparisons"
-    level = f"{ALPHA:.0%}" + (f" after Holm over {len(family)}" if len(family) > 1 else "")
-    return [f"A true drop of {name} by {max(found):.3f} is found with 80% power in {number} (two-sided t at {level})."]
+    return weighted_mean([(weight / total, parts[member][1]) for member, weight in weights.items()])
 
 
 def _missing(rows: Sequence[AverageRow], names: Sequence[str]) -> list[str]:

@@ -33,7 +33,7 @@ KINDS = {column.name: column.kind for column in COLUMNS}
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A column of texts: each row's index in `names`, -1 for a missing text. Names are distinct."""
+    """A column of texts as codes: each row's index in `names`, which are distinct, or -1 for a missing text."""
 
     codes: Ints
     names: list[str]
@@ -233,7 +233,7 @@ def _column(name: str, column: pa.ChunkedArray) -> Any:
 
 
 def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
-    """An Arrow array of numbers as numpy's, from its buffers: Arrow's own way imports pandas, for half a second."""
+    """An Arrow array of numbers as a numpy array, from its buffers: `to_numpy` would import pandas: half a second."""
     import numpy as np
 
     start, end = array.offset, array.offset + len(array)
@@ -246,7 +246,7 @@ def _plain(array: pa.Array, kind: Any, missing: float) -> Any:
 
 
 def _compact(values: Any) -> Any:
-    """The same array; equal values share the memory of one."""
+    """The same array; if all its values are equal, they share the memory of one value."""
     import numpy as np
 
     if len(values) and ((values == values[0]).all() or (values != values).all()):

@@ -62,7 +62,8 @@ class ScoreReport(Report):
         return cls(loaded, tables, make_averages(loaded.groups, tables), summary)
 
     def blocks(self) -> Iterator[Block]:
-        yield from overview(self.tables)
+        if self.summary or len(self.tables) > 1 or any(table.best for table in self.tables):
+            yield from overview(self.tables)
         for table in () if self.summary else self.tables:
             yield block(table)
             yield from (averages.block() for averages in self.averages if averages.last is table)

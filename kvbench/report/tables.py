@@ -214,7 +214,8 @@ def _notes(cells: Sequence[ScoreCell], scores: Sequence[dict[str, list[float]]])
         notes.append(f"Floor, the score before the first eviction: {listed}.")
     if len({(c.score.questions, c.samples) for c in cells}) == 1:
         notes.append(f"{cells[0].score.questions} questions, {cells[0].samples} samples in every cell.")
-    notes += sureness.notes([c.against for c in cells if c.against])
+    if len(cells) > 1:
+        notes += sureness.notes([c.against for c in cells if c.against])
     if len({frozenset(s) for s in scores}) > 1:
         notes.append(
             "Cells have different questions: each score is over the cell's own, differences and shares of the full "

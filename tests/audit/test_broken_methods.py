@@ -128,7 +128,7 @@ class ReturnsNan(Method):
 @pytest.mark.parametrize(
     ("method", "expected", "reason"),
     [
-        (ReadsInvalid(), {"storage"}, "scores change by .* beside invalid rows"),
+        (ReadsInvalid(), {"storage"}, "scores change by .* beside invalid rows .*use `view.valid`"),
         (ReadsInvalidSlightly(), {"storage"}, "scores change by .* beside invalid rows with 1e4"),
         (TakesStorageForText(), {"storage"}, "in another storage order"),
         (Leaks(), {"leak", "batch", "storage"}, "entries kept differently the second time"),

@@ -153,6 +153,13 @@ def test_a_narrow_terminal_still_gets_readable_tables(kvbench: Callable) -> None
         assert max(map(len, kvbench("list", "models", env={"COLUMNS": columns}).out.splitlines())) >= 50
 
 
+@pytest.mark.parametrize("line", ["list methods", "list tasks", "list methods gkv", "data check", "doctor"])
+def test_tables_in_a_pipe_fit_100_columns(kvbench: Callable, line: str) -> None:
+    result = kvbench(*line.split())
+    assert "\n" in result.out
+    assert max(map(len, result.out.splitlines())) <= 100
+
+
 def test_closed_pipe_ends_quietly() -> None:
     command = f"{sys.executable} -m kvbench list methods gkv | head -n 1; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=120)

@@ -67,6 +67,7 @@ def opened(tmp_path_factory: pytest.TempPathFactory, calls: Callable) -> dict:
         }
         lines["all", "report"] = ["report", "--format", "csv"]
         lines["all", "list"] = ["list", "tasks"]
+        lines["all", "list runs"] = ["list", "runs"]
         results = dict(zip(lines, calls(folder, [(line, environment) for line in lines.values()])))
     return {"results": results, "before": before, "after": hostile.state(user), "got": server.got, "folder": folder}
 
@@ -78,7 +79,7 @@ def test_every_command_ends_as_meant(opened: dict) -> None:
         if result.code not in CODES or "internal error" in result.err or "Traceback" in result.err
     }
     assert not wrong
-    assert opened["results"]["all", "report"].code == 0
+    assert opened["results"]["all", "report"].code == opened["results"]["all", "list runs"].code == 0
 
 
 def test_nothing_outside_a_folder_is_written_or_imported(opened: dict) -> None:

@@ -124,6 +124,11 @@ def test_a_summary_is_the_first_page_alone(run: Path) -> None:
     assert len([*whole.blocks()]) == 5
 
 
+def test_a_table_with_nothing_to_choose_from_has_no_first_page(make_run: Callable, rows: Callable) -> None:
+    run = make_run("r3", rows("full", None, FULL), rows("gkv", 48, FULL))
+    assert [block.title for block in ScoreReport.make(load([run])).blocks()] == ["walk, evicting every 32 tokens"]
+
+
 def test_each_group_of_runs_has_its_own_first_page(make_run: Callable, rows: Callable) -> None:
     runs = [
         make_run(f"r{seed}", rows("full", None, FULL, seed=seed), rows("gkv", 48, FULL, seed=seed)) for seed in (1, 2)

@@ -76,7 +76,10 @@ def test_ties_at_the_ceiling_of_all_methods_are_no_ties(make_run: Callable, rows
 
 
 def test_nothing_compared_is_said(make_run: Callable, rows: Callable) -> None:
-    assert any(note.startswith("Nothing is compared") for note in one(make_run("r1", rows("gkv", 48, BASE))).notes)
+    two = one(make_run("r1", rows("gkv", 48, BASE), rows("rkv", 48, BASE)))
+    assert any(note.startswith("Nothing is compared") for note in two.notes)
+    alone = one(make_run("r2", rows("gkv", 48, BASE)))
+    assert not any(note.startswith("Nothing is compared") for note in alone.notes)
 
 
 @pytest.mark.parametrize(

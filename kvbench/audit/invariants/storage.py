@@ -49,7 +49,7 @@ def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[L
         mine, theirs = _scored(method, a), _scored(method, b)
         change = largest_change(by_position(mine.score, a)[free], by_position(theirs.score, b)[free])
         if change > CLOSE:
-            raise Broken(f"scores change by {change:.1e} (relative) {how}, layer {a.layer}")
+            raise Broken(f"scores change by {change:.1e} (relative) {how}, layer {a.layer}{_cure(how)}")
         for name in mine.columns:
             _alike(name, mine.columns[name], theirs.columns[name], a, b, how)
     ties = None
@@ -63,7 +63,11 @@ def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[L
         spread = float(swapped.max() - swapped.min())
         if not spread <= CLOSE * float(ties[torch.isfinite(ties)].abs().max().clamp_min(1e-30)):
             count = int((kept != others).sum())
-            raise Broken(f"{count} entries are decided differently {how}, layer {a.layer}")
+            raise Broken(f"{count} entries are decided differently {how}, layer {a.layer}{_cure(how)}")
+
+
+def _cure(how: str) -> str:
+    return "; use `view.valid` to leave these rows out" if WAYS[how] is not None else ""
 
 
 def _scores_alike(method: Method, alone: Sequence[LayerView], together: Sequence[LayerView], row: int) -> None:
@@ -87,7 +91,7 @@ def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs:
         a, b = by_position(a, mine), by_position(b, theirs)
     change = largest_change(a.double(), b.double())
     if change > CLOSE:
-        raise Broken(f"{name!r} changes by {change:.1e} (relative) {how}, layer {mine.layer}")
+        raise Broken(f"{name!r} changes by {change:.1e} (relative) {how}, layer {mine.layer}{_cure(how)}")
 
 
 def _scored(method: Method, view: LayerView) -> ScoreOut:

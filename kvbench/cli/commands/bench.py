@@ -8,7 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from kvbench.cli import options
+from kvbench.cli.bench_figure import bench_figure
 from kvbench.cli.checks import refuse_oracle
+from kvbench.cli.draw import draw
 from kvbench.config.parsers import choice, parse, split, whole
 from kvbench.config.plugins import load_plugins
 from kvbench.config.settings import DTYPES
@@ -16,11 +18,13 @@ from kvbench.console import terminal
 from kvbench.console.problems import Problems
 from kvbench.eviction import choose
 from kvbench.eviction.options import check_budget
+from kvbench.report import plots
 
 EPILOG = """Examples:
   kvbench bench
   kvbench bench --method gkv --sequences 1,8,32 --new-tokens 512 --json
   kvbench bench --shape B --dtype bfloat16 --baseline none
+  kvbench bench --sequences 1,4 --new-tokens 256 --plot figures
 """
 
 
@@ -37,6 +41,7 @@ def bench(
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
     plugin: options.Plugins = None,
     repeats: Annotated[str, typer.Option("--repeats", metavar="N", help="Timed rounds; medians are shown.")] = "5",
+    plot: Annotated[str | None, options.plain("--plot", "Also draw the speeds there, SVG and PDF.", "DIR")] = None,
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
     """Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit."""
@@ -55,6 +60,9 @@ def bench(
         },
     )
 
+    if plot is not None:
+        plots.check()
+
     from kvbench.runner.bench import Setting, as_json
     from kvbench.runner.bench import bench as measure
 
@@ -62,6 +70,8 @@ def bench(
     setting = Setting(shape=shape, device=device, **values)
     results = measure(setting, say)
     _print(results, setting.method)
+    if plot is not None:
+        draw([bench_figure(setting, results)], plot)
     if json:
         terminal.data(as_json(setting, results))
 

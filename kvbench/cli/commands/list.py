@@ -1,15 +1,16 @@
-"""``kvbench list methods|tasks|models [NAME]``: all methods, tasks or models, or one in full. Imports no torch."""
+"""``kvbench list methods|tasks|models|runs [NAME]``: all of them, or one in full. Imports no torch."""
 
 from __future__ import annotations
 
 import inspect
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from kvbench import registry
-from kvbench.cli.options import Document, Plugins
+from kvbench.cli.options import Document, Plugins, plain
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
 from kvbench.errors import UserError, quote
@@ -24,8 +25,10 @@ EPILOG = """Examples:
   kvbench list methods gkv
   kvbench list methods snapkv+gkv
   kvbench list tasks --json
+  kvbench list runs
 """
-KINDS = ("methods", "tasks", "models")
+KINDS = ("methods", "tasks", "models", "runs")
+FEW = 3  # names of one cell in the table of runs
 OF_LM_EVAL: dict[str, Any] = {
     "name": f"{LM_EVAL}NAME",
     "suite": "lm_eval",
@@ -37,16 +40,22 @@ OF_LM_EVAL: dict[str, Any] = {
 
 
 def list_(
-    kind: Annotated[str, typer.Argument(metavar="methods|tasks|models", help="What to list.", show_default=False)],
+    kind: Annotated[str, typer.Argument(metavar="methods|tasks|models|runs", help="What to list.", show_default=False)],
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="One of them, in full.", show_default=False)
     ] = None,
     plugin: Plugins = None,
+    out: Annotated[str | None, plain("--out", "With runs: their folder. Default: results.", "DIR")] = None,
     json: Document = False,
 ) -> None:
-    """List methods, tasks or models; with a name, that one with its options and defaults."""
+    """List methods, tasks, models or runs; with a name, that one with its options and defaults."""
     if kind not in KINDS:
         raise UserError(f"cannot list {quote(kind)}.{did_you_mean(kind, KINDS)} There are {', '.join(KINDS)}.")
+    if kind == "runs":
+        _list_runs(name, out, json)
+        return
+    if out is not None:
+        raise UserError(f"--out {quote(out)} is the folder of runs; it goes with 'kvbench list runs'.")
     load_plugins(plugin or [])
     rows, one = {"methods": (_methods, _method), "tasks": (_tasks, _task), "models": (_models, _model)}[kind]
     if name is not None:
@@ -59,12 +68,49 @@ def list_(
     entries = rows()
     if json:
         terminal.data(entries)
-        return
+    else:
+        _print_table(entries)
+
+
+def _print_table(entries: list[dict[str, Any]]) -> None:
     shown = [key for key in entries[0] if key != "aliases"]
     table = terminal.grid(*shown)
     for entry in entries:
         table.add_row(*(_cell(entry[key]) for key in shown))
     terminal.console().print(table)
+
+
+def _list_runs(name: str | None, out: str | None, json: bool) -> None:
+    """The runs of a results folder. All their text is of unknown origin, and printed with escapes."""
+    from kvbench.report.runs import described
+
+    if name is not None:
+        raise UserError(f"'kvbench list runs' takes no name; 'kvbench show {quote(name)[1:-1]}' shows one run.")
+    folder = Path("results" if out is None else out)
+    if not folder.is_dir():
+        raise UserError(f"there is no folder {quote(folder)}; --out DIR names the folder of all runs.")
+    entries = list(described(folder))
+    if json:
+        terminal.data(entries)
+    elif entries:
+        _print_table([_short_run(entry) for entry in entries])
+        for entry in entries:
+            if entry["note"]:
+                terminal.warning(f"run {quote(entry['name'])}: {entry['note']}")
+    else:
+        terminal.note(f"there are no runs in {quote(folder)}.")
+
+
+def _short_run(entry: dict[str, Any]) -> dict[str, Any]:
+    created = entry["created"] and entry["created"].replace("T", " ")[:16]
+    lists = {key: _few(entry[key]) for key in ("tasks", "methods")}
+    shown = {**entry, **lists, "created": created}
+    return {key: value and terminal.clean(value) for key, value in shown.items() if key != "note"}
+
+
+def _few(names: list[str]) -> str | None:
+    more = f" and {len(names) - FEW} more" if len(names) > FEW else ""
+    return ", ".join(names[:FEW]) + more or None
 
 
 def _methods() -> list[dict[str, Any]]:

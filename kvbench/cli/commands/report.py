@@ -8,9 +8,11 @@ from typing import Annotated
 
 import typer
 
+from kvbench.cli.draw import draw
 from kvbench.cli.options import plain
 from kvbench.console import terminal
 from kvbench.errors import IncompleteError, UserError, quote
+from kvbench.report import plots
 
 EPILOG = """Examples:
   kvbench report results/demo
@@ -94,8 +96,7 @@ def report(
 
         print(f"wrote {write_page(tables, Path(html))}", file=sys.stderr)
     if plot is not None and isinstance(tables, ScoreReport):
-        for path in plots.write(plots.figures(tables), Path(plot)):
-            print(f"wrote {path}", file=sys.stderr)
+        draw(plots.figures(tables), plot)
     if loaded.clashes:
         raise UserError("\n".join(loaded.clashes))
     if require_complete and loaded.unfinished:

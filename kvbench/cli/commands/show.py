@@ -1,4 +1,4 @@
-"""``kvbench show RUN [--sample ID]``: the record of a run, and the texts of one question. Imports no torch.
+"""``kvbench show RUN [--ids | --sample ID]``: a run's record, its questions, the texts of one. Imports no torch.
 
 Model-written text is printed with control characters escaped, never raw. A run stores the first prompt and every answer
 of a conversation; the later questions come from the task's data, if they are on this machine.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 EPILOG = """Examples:
   kvbench show demo
+  kvbench show demo --ids
   kvbench show results/demo --sample orbit-300-1000000000 --method gkv
 """
 
@@ -37,21 +38,28 @@ def show_(
     run: Run,
     sample: Annotated[str | None, plain("--sample", "Question: its id, TASK/ID, or a row key.", "ID")] = None,
     method: Annotated[str | None, plain("--method", "With --sample: one method.", "NAME")] = None,
+    ids: Annotated[bool, plain("--ids", "List the questions: ids for --sample, samples, scores.")] = False,
     out: Out = "results",
     json: Document = False,
 ) -> None:
     """Show a run: its settings, how complete it is, and with --sample the prompt, output and scores of a question."""
     if method is not None and sample is None:
         raise UserError(f"--method {quote(method)} picks among the answers to one question; give --sample ID with it.")
+    if ids and sample is not None:
+        raise UserError(f"--ids lists all questions and --sample {quote(sample)} shows one; give one of them.")
     folder = one_run(run, Path(out))
-    document = _summary(folder) if sample is None else {"samples": _samples(folder, sample, method)}
+    if ids:
+        document: dict[str, Any] = {"questions": _questions(folder)}
+    else:
+        document = _summary(folder) if sample is None else {"samples": _samples(folder, sample, method)}
     if json:
         terminal.data(document)
+    elif ids:
+        _print_questions(document["questions"])
     elif sample is None:
         _print_summary(document)
     else:
-        for entry in document["samples"]:
-            _print_sample(entry)
+        _print_samples(document["samples"])
 
 
 def one_run(name: str, out: Path) -> Path:
@@ -102,6 +110,36 @@ def _print_summary(document: dict[str, Any]) -> None:
             terminal.console().print(f"{key:<9} {terminal.clean(str(value))}")
 
 
+def _questions(folder: Path) -> list[dict[str, Any]]:
+    """Every question of a run with its number of rows, and the mean, lowest and highest score over all methods."""
+    rows = read_run(folder, ("task", "doc_id", "category", "status", "score")).rows
+    found = []
+    for (task, doc), part in rows.groupby(["task", "doc_id"], sort=False, observed=True):
+        scores = part["score"].dropna()
+        figures = (scores.mean(), scores.min(), scores.max()) if len(scores) else (None, None, None)
+        category = part["category"].dropna()
+        found.append(
+            {
+                "task": task,
+                "id": doc,
+                "category": None if category.empty else category.iloc[0],
+                "rows": len(part),
+                **{name: None if x is None else float(x) for name, x in zip(("mean", "lowest", "highest"), figures)},
+            }
+        )
+    return found
+
+
+def _print_questions(questions: list[dict[str, Any]]) -> None:
+    numbers = ("rows", "mean", "lowest", "highest")
+    table = terminal.grid("task", "id", "category", *numbers, right=numbers)
+    for one in questions:
+        names = (terminal.clean(one[key] or "-") for key in ("task", "id", "category"))
+        scores = ("-" if one[key] is None else f"{one[key]:.3f}" for key in numbers[1:])
+        table.add_row(*names, str(one["rows"]), *scores)
+    terminal.console().print(table)
+
+
 def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, Any]]:
     rows = read_run(folder).rows
     if method is not None:
@@ -113,7 +151,7 @@ def _samples(folder: Path, wanted: str, method: str | None) -> list[dict[str, An
         chosen = chosen[chosen["method"] == method]
     if chosen.empty:
         known = list(rows["doc_id"].dropna().unique())
-        hint = did_you_mean(wanted, known) or (f" The first is {quote(known[0])}." if known else "")
+        hint = did_you_mean(wanted, known) or f" 'kvbench show {folder.name} --ids' lists its {len(known)} questions."
         raise UserError(
             f"run {quote(folder.name)} has no sample {quote(wanted)}{f' of {quote(method)}' if method else ''}.{hint}"
         )
@@ -195,14 +233,25 @@ def _turns(text: str) -> list[str] | None:
     return turns if turns and isinstance(turns, list) and all(isinstance(turn, str) for turn in turns) else None
 
 
-def _print_sample(entry: dict[str, Any]) -> None:
+def _print_samples(entries: list[dict[str, Any]]) -> None:
+    """The samples of a question; a prompt is printed once, with the first sample that has it."""
+    former: tuple[Any, Any] | None = None
+    for entry in entries:
+        prompt = entry["doc_id"], entry["prompt"]
+        _print_sample(entry, known=prompt == former)
+        former = prompt
+
+
+def _print_sample(entry: dict[str, Any], *, known: bool) -> None:
+    """One sample. `known`: its prompt was printed with the sample before."""
     budget = f" at {entry['budget']}" if "budget" in entry else ""
     budget += f" ({label(entry['budget_share'])})" if "budget_share" in entry else ""
     title = f"{entry['task']} {entry['doc_id']} sample {entry.get('sample', 0)}: {entry['method']}{budget}"
     scores = [f"{k} {entry[k]:.3g}" for k in ("score", "score_strict", "score_partial") if k in entry]
     facts = [entry["status"], *scores, f"{entry.get('output_tokens', 0)} tokens", str(entry.get("stop_reason", ""))]
     print(f"== {terminal.clean(title)}\n{terminal.clean(', '.join(facts))}")
-    _print_text("prompt", entry["prompt"])
+    if not known:
+        _print_text("prompt", entry["prompt"])
     if "turns" not in entry:
         _print_text("output", entry["output"])
     for number, turn in enumerate(entry.get("turns", ()), 1):

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kvbench.cli.counter import Counter
+from kvbench.cli.draw import draw
+from kvbench.cli.options import plain
 from kvbench.config.parsers import BadValue, number, parse, whole
 from kvbench.console import signals, terminal
 from kvbench.console.problems import Problems
 from kvbench.errors import UserError, quote
 from kvbench.eviction.options import parse_value
 from kvbench.registry import did_you_mean
+from kvbench.report import plots
 from kvbench.sources.models import TINY, describe
 from kvbench.store import check_out
 from kvbench.train.catalogue import RECIPES, TABLES, Entry
@@ -33,7 +36,7 @@ EPILOG = """Examples:
   kvbench train lookaheadkv --model Qwen/Qwen3-4B --data questions.jsonl --out runs/q4 --opt rows=32 --opt rank=8
   kvbench train gkv-distill --model tiny --out runs/distilled                  # runs/distilled/model is a model
   kvbench train headkv --model tiny --out tables
-  kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json
+  kvbench train duo --model tiny --out tables --steps 600 --batch 4 --json --plot figures
 """
 CONTINUES = "interrupted: answers and the last checkpoint are saved; the same command continues from there."
 NAMES = (*RECIPES, *TABLES)
@@ -62,6 +65,7 @@ def train(
     ] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
+    plot: Annotated[str | None, plain("--plot", "Also draw the training log there, SVG and PDF.", "DIR")] = None,
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no table.", metavar="")] = False,
 ) -> None:
@@ -83,11 +87,15 @@ def train(
     options: dict[str, Any] = {}
     with problems.collect():
         options = _options(kind, model, opt or [])
+    only_trained = {"--data": data, "--steps": steps, "--lr": lr, "--plot": plot}
     with problems.collect():
-        if kind in TABLES and (unused := [n for n, v in (("--data", data), ("--steps", steps), ("--lr", lr)) if v]):
+        if kind in TABLES and (unused := [n for n, v in only_trained.items() if v]):
             raise UserError(f"{kind} is estimated, not trained; it takes no {unused[0]}.")
     with problems.collect():
         describe(model)
+    with problems.collect():
+        if plot is not None:
+            plots.check()
     problems.stop()
     folder = check_out(out)
     if kind in RECIPES:
@@ -100,6 +108,7 @@ def train(
                 numbers=numbers,
                 options=options,
                 device=device,
+                plot=plot,
                 json=json,
                 quiet=quiet,
             )
@@ -138,11 +147,13 @@ def _recipe(
     numbers: dict[str, Any],
     options: dict[str, Any],
     device: str,
+    plot: str | None,
     json: bool,
     quiet: bool,
 ) -> None:
     from kvbench.engine.model.weights import Base
-    from kvbench.train.loop import steps_done
+    from kvbench.train.log_figure import log_figure
+    from kvbench.train.loop import LOG, steps_done
     from kvbench.train.loop import train as run_loop
     from kvbench.train.prepare import prepare
     from kvbench.train.processes import is_first
@@ -188,6 +199,8 @@ def _recipe(
         terminal.warning(f"the held-out {ready.recipe.figure} did not improve; train longer or with other settings.")
     if not quiet:
         _print_trained(done)
+    if plot is not None:
+        draw([log_figure(folder / LOG, kind)], plot)
     if json:
         terminal.data(done.card | {"path": str(done.path)})
 

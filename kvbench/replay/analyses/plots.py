@@ -13,7 +13,7 @@ from kvbench.replay.analyses.api import Row
 from kvbench.report.plots import style
 from kvbench.report.plots.bars import bars as draw_bars
 from kvbench.report.plots.curves import axis, curves
-from kvbench.report.plots.figure import Figure
+from kvbench.report.plots.figure import Figure, distinct
 from kvbench.report.plots.heat import heat as draw_heat
 
 ERROR = 1.96  # standard errors from a figure to the end of its bar
@@ -42,19 +42,12 @@ def lines(
     known = [point for point in points if "y" in point]
     if not known:
         return []
-    names = list(dict.fromkeys(str(point["line"]) for point in known))
-    values = [{**p, "kind": "cell", "method": str(p["line"]), "dash": style.dash(str(p["line"]), names)} for p in known]
-    ticks = sorted({point["x"] for point in known})
-    across: dict[str, Any] = {"axis": {"grid": False, "format": ",~r"}}
-    if log:
-        across["axis"] |= {"values": ticks}
-        across["scale"] = {"type": "log", "base": 2, "nice": False, "padding": 8}
-    elif all(tick == int(tick) for tick in ticks):
-        across["axis"] |= {"tickMinStep": 1}
+    names = distinct(known, "line")
+    values = [{**p, "kind": "cell", "method": p["line"], "dash": style.dash(p["line"], names)} for p in known]
     spec = curves(
         title,
         values,
-        x=axis("x", x, **across),
+        x=_across(x, sorted({point["x"] for point in known}), log),
         y=axis("y", y, scale={"zero": True, "nice": 5}, axis={"tickCount": 5, "format": ",~r"}),
         looks=style.methods(names, names),
         low="low",
@@ -62,6 +55,16 @@ def lines(
         hints=("method", "x"),
     )
     return [Figure(name, title, f"{about} {BARS}".strip(), spec)]
+
+
+def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
+    """The axis of x: doublings equally far apart with a tick at each place, or ticks at round numbers."""
+    lines: dict[str, Any] = {"grid": False, "format": ",~r"}
+    if log:
+        scale = {"type": "log", "base": 2, "nice": False, "padding": 8}
+        return axis("x", title, scale=scale, axis=lines | {"values": list(places)})
+    whole = all(place == int(place) for place in places)
+    return axis("x", title, axis=lines | ({"tickMinStep": 1} if whole else {}))
 
 
 def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, about: str = "") -> list[Figure]:
@@ -75,7 +78,7 @@ def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, abo
 
 def heat(name: str, title: str, panels: Heat, *, x: str, value: str, about: str = "") -> list[Figure]:
     """Maps of shares from 0 to 1; a square whose share is None stays empty."""
-    squares = [
+    squares: list[dict[str, Any]] = [
         {"panel": panel, "row": row, "column": column, "share": share}
         for panel, rows in panels.items()
         for row, columns in rows.items()
@@ -84,5 +87,6 @@ def heat(name: str, title: str, panels: Heat, *, x: str, value: str, about: str 
     known = [square for square in squares if square["share"] is not None]
     if not known:
         return []
-    rows, columns = (list(dict.fromkeys(square[of] for square in squares)) for of in ("row", "column"))
+    rows: list[str] = distinct(squares, "row")
+    columns: list[str] = distinct(squares, "column")
     return [Figure(name, title, f"{about} {NONE}".strip(), draw_heat(title, known, rows, columns, x=x, value=value))]

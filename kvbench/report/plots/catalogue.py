@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from kvbench.report.plots import style
 from kvbench.report.plots.budgets import against_budgets
@@ -27,4 +30,13 @@ def figures(report: ScoreReport) -> list[Figure]:
         *map_figures(report, found),
         *(figure for measure in costs for figure in against_budgets(measure, found, methods)),
     ]
-    return list(itertools.chain.from_iterable(map(pages, drawn)))
+    return list(itertools.chain.from_iterable(map(pages, _named(drawn))))
+
+
+def _named(figures: Sequence[Figure]) -> Iterator[Figure]:
+    """The figures with distinct names: maps of one family in several groups of runs have equal ones."""
+    seen: Counter[str] = Counter()
+    for figure in figures:
+        seen[figure.name] += 1
+        first = seen[figure.name] == 1
+        yield figure if first else replace(figure, name=f"{figure.name}-group{seen[figure.name]}")

@@ -11,16 +11,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from kvbench.report.plots.figure import Point, Spec, distinct
-from kvbench.report.plots.style import SCHEMA, WIDTH
+from kvbench.report.plots.style import LETTER, SCHEMA, WIDTH
 
 ONE_COLUMN = 3  # panels that stand below each other; more stand side by side
 HEIGHT, LOW = 190, 150  # of a panel in one column, in two
 AXIS = 44  # left of a panel
 GAP = 18
+SYMBOL = {"type": "point", "filled": True, "size": 45, "opacity": 1}
 CLOSE = 40  # from so many points of a line on, they have no symbols
 
 
-def axis(field: str, title: str, **more: Any) -> Spec:
+def axis(field: str, title: str | None, **more: Any) -> Spec:
     """A channel for a number, with its title; names of fields are ours, never a user's."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
@@ -39,25 +40,26 @@ def curves(
 ) -> Spec:
     """The figure. low, high: fields of the bands; hints: of the tooltip; together: panels share the axis of y."""
     line = {"y": y, "color": looks["color"]}
-    band = {"y": {**y, "field": low}, "y2": {"field": high}, "color": looks["color"]}
     tips = tooltip(*hints, y["field"], low, high)
-    symbol = {"type": "point", "filled": True, "size": 45, "opacity": 1}
-    layers = []
-    if low:
-        layers = [
-            where("rule", {"type": "rect", "opacity": 0.08}, **band),
-            where("cell", {"type": "area", "fillOpacity": 0.1}, x=x, **band),
-            where("cell", {"type": "rule", "opacity": 0.6}, x=x, **band),
-        ]
-    layers += [
+    layers = [
+        *(_bands(x, line, low, high) if low else []),
         where("rule", {"type": "rule", "strokeWidth": 1.5}, **line, tooltip=tips),
         where("cell", {"type": "line"}, x=x, **line, strokeDash=looks["strokeDash"]),
     ]
-    if max(sum(p["panel"] == panel for p in values) for panel in distinct(values, "panel")) < CLOSE * len(
-        distinct(values, "method")
-    ):
-        layers.append(where("cell", symbol, x=x, **line, shape=looks["shape"], tooltip=tips))
+    if len(values) < CLOSE * len(distinct(values, "panel")) * len(distinct(values, "method")):
+        layers.append(where("cell", SYMBOL, x=x, **line, shape=looks["shape"], tooltip=tips))
     return facets(title, values, layers, together=together)
+
+
+def _bands(x: Spec, line: Spec, low: str, high: str) -> list[Spec]:
+    """Bands behind rules and lines, and a bar at each point."""
+    band = {**line, "y": {**line["y"], "field": low}, "y2": {"field": high}}
+    layers = [
+        where("rule", {"type": "rect", "opacity": 0.08}, **band),
+        where("cell", {"type": "area", "fillOpacity": 0.1}, x=x, **band),
+        where("cell", {"type": "rule", "opacity": 0.6}, x=x, **band),
+    ]
+    return [known(low, layer) for layer in layers]
 
 
 def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, together: bool = True) -> Spec:
@@ -66,11 +68,12 @@ def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, toget
     across = 1 if len(panels) <= ONE_COLUMN else 2
     axes = 1 if together else across
     width = (WIDTH - AXIS * axes - GAP * (across - 1)) // across
+    short = _shortened(panels, int(width / LETTER))
     return {
         "$schema": SCHEMA,
         "title": title,
-        "data": {"values": list(values)},
-        "facet": {"field": "panel", "type": "nominal", "title": None, "sort": panels},
+        "data": {"values": [value | {"panel": short[value["panel"]]} for value in values]},
+        "facet": facet(list(short.values()), width),
         "columns": across,
         **({} if together else {"resolve": {"scale": {"y": "independent"}}}),
         "spacing": {"row": 14, "column": GAP},
@@ -78,9 +81,26 @@ def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, toget
     }
 
 
+def _shortened(panels: Sequence[str], most: int) -> dict[str, str]:
+    """Titles of at most so many letters, without their middle; all whole if two of them became equal."""
+    tail = most * 2 // 3
+    short = {p: p if len(p) <= most else f"{p[: most - tail - 1]}…{p[-tail:]}" for p in panels}
+    return short if len(set(short.values())) == len(panels) else {p: p for p in panels}
+
+
+def facet(panels: Sequence[str], width: float) -> Spec:
+    """The facets of the field `panel` in order; a title ends where its panel ends."""
+    return {"field": "panel", "type": "nominal", "title": None, "sort": list(panels), "header": {"labelLimit": width}}
+
+
 def where(kind: str, mark: Spec, **encoding: Any) -> Spec:
     """A layer of the values of one kind."""
     return {"transform": [{"filter": {"field": "kind", "equal": kind}}], "mark": mark, "encoding": encoding}
+
+
+def known(field: str, layer: Spec) -> Spec:
+    """The layer without the values that lack a field, which would count as 0."""
+    return {**layer, "transform": [*layer["transform"], {"filter": {"field": field, "valid": True}}]}
 
 
 def tooltip(*fields: str) -> list[Spec]:

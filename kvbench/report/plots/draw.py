@@ -1,6 +1,6 @@
 """Draws figures with vl-convert (extra `report`): SVG with its text as text, PDF and PNG from that SVG.
 
-Equal figures give equal bytes: the converter counts its clip paths over the life of a process, and orders a PDF's
+Equal figures give equal bytes: the converter counts ids over the life of a process, and orders a PDF's
 objects at random.
 """
 
@@ -17,7 +17,7 @@ from kvbench.report.plots.style import Theme
 
 VERSION = "6.4"  # of Vega-Lite
 _TAG = re.compile(r'<[a-zA-Z](?:[^<>"]|"[^"]*")*>')
-_CLIP = re.compile(r'( id="| clip-path="url\(#)(clip\d+)')
+_ID = re.compile(r'( id="| (?:clip-path|fill|stroke)="url\(#)([\w-]+)')
 
 
 def check() -> None:
@@ -53,10 +53,10 @@ def png(drawn: str, scale: float = 2) -> bytes:
 
 
 def _own_ids(drawn: str, prefix: str) -> str:
-    """The clip paths numbered from 1; only ids inside of tags change."""
+    """The ids numbered from 1, as `NAME-THEME-1`; text is left as it is."""
     numbers: dict[str, str] = {}
 
     def named(match: re.Match[str]) -> str:
         return match[1] + numbers.setdefault(match[2], f"{prefix}-{len(numbers) + 1}")
 
-    return _TAG.sub(lambda tag: _CLIP.sub(named, tag[0]), drawn)
+    return _TAG.sub(lambda tag: _ID.sub(named, tag[0]), drawn)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kvbench.report.plots import style
-from kvbench.report.plots.curves import axis, facets, tooltip, where
+from kvbench.report.plots.curves import SYMBOL, axis, facets, known, tooltip, where
 from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.points import only
 
@@ -17,17 +17,20 @@ ABOUT = (
     "with at most as many bytes; it ignores the intervals. Lines join the budgets of a method."
 )
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+BY_SIZE = {"field": "x", "type": "quantitative"}
+STEPS = {"type": "line", "interpolate": "step-after", "strokeWidth": 5, "opacity": 0.4, "color": style.MARK}
+RING = {"type": "point", "size": 190, "filled": False, "strokeWidth": 2, "opacity": 0.7, "color": style.MARK}
 WIDE = 8  # from this ratio of the most bytes to the fewest on, the axis is logarithmic
 
 
 def frontier_figures(points: Sequence[Point], methods: Sequence[str]) -> Iterator[Figure]:
     """The figure, where two cells or more have bytes and a score. methods: as for `against_budgets`."""
-    known = [p for p in points if p["mean"] is not None and p["kv_bytes_peak"]]
-    if len(known) < 2:
+    placed = [p for p in points if p["mean"] is not None and p["kv_bytes_peak"]]
+    if len(placed) < 2:
         return
-    missing = len(points) - len(known)
+    missing = len(points) - len(placed)
     left_out = f" Not shown: {missing} of {len(points)} cells, without a score or bytes." if missing else ""
-    yield Figure("score-bytes", TITLE, ABOUT + left_out, _spec(known, methods))
+    yield Figure("score-bytes", TITLE, ABOUT + left_out, _spec(placed, methods))
 
 
 def frontier(points: Sequence[Point]) -> list[Point]:
@@ -40,46 +43,37 @@ def frontier(points: Sequence[Point]) -> list[Point]:
     return found
 
 
-def _spec(known: Sequence[Point], methods: Sequence[str]) -> Spec:
-    most, least = (f(p["kv_bytes_peak"] for p in known) for f in (max, min))
+def _spec(placed: Sequence[Point], methods: Sequence[str]) -> Spec:
+    most, least = (f(p["kv_bytes_peak"] for p in placed) for f in (max, min))
     power = min(int(math.log(most, 1024)), len(UNITS) - 1)
-    sized = [_sized(p, power) for p in known]
-    edge = [
-        {**p, "kind": "frontier"}
-        for panel in distinct(sized, "panel")
-        for p in frontier([p for p in sized if p["panel"] == panel])
-    ]
-    shown = distinct(known, "method")
-    looks = style.methods(methods, shown)
-    unit = 1024**power
+    sized = [_sized(p, power) for p in placed]
+    panels = [[p for p in sized if p["panel"] == panel] for panel in distinct(sized, "panel")]
+    edge = [p | {"kind": "frontier"} for panel in panels for p in frontier(panel)]
+    top = max(max(p["mean"], p.get("high", 0)) for p in sized)
     x = axis(
         "x",
         f"KV bytes of a sequence at the peak ({UNITS[power]})",
-        scale=_scale(least / unit, most / unit),
+        scale=_scale(least / 1024**power, most / 1024**power),
         axis={"format": ",~r", "grid": False, "tickCount": 6, "labelOverlap": "greedy"},
     )
-    top = max(max(p["mean"], p.get("high", 0)) for p in sized)
     y = axis("mean", "score", scale={"domain": [0, top or 1], "nice": 5}, axis={"format": ".1f"})
-    score, bar = {"x": x, "y": y}, {"x": x, "y": {**y, "field": "low"}, "y2": {"field": "high"}}
-    order = {"field": "x", "type": "quantitative"}
-    hints = tooltip("task", "cell", "mean", "low", "high", "kv_bytes_peak", "questions", "progress")
-    steps = {"type": "line", "interpolate": "step-after", "strokeWidth": 5, "opacity": 0.4, "color": style.MARK}
-    ring = {"type": "point", "size": 190, "filled": False, "strokeWidth": 2, "opacity": 0.7, "color": style.MARK}
-    colour = looks["color"]
-    layers = [
-        where("frontier", steps, **score, order=order),
-        where("frontier", ring, **score),
-        where("cell", {"type": "rule", "opacity": 0.6}, **bar, color=colour),
-        where(
-            "cell", {"type": "line", "strokeWidth": 1, "opacity": 0.7}, **score, order=order, color=colour,
-            strokeDash=looks["strokeDash"],
-        ),
-        where(
-            "cell", {"type": "point", "filled": True, "size": 45, "opacity": 1}, **score, color=colour,
-            shape=looks["shape"], tooltip=hints,
-        ),
-    ]  # fmt: skip
-    return facets(TITLE, [*edge, *sized], layers)
+    return facets(TITLE, [*edge, *sized], _layers(x, y, style.methods(methods, distinct(placed, "method"))))
+
+
+def _layers(x: Spec, y: Spec, looks: Spec) -> list[Spec]:
+    """The frontier below the cells: bars, a thin line through each method's budgets, and points."""
+    at = {"x": x, "y": y}
+    coloured = at | {"color": looks["color"]}
+    bar = coloured | {"y": {**y, "field": "low"}, "y2": {"field": "high"}}
+    line = coloured | {"order": BY_SIZE, "strokeDash": looks["strokeDash"]}
+    tips = tooltip("task", "cell", "mean", "low", "high", "kv_bytes_peak", "questions", "progress")
+    return [
+        where("frontier", STEPS, **at, order=BY_SIZE),
+        where("frontier", RING, **at),
+        known("low", where("cell", {"type": "rule", "opacity": 0.6}, **bar)),
+        where("cell", {"type": "line", "strokeWidth": 1, "opacity": 0.7}, **line),
+        where("cell", SYMBOL, **coloured, shape=looks["shape"], tooltip=tips),
+    ]
 
 
 def _sized(point: Point, power: int) -> Point:

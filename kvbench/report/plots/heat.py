@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvbench.report.plots.curves import facet, tooltip
 from kvbench.report.plots.figure import Point, Spec, distinct
-from kvbench.report.plots.style import LETTER, SCHEMA, WIDTH
+from kvbench.report.plots.style import LETTER, NAMES, SCHEMA, WIDTH
 
 GAP = 14
 ROW = 17  # height of a square
 NARROW, BROAD = 22, 48  # width of a square: a number fits, the most
 DARK = 0.6  # from this share on, the shade is dark in a light theme
+LEGEND = {"orient": "bottom", "direction": "horizontal", "gradientLength": 160, "tickCount": 5}
+HINTS = ("panel", "row", "column", "share", "questions")
 
 
 def heat(
@@ -24,39 +27,55 @@ def heat(
 ) -> Spec:
     """Squares with the fields panel, row, column and share; rows from the top. value: what the share is of."""
     panels = distinct(squares, "panel")
-    names = LETTER * max(map(len, rows)) + 10
-    side = WIDTH - names
-    across = 2 if len(panels) > 1 and (side - GAP) / 2 >= NARROW * len(columns) else 1
-    width = max(NARROW, min(BROAD, (side - GAP * (across - 1)) / across / len(columns)))
-    place = {
-        "x": {"field": "column", "type": "nominal", "title": x, "sort": list(columns), "axis": _axis(columns, width)},
-        "y": {"field": "row", "type": "nominal", "title": None, "sort": list(rows), "axis": {"ticks": False}},
+    across, side = _sizes(len(panels), rows, len(columns))
+    inner = {
+        "width": side * len(columns),
+        "height": ROW * len(rows),
+        "layer": _layers(value, [field for field in HINTS if field in squares[0]]),
+        "encoding": _place(rows, columns, x, side),
     }
-    for axis in place.values():
-        axis["scale"] = {"domain": axis["sort"], "padding": 0.04}
-    shade = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1], "range": "heatmap"}, "title": value}
-    number = {"field": "share", "type": "quantitative", "format": ".2f"}
-    hints = [
-        {"field": f, "type": "nominal"} for f in ("panel", "row", "column", "share", "questions") if f in squares[0]
-    ]
-    layers: list[Spec] = [{"mark": "rect", "encoding": {"color": {**shade, "legend": _LEGEND}, "tooltip": hints}}]
-    for dark, look in ((False, "on-light"), (True, "on-dark")):
-        text = {"type": "text", "fontSize": 9, "style": look}
-        where = {"filter": {"field": "dark", "equal": dark}}
-        layers.append({"transform": [where], "mark": text, "encoding": {"text": number}})
     values = [{**square, "dark": square["share"] >= DARK} for square in squares]
-    inner = {"width": width * len(columns), "height": ROW * len(rows), "layer": layers, "encoding": place}
     spec: Spec = {"$schema": SCHEMA, "title": title, "data": {"values": values}}
     if panels == [""]:
         return spec | inner
-    facet = {"field": "panel", "type": "nominal", "title": None, "sort": panels}
-    return spec | {"facet": facet, "columns": across, "spacing": {"row": 10, "column": GAP}, "spec": inner}
+    facets = {"facet": facet(panels, side * len(columns)), "columns": across}
+    return spec | facets | {"spacing": {"row": 10, "column": GAP}, "spec": inner}
 
 
-_LEGEND = {"orient": "bottom", "direction": "horizontal", "gradientLength": 160, "tickCount": 5}
+def _sizes(panels: int, rows: Sequence[str], columns: int) -> tuple[int, float]:
+    """How many panels stand side by side, and the width of a square."""
+    room = WIDTH - min(NAMES, LETTER * max(map(len, rows)) + 10)
+    across = 2 if panels > 1 and (room - GAP) / 2 >= NARROW * columns else 1
+    return across, max(NARROW, min(BROAD, (room - GAP * (across - 1)) / across / columns))
 
 
-def _axis(columns: Sequence[str], width: float) -> Spec:
-    """Labels stand upright where they do not fit side by side."""
-    upright = LETTER * max(map(len, columns)) > width
-    return {"ticks": False, "labelAngle": -90 if upright else 0, "orient": "bottom"}
+def _layers(value: str, hints: Sequence[str]) -> list[Spec]:
+    """Squares, and their numbers: dark on a light shade, light on a dark one."""
+    shade = {"field": "share", "type": "quantitative", "scale": {"domain": [0, 1], "range": "heatmap"}, "title": value}
+    number = {"text": {"field": "share", "type": "quantitative", "format": ".2f"}}
+    squares: Spec = {"mark": "rect", "encoding": {"color": {**shade, "legend": LEGEND}, "tooltip": tooltip(*hints)}}
+    numbers: list[Spec] = [
+        {
+            "transform": [{"filter": {"field": "dark", "equal": dark}}],
+            "mark": {"type": "text", "fontSize": 9, "style": look},
+            "encoding": number,
+        }
+        for dark, look in ((False, "on-light"), (True, "on-dark"))
+    ]
+    return [squares, *numbers]
+
+
+def _place(rows: Sequence[str], columns: Sequence[str], x: str | None, side: float) -> Spec:
+    """The axes; labels of columns stand upright where they do not fit side by side."""
+    upright = LETTER * max(map(len, columns)) > side
+    label: Spec = {"ticks": False, "labelLimit": NAMES}
+    return {
+        "x": _axis("column", columns, x, label | {"labelAngle": -90 if upright else 0, "orient": "bottom"}),
+        "y": _axis("row", rows, None, label),
+    }
+
+
+def _axis(field: str, names: Sequence[str], title: str | None, axis: Spec) -> Spec:
+    order = list(names)
+    scale = {"domain": order, "padding": 0.04}
+    return {"field": field, "type": "nominal", "title": title, "sort": order, "scale": scale, "axis": axis}

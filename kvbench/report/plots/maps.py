@@ -78,8 +78,7 @@ def _figure(name: str, group: str, kind: str, squares: Sequence[Point]) -> Itera
     title = ", ".join(filter(None, (name, group, f"score by {kind}" + (" and length" if len(lengths) > 1 else ""))))
     counts = sorted(distinct(known, "questions"))
     n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
-    stem = "-".join(filter(None, ("map", _stem(name), _stem(group), kind)))
-    yield Figure(stem, title, ABOUT.format(n=n), _spec(title, known, rows, lengths))
+    yield Figure(f"map-{_stem(name)}-{kind}", title, ABOUT.format(n=n), _spec(title, known, rows, lengths))
 
 
 def _spec(title: str, squares: Sequence[Point], rows: Sequence[str], lengths: Sequence[int]) -> Spec:

@@ -6,6 +6,7 @@ The converter numbers fonts and lists resources in the order of a hash table, wh
 from __future__ import annotations
 
 import re
+from typing import Any
 
 _HEAD = re.compile(rb"(\d+) 0 obj\n")
 _LENGTH = re.compile(rb"/Length (\d+)")
@@ -55,5 +56,10 @@ def _objects(pdf: bytes) -> dict[int, tuple[bytes, bytes]]:
     return objects
 
 
-def _sorted(lines: re.Match[bytes]) -> bytes:
-    return b"".join(sorted(lines[0].splitlines(keepends=True), key=lambda line: (len(line.split()[0]), line)))
+def _sorted(match: re.Match[bytes]) -> bytes:
+    return b"".join(sorted(match[0].splitlines(keepends=True), key=_by_name))
+
+
+def _by_name(line: Any) -> tuple[int, bytes]:
+    """Order of a line of resources: xo2 before xo10."""
+    return len(line.split()[0]), bytes(line)

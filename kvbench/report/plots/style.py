@@ -14,6 +14,7 @@ Theme = Literal["light", "dark"]
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
 FULL = "full"  # takes the first colour, in every figure
 WIDTH = 460  # of a figure without its legend, in CSS pixels: a column of print, and a phone without zooming
+NAMES = 220  # most width of the names beside bars and squares
 LETTER = 6.0  # width of a letter of a label
 FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # the first is drawn with, the others have its widths
 MARK = "#8c8c8c"  # grey that can be seen on both grounds
@@ -52,7 +53,7 @@ def config(theme: Theme) -> dict[str, Any]:
         | dict(labelLimit=WIDTH, labelAnchor="start"),
         "title": dict(color=ink, fontSize=13, fontWeight="normal", anchor="start", limit=WIDTH),
         "text": dict(color=ink, fontSize=10),
-        "range": {"category": [first, *(others * len(DASHES))], "ramp": SHADES[theme], "heatmap": SHADES[theme]},
+        "range": {"category": [first, *(others * len(DASHES))], "heatmap": list(SHADES[theme])},
         "style": {
             "on-light": {"color": ink},
             "on-dark": {"color": ground["paper"]},

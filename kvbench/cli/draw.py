@@ -1,0 +1,16 @@
+"""Draws a command's figures into the folder of its option --plot, and says where they are."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from kvbench.console import terminal
+from kvbench.report import plots
+
+
+def draw(figures: Sequence[plots.Figure], folder: str) -> None:
+    """Write every figure and print the paths on stderr."""
+    for path in plots.write(figures, Path(folder)):
+        print(f"wrote {terminal.clean(str(path))}", file=sys.stderr)

@@ -1,0 +1,101 @@
+"""A weighted mean over independent tasks, with its error, its interval and its difference to a baseline.
+
+    weighted_mean([(0.5, of_cell(walk)), (0.5, of_cell(chain))])
+
+The error takes the tasks as independent: sqrt(sum (w se)^2) with weights that sum to 1. The interval joins the tasks'
+intervals in the same way, each side for itself (Zou and Donner 2008). Tables print it in place of the error if a task
+shows no spread: that task's error is 0 and says nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvbench.report.blocks import Column, own, plain
+from kvbench.report.cells import ScoreCell
+from kvbench.report.stats import ALPHA, smallest_drop
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mean:
+    """A weighted mean over tasks, and its paired difference to the baseline; NaN if tasks are `missing`.
+
+    `spread`, `diff_spread`: whether every task's scores, or differences, have an error above 0. `df`: the fewest
+    degrees of freedom of any task's difference.
+    """
+
+    value: float = math.nan
+    se: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    diff: float = math.nan
+    diff_se: float = math.nan
+    diff_low: float = math.nan
+    diff_high: float = math.nan
+    df: float = math.nan
+    spread: bool = True
+    diff_spread: bool = True
+    missing: tuple[str, ...] = ()
+
+    def data(self) -> dict[str, Any]:
+        """For JSON; None where there is no number."""
+        figures = own("se", "low", "high", "diff", "diff_se", "diff_low", "diff_high", "missing")
+        (line,) = plain([Column("mean", "value"), *figures], [self])
+        return line
+
+
+def of_cell(cell: ScoreCell) -> Mean:
+    """A cell's score as a mean over one task."""
+    score = cell.score
+    mean = Mean(value=score.mean, se=score.se, low=score.low, high=score.high, spread=score.se != 0)
+    if cell.against is None:
+        return mean
+    paired = cell.against.paired
+    return replace(
+        mean,
+        diff=paired.diff,
+        diff_se=paired.se,
+        diff_low=paired.low,
+        diff_high=paired.high,
+        df=paired.df,
+        diff_spread=paired.se != 0,
+    )
+
+
+def weighted_mean(means: Sequence[tuple[float, Mean]]) -> Mean:
+    """The mean of means with these weights, which sum to 1."""
+
+    def together(figure: Callable[[Mean], float]) -> float:
+        """The square root of the sum of squares of the weighted figures of all tasks."""
+        return math.hypot(*(weight * figure(mean) for weight, mean in means))
+
+    value, diff = (sum(weight * getattr(mean, name) for weight, mean in means) for name in ("value", "diff"))
+    return Mean(
+        value=value,
+        se=together(lambda mean: mean.se),
+        low=value - together(lambda mean: mean.value - mean.low),
+        high=value + together(lambda mean: mean.high - mean.value),
+        diff=diff,
+        diff_se=together(lambda mean: mean.diff_se),
+        diff_low=diff - together(lambda mean: mean.diff - mean.diff_low),
+        diff_high=diff + together(lambda mean: mean.diff_high - mean.diff),
+        df=min(mean.df for _, mean in means),
+        spread=all(mean.spread for _, mean in means),
+        diff_spread=all(mean.diff_spread for _, mean in means),
+    )
+
+
+def seen_drop(name: str, means: Sequence[Mean]) -> list[str]:
+    """A note on the smallest drop of an average that a t test over its comparisons finds; none without a comparison."""
+    family = [mean for mean in means if not math.isnan(mean.diff)]
+    alpha = ALPHA / max(1, len(family))
+    drops = [smallest_drop(m.diff_se, m.df, alpha=alpha, sides=2) for m in family if m.diff_spread]
+    found = [drop for drop in drops if not math.isnan(drop)]
+    if not found:
+        return []
+    number = "the comparison" if len(family) == 1 else f"{len(found)} of {len(family)} comparisons"
+    level = f"{ALPHA:.0%}" + (f" after Holm over {len(family)}" if len(family) > 1 else "")
+    return [f"A true drop of {name} by {max(found):.3f} is found with 80% power in {number} (two-sided t at {level})."]
