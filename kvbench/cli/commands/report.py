@@ -61,7 +61,6 @@ def report(
     if summary and (memory or by or json or format in ("csv", "json")):
         raise UserError("--summary shortens the tables of scores; it takes --format text, markdown or latex.")
 
-    from kvbench.report import plots
     from kvbench.report.agree import ALL
     from kvbench.report.blocks import Report
     from kvbench.report.categories import CategoryReport
