@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.console import terminal
+from kvbench.console import redact, terminal
 
 Spec = dict[str, Any]
 Point = dict[str, Any]  # one value of a figure's data
@@ -14,7 +14,7 @@ Point = dict[str, Any]  # one value of a figure's data
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture without a theme. Every text in it is cleaned of control and direction characters.
+    """A picture without a theme. Every text in it is without keys, and without control and direction characters.
 
     `name`: stem of its files. `caption`: says n, what the error bars are, and what is not shown. `spec`: a Vega-Lite
     specification without `config`; `style.config(theme)` is the configuration that it is drawn with. Texts from rows
@@ -27,8 +27,9 @@ class Figure:
     spec: Spec
 
     def __post_init__(self) -> None:
+        known: dict[str, str] = {}
         for field in ("title", "caption", "spec"):
-            object.__setattr__(self, field, _cleaned(getattr(self, field)))
+            object.__setattr__(self, field, _cleaned(getattr(self, field), known))
 
 
 def distinct(points: Sequence[Point], field: str) -> list[Any]:
@@ -36,10 +37,12 @@ def distinct(points: Sequence[Point], field: str) -> list[Any]:
     return list(dict.fromkeys(point[field] for point in points))
 
 
-def _cleaned(value: Any) -> Any:
-    """The same value with clean texts: a control character would end the process that draws it."""
+def _cleaned(value: Any, known: dict[str, str]) -> Any:
+    """The same value with clean texts: a control character would end the process that draws it. known: texts so far."""
     if isinstance(value, str):
-        return value if value.isascii() and value.isprintable() else terminal.clean(value)
+        if value not in known:
+            known[value] = terminal.clean(redact.hide_keys(value))
+        return known[value]
     if isinstance(value, dict):
-        return {key: _cleaned(member) for key, member in value.items()}
-    return [_cleaned(member) for member in value] if isinstance(value, (list, tuple)) else value
+        return {key: _cleaned(member, known) for key, member in value.items()}
+    return [_cleaned(member, known) for member in value] if isinstance(value, (list, tuple)) else value

@@ -33,22 +33,11 @@ def frontier_figures(points: Sequence[Point], methods: Sequence[str]) -> Iterato
     yield Figure("score-bytes", TITLE, ABOUT + left_out, _spec(placed, methods))
 
 
-def frontier(points: Sequence[Point]) -> list[Point]:
-    """The points of one panel that have a higher score than all with as many or fewer bytes, fewest bytes first."""
-    best, found = -math.inf, []
-    for point in sorted(points, key=lambda p: (p["kv_bytes_peak"], -p["mean"])):
-        if point["mean"] > best:
-            best = point["mean"]
-            found.append(point)
-    return found
-
-
 def _spec(placed: Sequence[Point], methods: Sequence[str]) -> Spec:
     most, least = (f(p["kv_bytes_peak"] for p in placed) for f in (max, min))
     power = min(int(math.log(most, 1024)), len(UNITS) - 1)
     sized = [_sized(p, power) for p in placed]
-    panels = [[p for p in sized if p["panel"] == panel] for panel in distinct(sized, "panel")]
-    edge = [p | {"kind": "frontier"} for panel in panels for p in frontier(panel)]
+    edge = [s | {"kind": "frontier"} for s, p in zip(sized, placed, strict=True) if p["frontier"]]
     top = max(max(p["mean"], p.get("high", 0)) for p in sized)
     x = axis(
         "x",

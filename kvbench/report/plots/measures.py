@@ -19,10 +19,10 @@ SPEED = Measure(
     title="Speed",
     axis="decoded tokens per second",
     field="tokens_per_second",
-    low="tokens_per_second_q1",
-    high="tokens_per_second_q3",
-    about="Decoded tokens per second, evictions included, as in the table. Bands and bars: the middle half of the "
-    "answers' own speeds, which is their spread and no interval of the mean. Compare within one machine.",
+    low="slower",
+    high="faster",
+    about="Decoded tokens per second, evictions included, as in the table. Bands and bars: one standard deviation over "
+    "samples to each side, which is no interval of the mean. Compare within one machine, under equal load.",
     together=False,
     about_missing="without times",
 )

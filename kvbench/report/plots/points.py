@@ -8,6 +8,7 @@ from typing import Any
 
 from kvbench.eviction.budget import label
 from kvbench.report.cells import ScoreCell, answered, cells_of, present
+from kvbench.report.overview import frontier
 from kvbench.report.plots.figure import Point
 from kvbench.report.rows import Rows
 from kvbench.report.scores import ScoreReport
@@ -21,8 +22,9 @@ def points(report: ScoreReport) -> list[Point]:
     """A point for every cell, in the order of the tables. What the rows lack is None."""
     shared = shared_options(report.loaded)
     return [
-        _point(table, cell, rows)
+        _point(table, cell, rows, edge)
         for group, table in zip(report.loaded.groups, report.tables, strict=True)
+        for edge in [frontier(table)]
         for cell, (_, _, rows) in zip(table.cells, cells_of(group.rows, shared), strict=True)
     ]
 
@@ -32,7 +34,7 @@ def only(points: Sequence[Point], *fields: str) -> list[Point]:
     return [{f: p[f] for f in (*IDENTITY, *fields) if p.get(f) is not None} for p in points]
 
 
-def _point(table: TaskTable, cell: ScoreCell, rows: Rows) -> Point:
+def _point(table: TaskTable, cell: ScoreCell, rows: Rows, edge: Sequence[ScoreCell]) -> Point:
     answers = answered(rows)
     tokens = answers.number("output_tokens")
     figures = {
@@ -41,7 +43,8 @@ def _point(table: TaskTable, cell: ScoreCell, rows: Rows) -> Point:
         "high": cell.score.high,
         "kv_bytes_peak": cell.kv_bytes_peak,
         "tokens_per_second": cell.tokens_per_second,
-        **_spread("tokens_per_second", _speeds(answers)),
+        "slower": cell.tokens_per_second - cell.tokens_per_second_sd,
+        "faster": cell.tokens_per_second + cell.tokens_per_second_sd,
         "output_tokens": _mean(tokens),
         **_spread("output_tokens", tokens),
         "truncated": cell.truncated,
@@ -49,6 +52,7 @@ def _point(table: TaskTable, cell: ScoreCell, rows: Rows) -> Point:
     shared = isinstance(cell.budget, float)
     return {
         "panel": _panel(table),
+        "frontier": any(cell is one for one in edge),
         "task": table.task,
         "group": table.group,
         "method": cell.method + " *" * cell.marked,
@@ -71,15 +75,6 @@ def _panel(table: TaskTable) -> str:
 
 def _budget(cell: ScoreCell) -> str:
     return "" if cell.budget is None else label(cell.budget)
-
-
-def _speeds(answers: Rows) -> Any:
-    """Decoded tokens per second of each answer, counted as `kvbench.report.cells.speed` counts them."""
-    import numpy as np
-
-    busy = np.nan_to_num(answers.number("decode_seconds")) + np.nan_to_num(answers.number("evict_seconds"))
-    timed = busy > 0
-    return (answers.number("output_tokens")[timed] - 1).clip(0) / busy[timed]
 
 
 def _spread(name: str, values: Any) -> Mapping[str, float]:

@@ -116,6 +116,14 @@ def test_no_text_is_an_expression(report: ScoreReport):
         assert not keys(spec) & {"expr", "signal", "calculate", "test", "url", "href", "labelExpr", "params"}
 
 
+def test_keys_are_hidden(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("JUDGE_API_KEY", "canary-0815-judge")
+    figure = some(method="m canary-0815-judge", title="sk-abcdefghijklmnopqrstuvwxyz0123456789")
+    for text in (svg(figure), str(figure)):
+        assert "canary" not in text
+        assert "abcdefghijklmnop" not in text
+
+
 def test_equal_figures_give_equal_bytes(tmp_path: Path, report: ScoreReport):
     """The converter counts on and orders at random; a figure drawn in between changes nothing."""
     drawn = figures(report)[:3]

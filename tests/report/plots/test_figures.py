@@ -12,7 +12,6 @@ from jsonschema import ValidationError
 
 from kvbench.report.load import load
 from kvbench.report.plots import Figure, figures, style
-from kvbench.report.plots.frontier import frontier
 from kvbench.report.plots.pages import pages
 from kvbench.report.scores import ScoreReport
 
@@ -69,12 +68,18 @@ def test_numbers_are_those_of_the_table(report: ScoreReport):
 
 
 def test_spreads_are_quartiles_of_the_answers(report: ScoreReport):
-    """12 answers of 80, 85, ... 135 tokens, in 1.25 s: quartiles at 2.75 and 8.25 steps of 5."""
+    """12 answers of 80, 85, ... 135 tokens: quartiles at 2.75 and 8.25 steps of 5."""
     point = shown(named(report)["length-budget"])["walk", "gkv", 48]
     assert (point["output_tokens"], point["output_tokens_q1"], point["output_tokens_q3"]) == (107.5, 93.75, 121.25)
+
+
+def test_speeds_have_the_spread_of_the_table(report: ScoreReport):
     point = shown(named(report)["speed-budget"])["walk", "gkv", 48]
-    assert (point["tokens_per_second_q1"], point["tokens_per_second_q3"]) == pytest.approx(
-        (92.75 / 1.25, 120.25 / 1.25)
+    [line] = [x for x in report.lines() if (x["task"], x["method"], x["budget"]) == ("walk", "gkv", 48)]
+    spread = line["tokens_per_second_sd"]
+    assert spread > 0
+    assert (point["slower"], point["faster"]) == pytest.approx(
+        (line["tokens_per_second"] - spread, line["tokens_per_second"] + spread)
     )
 
 
@@ -155,10 +160,12 @@ def test_thirty_methods_can_be_told_apart():
     assert style.methods(names, ["m" * 60])["color"]["legend"]["columns"] == 1
 
 
-def test_the_frontier_has_what_no_other_cell_beats():
-    cells = [("a", 10, 0.2), ("b", 10, 0.4), ("c", 20, 0.4), ("d", 30, 0.9), ("e", 40, 0.8), ("f", 50, 1.0)]
-    points = [{"cell": name, "kv_bytes_peak": size, "mean": score} for name, size, score in cells]
-    assert [p["cell"] for p in frontier(points)] == ["b", "d", "f"]
+def test_the_frontier_is_that_of_the_overview(report: ScoreReport):
+    drawn = values(named(report)["score-bytes"])
+    marked = {(v["task"], v["method"], v.get("budget")) for v in drawn if v["kind"] == "frontier"}
+    listed = report.data()["frontier"]
+    assert marked == {(line["task"], line["method"], line["budget"]) for line in listed}
+    assert 0 < len(marked) < sum(v["kind"] == "cell" for v in drawn)
 
 
 def test_many_panels_are_split_into_pages(make_run: Callable, rows: Callable):
