@@ -77,12 +77,20 @@ for (const table of document.querySelectorAll("table.sortable")) {
 const MARKS = ".picture [role=graphics-symbol][aria-label]:not([aria-roledescription=axis], [aria-roledescription=legend])";
 const HINTED = `[data-tip], ${MARKS}`;
 
+// A mark's label has every value that it was drawn from ("budget (entries): 46.4; cell: gkv 48; mean: 0.98125").
+// Shown are the fields with the names of columns, since a place on an axis may be moved sideways.
+function said(label) {
+  const pairs = label.split("; ").map((part) => part.split(/: (.*)/s));
+  const own = pairs.filter(([name, value]) => value && !name.includes(" ") && !["score", "method"].includes(name));
+  return own.map(([name, value]) => `${name}: ${/^-?\d+\.\d+$/.test(value) ? +(+value).toPrecision(4) : value}`).join("\n");
+}
+
 function hint(event) {
   const marked = event.target.closest?.(HINTED) ?? document.activeElement.closest(HINTED);
   const tip = at("tip");
   tip.hidden = !marked;
   if (!marked) return;
-  tip.textContent = marked.dataset.tip ?? marked.getAttribute("aria-label").replaceAll("; ", "\n");
+  tip.textContent = marked.dataset.tip ?? said(marked.getAttribute("aria-label"));
   const box = marked.getBoundingClientRect();
   const left = Math.max(4, Math.min(box.left, innerWidth - tip.offsetWidth - 8));
   const top = box.bottom + 8 + tip.offsetHeight > innerHeight ? box.top - tip.offsetHeight - 8 : box.bottom + 8;

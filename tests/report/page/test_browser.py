@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,10 @@ def test_the_whole_page_at_work(window: Browser, file: Path) -> None:
         """const mark = document.querySelector('.light [aria-roledescription=point]');
         mark.dispatchEvent(new Event('pointerover', {bubbles: true}))"""
     )
-    assert shown(window, "#tip")[0].startswith(("task", "method"))
+    [mark] = shown(window, "#tip")
+    assert mark.startswith("task: chain\ncell: ")
+    assert "questions: 20" in mark
+    assert not re.search(r"\d\.\d{5}", mark)
 
     assert window.complaints() == []
 
