@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbench.console.redact import hide_keys
 from kvbench.errors import SetupError
 from kvbench.report.plots import Figure, check, figures, svg
 from kvbench.report.scores import ScoreReport
@@ -52,12 +51,12 @@ def read(report: ScoreReport) -> Figures:
     drawn: list[Drawn] = []
     left, missing = MOST_BYTES, 0
     for figure in figures(report):
-        light = hide_keys(svg(figure, "light"))
+        light = svg(figure, "light")
         if 2 * len(light) > left:
             missing += 1
             continue
         left -= 2 * len(light)
-        drawn.append(Drawn(_panel(figure.name), figure, light, hide_keys(svg(figure, "dark"))))
+        drawn.append(Drawn(_panel(figure.name), figure, light, svg(figure, "dark")))
     more = f"{missing} figures are left out, to keep the page small; 'kvbench report --plot DIR' draws all."
     return Figures(drawn, more if missing else "" if drawn else "The rows have no budgets to draw.")
 
