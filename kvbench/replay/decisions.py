@@ -132,8 +132,8 @@ def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list
     """The number of the eviction that dropped each token. kept: tokens seen -> positions that a head kept."""
     dropped = [0] * count
     for number, read in enumerate(seen, 1):
-        left = kept.get(read)
-        for position in range(read) if left is not None else ():
+        left = kept.get(read, set(range(read)))  # a layer whose turn it was not keeps all
+        for position in range(read):
             if dropped[position] == 0 and position not in left:
                 dropped[position] = number
     return dropped

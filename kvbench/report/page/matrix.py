@@ -10,6 +10,7 @@ Every pair is compared on the questions that both answered, with the test of the
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from kvbench.eviction.budget import Budget
@@ -17,6 +18,7 @@ from kvbench.report import stats
 from kvbench.report.page.scored import Cell, Scored
 
 PERMUTATIONS = 10_000
+Pair = tuple[Budget | None, Cell, Cell]
 MOST_METHODS = 16  # of one matrix; a wider one cannot be read
 SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "cannot tell": "≈", "unknown": "·"}
 OPPOSITE = {"better": "worse", "worse": "better"}
@@ -61,32 +63,38 @@ class Matrix:
 
 def matrices(scored: Scored) -> list[Matrix]:
     """One matrix per budget of a task; for methods without a budget alone, one in all."""
-    means = {(cell.method, cell.budget): cell.score.mean for cell in scored.table.cells}
-    floors = {(cell.method, cell.budget): cell.floor for cell in scored.table.cells}
-    chosen = [(budget, *_methods(scored, budget)) for budget in scored.budgets or [None]]
-    compared = [
-        (budget, *sorted(pair, key=means.__getitem__))  # the better method second: drops are counted from its score
-        for budget, cells, _ in chosen
-        for pair in itertools.combinations(cells, 2)
-    ]
-    tested = {key: pair for key in compared if (pair := _paired(scored, *key[1:])) is not None}
-    judged = dict(zip(tested, stats.judge(list(tested.values()), floors=[floors[key[1]] for key in tested])))
-    differences = {
-        key: Difference(pair.diff, max(pair.low, -1.0), min(pair.high, 1.0), judged[key].p, judged[key].verdict, n)
-        for key, pair in tested.items()
-        for n in [pair.questions]
-    }
+    budgets: list[Budget | None] = [*scored.budgets] or [None]
+    chosen = {budget: _methods(scored, budget) for budget in budgets}
+    found = _differences(scored, [pair for budget in budgets for pair in _pairs(scored, budget, chosen[budget][0])])
     return [
         Matrix(
             budget,
             [method for method, _ in cells],
-            {(a[0], b[0]): d for (at, a, b), d in differences.items() if at == budget},
-            len(tested),
+            {(a[0], b[0]): difference for (at, a, b), difference in found.items() if at == budget},
+            len(found),
             left_out,
         )
-        for budget, cells, left_out in chosen
+        for budget, (cells, left_out) in chosen.items()
         if len(cells) > 1
     ]
+
+
+def _pairs(scored: Scored, budget: Budget | None, cells: list[Cell]) -> Iterator[Pair]:
+    """All pairs of cells, the one with the higher mean second: how far a score could drop is counted from it."""
+    means = {(cell.method, cell.budget): cell.score.mean for cell in scored.table.cells}
+    for a, b in itertools.combinations(cells, 2):
+        yield (budget, a, b) if means[a] <= means[b] else (budget, b, a)
+
+
+def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
+    """The differences of one family, without pairs that share no question."""
+    floors = {(cell.method, cell.budget): cell.floor for cell in scored.table.cells}
+    tested = {(at, a, b): found for at, a, b in pairs if (found := _paired(scored, a, b)) is not None}
+    judged = stats.judge(list(tested.values()), floors=[floors[a] for _, a, _ in tested])
+    return {
+        pair: Difference(one.diff, max(one.low, -1.0), min(one.high, 1.0), result.p, result.verdict, one.questions)
+        for (pair, one), result in zip(tested.items(), judged, strict=True)
+    }
 
 
 def _methods(scored: Scored, budget: Budget | None) -> tuple[list[Cell], int]:
