@@ -17,6 +17,7 @@ SESSION = {
     "record": "record r1",
     "unknown": "record r1 --sample none",
     "report": "report results/r1 --html page.html",
+    "memory": "report results/r1 --memory --html other.html",
     "agnostic": f"{RUN} --compress query-agnostic --task walk/orbit-100 --limit 1 --run-name r2",
     "refused": "record r2",
     "full": "run --method full --task walk/orbit-100 --limit 1 --run-name r3 -q",
@@ -68,6 +69,12 @@ def test_the_page_shows_them(session: dict[str, Any], folder: Path) -> None:
     page = (folder / "page.html").read_text(encoding="utf-8")
     assert "Recorded for 12 answers" in page
     assert '"heads":{"0.0":"' in page
+
+
+def test_the_page_is_of_scores_only(session: dict[str, Any], folder: Path) -> None:
+    assert session["memory"].code == 2
+    assert "--html shows the scores; leave out --memory." in session["memory"].err
+    assert not (folder / "other.html").exists()
 
 
 def test_what_cannot_be_recorded_is_said(session: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """Paired differences of all methods of a task at one budget, with verdicts.
 
     for matrix in matrices(scored):
-        matrix.between("gkv", "h2o").judged.verdict
+        matrix.between("gkv", "h2o").verdict
 
 Every pair is compared on the questions that both answered, with the test of the report's tables
 (`kvbench.report.stats.paired`). Holm's family is every pair of the task, at all its budgets.

@@ -166,6 +166,16 @@ def test_published_scores_stand_beside_equal_cells(make_run: Callable, rows: Cal
     assert "0.500" in panel.xpath(".//tbody/tr")[0].text_content()
 
 
+def test_without_vl_convert_the_page_names_the_installation(
+    run: Path, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    whole = tree(page(run))
+    assert "pip install 'kvbench[report]'" in whole.get_element_by_id("curves").text_content()
+    assert not whole.xpath("//svg")
+    assert whole.xpath("//*[@id='cells']//tbody/tr")
+
+
 def test_unfinished_runs_are_named(make_run: Callable, rows: Callable, page: Page) -> None:
     run = make_run("half", rows("gkv", 48, [1.0, 0.0]), planned=10)
     assert "Run half is not finished: 2 of 10 rows." in page(run)
