@@ -90,8 +90,11 @@ def console() -> Console:
     return made
 
 
-def grid(*columns: str, right: tuple[str, ...] = ()) -> Any:
-    """An empty rich table in the house style: one line below the head, two blanks between columns."""
+def grid(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Any:
+    """An empty rich table in the house style: one line below the head, two blanks between columns.
+
+    `whole`: columns whose cells stay on one line while others can be folded.
+    """
     from rich import box
     from rich.table import Table
 
@@ -99,7 +102,8 @@ def grid(*columns: str, right: tuple[str, ...] = ()) -> Any:
     head = box.Box(f"    \n    \n {line}{line} \n    \n    \n    \n    \n    \n", ascii=line == "-")
     table = Table(box=head, header_style="bold", show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
+        justify: Any = "right" if column in right else "left"
+        table.add_column(column, justify=justify, overflow="fold", no_wrap=column in whole)
     return table
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,19 +108,20 @@ def _fixed(value: float | None, digits: int) -> str:
     return "-" if value is None else f"{round(value, digits) + 0.0:.{digits}f}"  # + 0.0 turns -0.0 into 0.0
 
 
-LOSS = (
+Shown = tuple[str, str, Callable[[float | None], str]]  # header, column, format
+LOSS: tuple[Shown, ...] = (
     ("loss +", "loss_increase", _short),
     ("low", "loss_increase_low", _short),
     ("high", "loss_increase_high", _short),
     ("gap closed", "gap_closed", partial(_fixed, digits=2)),
-    ("KL", "kl", _short),
     ("loss ratio", "loss_ratio", _short),
     ("error", "loss_ratio_se", _short),
-    ("entries", "entries_mean", partial(_fixed, digits=1)),
 )
-ATTENTION = (
+ATTENTION: tuple[Shown, ...] = (
+    ("KL", "kl", _short),
     ("top-1", "top1", partial(_fixed, digits=3)),
     *((name.replace("_", " "), name, partial(_fixed, digits=3)) for name in ("cosine", "mass_lost", "overlap")),
+    ("entries", "entries_mean", partial(_fixed, digits=1)),
 )
 
 

@@ -104,7 +104,7 @@ def test_list_tasks_and_models(light: dict) -> None:
 @pytest.mark.parametrize(
     ("line", "code", "text"),
     [
-        ("list methds", 2, "cannot list 'methds'. Did you mean 'methods'? There are methods, tasks, models."),
+        ("list methds", 2, "cannot list 'methds'. Did you mean 'methods'? There are methods, tasks, models, runs."),
         ("list", 2, "missing argument"),
         ("run --method", 2, "'--method' requires an argument"),
         ("run stray", 2, "unexpected extra argument"),

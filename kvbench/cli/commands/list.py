@@ -74,7 +74,7 @@ def list_(
 
 def _print_table(entries: list[dict[str, Any]]) -> None:
     shown = [key for key in entries[0] if key != "aliases"]
-    table = terminal.grid(*shown)
+    table = terminal.grid(*shown, whole=("name",))
     for entry in entries:
         table.add_row(*(_cell(entry[key]) for key in shown))
     terminal.console().print(table)

@@ -48,7 +48,7 @@ def lines(
         title,
         values,
         x=_across(x, sorted({point["x"] for point in known}), log),
-        y=axis("y", y, scale={"zero": True, "nice": 5}, axis={"tickCount": 5, "format": ",~r"}),
+        y=axis("y", y, scale={"zero": True, "nice": 5}, axis={"tickCount": 5}),
         looks=style.methods(names, names),
         low="low",
         high="high",

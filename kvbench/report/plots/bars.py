@@ -29,7 +29,7 @@ def bars(title: str, values: Sequence[Point], *, x: str) -> Spec:
 
 def _layers(parts: Sequence[str], x: str) -> list[Spec]:
     y = {"field": "bar", "type": "nominal", "title": None, "sort": None, "axis": {"labelLimit": NAMES, "ticks": False}}
-    length = axis("length", x, scale={"zero": True, "nice": False}, axis={"tickCount": 5, "format": ",~r"})
+    length = axis("length", x, scale={"zero": True, "nice": False}, axis={"tickCount": 5})
     tips = tooltip("bar", "part", "length", "low", "high")
     bar = {"y": y, "x": length, "color": _colour(parts), "order": {"field": "order", "type": "quantitative"}}
     whisker = {"y": y, "x": axis("low", x), "x2": {"field": "high"}}

@@ -30,7 +30,7 @@ class Measure:
     low: str = ""
     high: str = ""
     about: str
-    form: str = ",~r"  # of numbers at the axis
+    form: str = ""  # of numbers at the axis; empty: as many digits as they need
     together: bool = True  # all panels share the axis of y
     about_missing: str
 
@@ -101,7 +101,12 @@ def _spec(
         title,
         only([*rules, *_apart(at)], "kind", "x", measure.field, measure.low, measure.high),
         x=_axis(unit, distinct(at, "x")),
-        y=axis(measure.field, measure.axis, scale=scale, axis={"format": measure.form, "tickCount": 5}),
+        y=axis(
+            measure.field,
+            measure.axis,
+            scale=scale,
+            axis={"tickCount": 5, **({"format": measure.form} if measure.form else {})},
+        ),
         looks=style.methods(methods, distinct([*rules, *at], "method")),
         low=measure.low,
         high=measure.high,

@@ -45,7 +45,7 @@ def _spec(placed: Sequence[Point], methods: Sequence[str]) -> Spec:
         scale=_scale(least / 1024**power, most / 1024**power),
         axis={"format": ",~r", "grid": False, "tickCount": 6, "labelOverlap": "greedy"},
     )
-    y = axis("mean", "score", scale={"domain": [0, top or 1], "nice": 5}, axis={"format": ".1f"})
+    y = axis("mean", "score", scale={"domain": [0, top or 1], "nice": 5}, axis={"tickCount": 5})
     return facets(TITLE, [*edge, *sized], _layers(x, y, style.methods(methods, distinct(placed, "method"))))
 
 

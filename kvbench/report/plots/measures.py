@@ -11,7 +11,6 @@ SCORE = Measure(
     high="high",
     about="Mean score over questions, a panel for each task. Bands and bars: 95% intervals over "
     "questions, as in the table.",
-    form=".1f",
     about_missing="without a score",
 )
 SPEED = Measure(
