@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.report.blocks import Block
-from kvbench.report.page.scored import size
-from kvbench.report.tables import TaskTable
+from kvbench.report.page.scored import size, title
 
 VERDICTS = ("better", "worse", "tied", "unclear", "cannot tell", "unknown")
 _VERDICT = re.compile(rf"\b({'|'.join(VERDICTS)})\b")
@@ -41,10 +40,6 @@ def lines(block: Block) -> Iterator[Line]:
             against.judged.verdict if against else "",
             line,
         )
-
-
-def title(table: TaskTable) -> str:
-    return ", ".join(filter(None, (table.task, table.group)))
 
 
 def verdict_in(text: str) -> str:

@@ -13,14 +13,16 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from kvbench import __version__
-from kvbench.console.progress import size as bytes_text
 from kvbench.errors import SetupError, quote
 from kvbench.report.agree import sentence
+from kvbench.report.blocks import Block
+from kvbench.report.load import Loaded
 from kvbench.report.overview import overview
 from kvbench.report.page import blocks, figures, kept, lengths, matrix, published, questions, scored
 from kvbench.report.page.text import shown
@@ -29,6 +31,17 @@ from kvbench.store import manifest
 from kvbench.store.files import reason, replacing
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; img-src data:"
+FORMATS: dict[str, Any] = {  # what the template calls
+    "lines": blocks.lines,
+    "verdict_in": blocks.verdict_in,
+    "verdicts": blocks.VERDICTS,
+    "size": scored.size,
+    "number": "{:.3f}".format,
+    "signed": "{:+.3f}".format,
+    "brief": lambda value: f"{round(value, 2) + 0.0:+.2f}",  # + 0.0 turns -0.0 into 0.0
+    "whole": lambda value: f"{value:,.0f}" if value == value else "-",
+    "percent": lambda value: f"{value:.0%}" if value == value else "-",
+}
 ENDING = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # may end a script element, or a line of it
 
 
@@ -68,33 +81,20 @@ def write(report: ScoreReport, path: Path) -> Path:
 def _values(report: ScoreReport) -> dict[str, Any]:
     """What the template shows."""
     tables = list(scored.read(report))
-    compared = [matrix.matrices(one) for one in tables]
     decisions = kept.read(report)
     asked = questions.read(report, tables, decisions.questions)
     return {
+        **FORMATS,
         "about": report.about,
         "version": __version__,
         "runs": [{**run, **_settings(Path(run["path"]))} for run in report.loaded.runs],
-        "notices": [
-            *report.loaded.notices,
-            *report.loaded.repeated,
-            *report.loaded.clashes,
-            *(f"Run {run} is not finished: {progress}." for run, progress in report.loaded.unfinished.items()),
-            *(sentence(mixture, tasks) for mixture, tasks in report.loaded.mixed),
-        ],
+        "notices": list(_notices(report.loaded)),
         "tasks": [one.title for one in tables],
         "methods": list(dict.fromkeys(method for one in tables for method, _ in one.cells)),
         "budgets": list(dict.fromkeys(scored.size(budget) for one in tables for _, budget in one.cells)),
         "overview": list(overview(report.tables)),
-        "cells": [
-            (blocks.title(table), of)
-            for table in report.tables
-            for of in (block(table), *(a.block() for a in report.averages if a.last is table))
-        ],
-        "lines": blocks.lines,
-        "verdict_in": blocks.verdict_in,
-        "verdicts": blocks.VERDICTS,
-        "matrices": list(zip(tables, compared, strict=True)),
+        "cells": list(_cells(report)),
+        "matrices": [(one, matrix.matrices(one)) for one in tables],
         "lengths": [
             (one.title, method, scored.size(budget), lengths.lengths(rows))
             for one in tables
@@ -105,14 +105,22 @@ def _values(report: ScoreReport) -> dict[str, Any]:
         "questions": asked,
         "kept": decisions,
         "data": {"runs": len(report.loaded.runs), "questions": asked.questions, "kept": decisions.answers},
-        "number": "{:.3f}".format,
-        "signed": "{:+.3f}".format,
-        "brief": lambda value: f"{round(value, 2) + 0.0:+.2f}",  # + 0.0 turns -0.0 into 0.0
-        "whole": lambda value: f"{value:,.0f}" if value == value else "-",
-        "percent": lambda value: f"{value:.0%}" if value == value else "-",
-        "bytes": lambda value: bytes_text(value) if value == value else "-",
-        "size": scored.size,
     }
+
+
+def _notices(loaded: Loaded) -> Iterator[str]:
+    yield from (*loaded.notices, *loaded.repeated, *loaded.clashes)
+    for run, progress in loaded.unfinished.items():
+        yield f"Run {run} is not finished: {progress}."
+    for mixture, tasks in loaded.mixed:
+        yield sentence(mixture, tasks)
+
+
+def _cells(report: ScoreReport) -> Iterator[tuple[str, Block]]:
+    """The report's blocks below its overview, with the table that each belongs to."""
+    for table in report.tables:
+        for one in (block(table), *(averages.block() for averages in report.averages if averages.last is table)):
+            yield scored.title(table), one
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from kvbench.eviction.budget import Budget
 from kvbench.report import stats
 from kvbench.report.page.scored import Cell, Scored
 
-PERMUTATIONS = 10_000
 Pair = tuple[Budget | None, Cell, Cell]
+PERMUTATIONS = 10_000  # sign flips where p comes from them
 MOST_METHODS = 16  # of one matrix; a wider one cannot be read
 SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "cannot tell": "≈", "unknown": "·"}
 OPPOSITE = {"better": "worse", "worse": "better"}

@@ -31,7 +31,7 @@ class Scored:
 
     @property
     def title(self) -> str:
-        return ", ".join(filter(None, (self.table.task, self.table.group)))
+        return title(self.table)
 
     @property
     def budgets(self) -> list[Budget]:
@@ -45,6 +45,11 @@ def read(report: ScoreReport) -> Iterator[Scored]:
         parts = {(method, budget): rows for method, budget, rows in cells_of(group.rows, shared)}
         scores = {cell: rows.scores(table.headline) for cell, rows in parts.items()}
         yield Scored(table, parts, scores, clusters_of(group.rows))
+
+
+def title(table: TaskTable) -> str:
+    """What the page calls a table: its task, and what sets it apart from the task's other tables."""
+    return ", ".join(filter(None, (table.task, table.group)))
 
 
 def size(budget: Budget | None) -> str:
