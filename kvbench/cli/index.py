@@ -38,6 +38,10 @@ COMMANDS = {
         "Rebuild the tables of a run from its journal, after damage to rows.parquet or texts.parquet.",
     ),
     "score": Entry("score.score", "Score the stored answers of a run."),
+    "record": Entry(
+        "record.record",
+        "Record which tokens each method kept at each eviction, for the first questions of a run.",
+    ),
     "bench": Entry(
         "bench.bench",
         "Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit.",

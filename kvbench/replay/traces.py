@@ -5,7 +5,7 @@ Both depend only on task, model and seed.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,22 +103,28 @@ def stored_answers(
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
     prompts = {p.doc.doc_id: p for p in work.prompts}
-    traces: list[ForcedTrace] = []
-    for row in rows.sort_values(["doc_id", "sample"]).to_dict("records"):
-        prompt = prompts.get(row["doc_id"])
-        text = row["output"]
-        ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) and text else []
-        if prompt is None or prompt.talk or prompt.sha256 != row["prompt_sha256"] or not ids:
-            continue
-        request = _request(work, prompt, seed, int(row["sample"]))
-        ids = ids[: context - len(prompt.ids)]
-        traces.append(ForcedTrace(request=replace(request, forced=tuple(ids)), cluster=prompt.doc.cluster))
+    ordered = rows.sort_values(["doc_id", "sample"]).to_dict("records")
+    found = [read_trace(row, prompts.get(row["doc_id"]), work, tokenizer, context, seed) for row in ordered]
+    traces = [trace for trace in found if trace is not None]
     if prompt_mismatch := len(rows) - len(traces):
         name = quote(work.task.name)
         say(f"task {name}: {prompt_mismatch} answers of {quote(folder)} are empty, or not to these prompts.")
     if not traces:
         raise UserError(f"run {quote(folder)} has no answers of the full cache to {quote(work.task.name)} to replay.")
     return traces
+
+
+def read_trace(
+    row: Mapping[str, Any], prompt: Prompt | None, work: TaskWork, tokenizer: Any, context: int, seed: int
+) -> ForcedTrace | None:
+    """Return a stored answer (a row with its texts); None where it is empty, or not to this prompt."""
+    text = row["output"]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) and text else []
+    if prompt is None or prompt.talk or prompt.sha256 != row["prompt_sha256"] or not ids:
+        return None
+    request = _request(work, prompt, seed, int(row["sample"]))
+    forced = tuple(ids[: context - len(prompt.ids)])
+    return ForcedTrace(request=replace(request, forced=forced), cluster=prompt.doc.cluster)
 
 
 def _request(work: TaskWork, prompt: Prompt, seed: int, sample: int) -> Request:

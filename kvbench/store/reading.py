@@ -113,18 +113,22 @@ def read_rows(run_dir: str | Path) -> pd.DataFrame:
     return read_run(run_dir).rows
 
 
-def read_texts(run_dir: str | Path) -> pd.DataFrame:
-    """row_key, prompt and output of a run's rows, in the order of `read_rows`."""
+def read_texts(run_dir: str | Path, keys: Collection[str] | None = None) -> pd.DataFrame:
+    """row_key, prompt, output and turns of a run's rows, in the order of `read_rows`; with `keys`, of these rows."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     path = Path(run_dir)
     manifest.read(path)
     table = _sealed(path, tables.TEXTS, texts_schema())
     if table is None:
-        entries = sorted(read_journal(path).entries.values(), key=lambda e: sort_key(e.row))
+        every = read_journal(path).entries.values()
+        entries = [e for e in sorted(every, key=lambda e: sort_key(e.row)) if keys is None or e.row["row_key"] in keys]
         with TextReader(path) as reader:
             records = [dict(zip(TEXT_NAMES, (e.row["row_key"], *reader.read(e)), strict=True)) for e in entries]
         table = pa.Table.from_pylist(records, schema=texts_schema())
+    if keys is not None:
+        table = table.filter(pc.is_in(table.column("row_key"), value_set=pa.array(sorted(keys), pa.string())))
     return to_frame(table)
 
 

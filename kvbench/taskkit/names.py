@@ -27,6 +27,15 @@ class _Parts:
     length: str
 
 
+def is_gated(name: str) -> bool:
+    """Whether a task's data may not be shown. False for a task that is not installed: nothing is known about it."""
+    try:
+        manifest = get_task(name).manifest
+    except UserError:
+        return False
+    return bool(manifest and manifest.gated)
+
+
 def get_task(name: str) -> Task:
     """Return the task of a name. Raises UserError for an unknown or invalid name."""
     if name.strip().lower().startswith(LM_EVAL):

@@ -18,6 +18,7 @@ COMMANDS = {
     "report json": "report results/RUN --format json",
     "report memory": "report results/RUN --memory",
     "report category": "report results/RUN --by category",
+    "report html": "report results/RUN --html results/page.html",
     "show": "show RUN",
     "show json": "show RUN --json",
     "show sample": "show RUN --sample DOC",

@@ -18,6 +18,7 @@ EPILOG = """Examples:
   kvbench report results/demo
   kvbench report results/a results/b --baseline rkv --format markdown
   kvbench report results/demo --format csv > demo.csv
+  kvbench report results/demo --html demo.html
   kvbench report results/demo --summary --format latex > demo.tex
   kvbench report results/demo --memory
   kvbench report results/math --by category
@@ -36,6 +37,7 @@ def report(
     baseline: Annotated[str | None, plain("--baseline", "Compare with it. Default: full.", "METHOD")] = None,
     group_by: Annotated[str | None, plain("--group-by", "A table per value; all: of everything.", "COLUMN")] = None,
     out: Annotated[str | None, plain("--out", "Also write Markdown, CSV and JSON files there.", "DIR")] = None,
+    html: Annotated[str | None, plain("--html", "Also write one page: tables, figures, questions.", "FILE")] = None,
     plot: Annotated[str | None, plain("--plot", "Also draw figures there, SVG and PDF.", "DIR")] = None,
     by: Annotated[str | None, plain("--by", "Scores of each category of questions.", "category")] = None,
     summary: Annotated[bool, plain("--summary", "Only the overview, without the tables of each task.")] = False,
@@ -50,6 +52,8 @@ def report(
         raise UserError(f"--by {quote(by)}: choose {', '.join(BY)}.")
     if memory and by:
         raise UserError("--memory and --by are different reports; give one of them.")
+    if (memory or by) and html is not None:
+        raise UserError(f"--html shows the scores; leave out {'--memory' if memory else '--by'}.")
     if (memory or by) and baseline is not None:
         raise UserError(f"{'--memory' if memory else '--by'} compares nothing; leave out --baseline.")
     if (memory or by) and plot is not None:
@@ -86,6 +90,10 @@ def report(
     if out is not None:
         for path in write(tables, Path(out)):
             print(f"wrote {path}", file=sys.stderr)
+    if isinstance(tables, ScoreReport) and html is not None:
+        from kvbench.report.page import write as write_page
+
+        print(f"wrote {write_page(tables, Path(html))}", file=sys.stderr)
     if plot is not None and isinstance(tables, ScoreReport):
         draw(plots.figures(tables), plot)
     if loaded.clashes:

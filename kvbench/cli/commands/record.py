@@ -1,0 +1,93 @@
+"""``kvbench record RUN``: which tokens each method kept at each eviction, for the page of a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kvbench.cli.commands.show import one_run
+from kvbench.cli.continued import TO_ASK, asked, continued
+from kvbench.cli.options import Run, plain, takes
+from kvbench.cli.replayed_run import check_same
+from kvbench.config.layers import gather
+from kvbench.config.parsers import parse
+from kvbench.config.settings import PARSERS
+from kvbench.console import terminal
+from kvbench.errors import UserError, quote
+from kvbench.replay.work import Readings
+from kvbench.sources import hub
+from kvbench.taskkit.names import is_gated
+
+if TYPE_CHECKING:
+    from kvbench.config.run_config import RunConfig
+    from kvbench.store.decisions import Decisions
+
+QUESTIONS = "1"  # of each task
+EPILOG = """Examples:
+  kvbench record results/demo
+  kvbench record demo --limit 3
+  kvbench record demo --sample orbit-300-1000000000
+"""
+
+
+@takes("task", "plugin", "task_file", "chat_template", "model", "data", "device", "out", "quiet")
+def record(
+    typed: Mapping[str, Any],
+    run: Run,
+    limit: Annotated[str, plain("--limit", f"Questions of each task. Default: {QUESTIONS}.", "N")] = QUESTIONS,
+    sample: Annotated[str | None, plain("--sample", "Instead: the question with this id.", "ID")] = None,
+) -> None:
+    """Record which tokens each method kept at each eviction, for the first questions of a run.
+
+    The model reads the stored answers again, each with its own method and budget, which takes a fraction of the time of
+    writing them. decisions.parquet in the run's folder gets the first sample of every cell, and 'kvbench report --html'
+    shows it token by token.
+    """
+    count = parse("--limit", PARSERS["limit"], limit)
+    folder = one_run(run, Path(typed["out"]))
+    gathered = gather(typed, os.environ)
+    config = continued(folder.parent, folder.name, gathered, needed=TO_ASK)
+    with hub.only(asked(config, gathered)):
+        rows = _record(config, folder, sample, count, Readings(quiet=typed["quiet"]))
+    if not rows:
+        raise UserError(f"run {quote(folder.name)} has no eviction to record.")
+
+    from kvbench.store import decisions
+
+    path = decisions.write(folder, rows)
+    answers = len({row.row_key for row in rows})
+    terminal.note(f"decisions on {answers} answers are in {path}; 'kvbench report {folder} --html FILE' shows them.")
+
+
+def _record(
+    config: RunConfig, folder: Path, sample: str | None, count: int | None, progress: Readings
+) -> list[Decisions]:
+    from kvbench.engine.model.load import load
+    from kvbench.replay.decisions import answers, check
+    from kvbench.replay.decisions import record as record_task
+    from kvbench.runner.inputs import read_inputs
+
+    check(config)
+    inputs = read_inputs(dataclasses.replace(config, judge="none", unsafe_run_code=True), terminal.warning)
+    check_same(config, folder, inputs)
+    loaded = load(inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
+    found: list[Decisions] = []
+    try:
+        for name, work in inputs.works.items():
+            ids = [prompt.doc.doc_id for prompt in work.prompts]
+            chosen = [sample] * (sample in ids) if sample is not None else ids[:count]
+            if is_gated(name):
+                terminal.note(f"task {quote(name)} is gated: its texts are not recorded.")
+            elif chosen:
+                rows = answers(folder, name, chosen)
+                progress.task(name, len(rows), "answers")
+                found += record_task(loaded, work, rows, config, terminal.warning, progress.next)
+                progress.end()
+    finally:
+        progress.end()
+    if sample is not None and not found:
+        raise UserError(f"--sample {quote(sample)}: no task of the run has evictions on this question.")
+    return found

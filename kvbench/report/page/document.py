@@ -1,0 +1,156 @@
+"""Renders a report as one HTML file: `page.html` with `page.css` and `page.js` inline.
+
+    write(report, Path("report.html"))
+
+The page loads nothing: its content security policy allows its own stylesheet, the one script whose hash it names, and
+pictures in `data:`. Jinja escapes every value of the template; `_clean` takes control characters and secrets out of it
+first. The script gets its data from one JSON element, in which no character can end that element, and puts them into
+the page as text. SVG comes from vl-convert, which escapes the texts of a figure.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterator
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from kvbench import __version__
+from kvbench.errors import SetupError, quote
+from kvbench.report.agree import sentence
+from kvbench.report.blocks import Block
+from kvbench.report.load import Loaded
+from kvbench.report.overview import overview
+from kvbench.report.page import blocks, figures, kept, lengths, matrix, published, questions, scored
+from kvbench.report.page.text import shown
+from kvbench.report.scores import ScoreReport, block
+from kvbench.store import manifest
+from kvbench.store.files import reason, replacing
+
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; img-src data:"
+FORMATS: dict[str, Any] = {  # what the template calls
+    "lines": blocks.lines,
+    "verdict_in": blocks.verdict_in,
+    "verdicts": blocks.VERDICTS,
+    "size": scored.size,
+    "number": "{:.3f}".format,
+    "signed": "{:+.3f}".format,
+    "brief": lambda value: f"{round(value, 2) + 0.0:+.2f}",  # + 0.0 turns -0.0 into 0.0
+    "whole": lambda value: f"{value:,.0f}" if value == value else "-",
+    "percent": lambda value: f"{value:.0%}" if value == value else "-",
+}
+ENDING = {ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"}  # may end a script element, or a line of it
+
+
+def html(report: ScoreReport) -> str:
+    """The page as text."""
+    shown.cache_clear()
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    script, style, source = (_file(f"page.{kind}") for kind in ("js", "css", "html"))
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, finalize=_clean, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters["svg"] = Markup
+    values = _values(report)
+    return environment.from_string(source).render(
+        values,
+        policy=POLICY.format(script=f"sha256-{_digest(script)}"),
+        script=Markup(script),
+        style=Markup(style),
+        data=Markup(_json(values["data"])),
+    )
+
+
+def write(report: ScoreReport, path: Path) -> Path:
+    """Write the page in place of an older one. Raises SetupError when the file cannot be written."""
+    page = html(report).encode("utf-8", "backslashreplace")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as target:
+            target.write(page)
+    except OSError as error:
+        raise SetupError(f"cannot write the page {quote(path)} ({reason(error)}).") from None
+    return path
+
+
+def _values(report: ScoreReport) -> dict[str, Any]:
+    """What the template shows."""
+    tables = list(scored.read(report))
+    decisions = kept.read(report)
+    asked = questions.read(report, tables, decisions.questions)
+    return {
+        **FORMATS,
+        "about": report.about,
+        "version": __version__,
+        "runs": [{**run, **_settings(Path(run["path"]))} for run in report.loaded.runs],
+        "notices": list(_notices(report.loaded)),
+        "tasks": [one.title for one in tables],
+        "methods": list(dict.fromkeys(method for one in tables for method, _ in one.cells)),
+        "budgets": list(dict.fromkeys(scored.size(budget) for one in tables for _, budget in one.cells)),
+        "overview": list(overview(report.tables)),
+        "cells": list(_cells(report)),
+        "matrices": [(one, matrix.matrices(one)) for one in tables],
+        "lengths": [
+            (one.title, method, scored.size(budget), lengths.lengths(rows))
+            for one in tables
+            for (method, budget), rows in one.parts.items()
+        ],
+        "published": published.read(tables),
+        "figures": figures.read(report),
+        "questions": asked,
+        "kept": decisions,
+        "data": {"runs": len(report.loaded.runs), "questions": asked.questions, "kept": decisions.answers},
+    }
+
+
+def _notices(loaded: Loaded) -> Iterator[str]:
+    yield from (*loaded.notices, *loaded.repeated, *loaded.clashes)
+    for run, progress in loaded.unfinished.items():
+        yield f"Run {run} is not finished: {progress}."
+    for mixture, tasks in loaded.mixed:
+        yield sentence(mixture, tasks)
+
+
+def _cells(report: ScoreReport) -> Iterator[tuple[str, Block]]:
+    """The report's blocks below its overview, with the table that each belongs to."""
+    for table in report.tables:
+        for one in (block(table), *(averages.block() for averages in report.averages if averages.last is table)):
+            yield scored.title(table), one
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    """What a run's record says about model, device and versions; nothing for a table without a run."""
+    if not path.is_dir():
+        return {"model": "", "created": "", "versions": ""}
+    info = manifest.read(path)
+    versions = info["environment"].get("versions") or {}
+    return {
+        "model": info["config"].get("model", ""),
+        "created": info["created"],
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+    }
+
+
+def _clean(value: Any) -> Any:
+    """A value of the template; Markup stays as it is."""
+    if value is None:
+        return ""
+    return shown(value) if type(value) is str else value
+
+
+def _json(data: Any) -> str:
+    """JSON that stands inside a script element."""
+    return json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False).translate(ENDING)
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _file(name: str) -> str:
+    return (files(__package__) / name).read_text(encoding="utf-8")

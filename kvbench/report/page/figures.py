@@ -1,0 +1,65 @@
+"""The figures of the page, each drawn for a light and a dark ground; the stylesheet shows the one that fits.
+
+drawn = read(report)
+drawn.of("curves"), drawn.reason
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvbench.errors import SetupError
+from kvbench.report.plots import Figure, check, figures, svg
+from kvbench.report.scores import ScoreReport
+
+PANELS: dict[str, Callable[[str], bool]] = {  # a panel, and the names of its figures
+    "frontier": lambda name: name.startswith("score-bytes"),
+    "curves": lambda name: name.startswith("score-"),
+    "lengths": lambda name: name.startswith(("length", "truncated")),
+}
+OTHERS = "figures"
+MOST_BYTES = 1_000_000  # of all pictures, light and dark
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A figure as SVG."""
+
+    panel: str
+    figure: Figure
+    light: str
+    dark: str
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """The figures that fit; `reason` says why one is missing, empty if none is."""
+
+    drawn: list[Drawn]
+    reason: str
+
+    def of(self, panel: str) -> list[Drawn]:
+        return [drawn for drawn in self.drawn if drawn.panel == panel]
+
+
+def read(report: ScoreReport) -> Figures:
+    try:
+        check()
+    except SetupError as error:
+        return Figures([], str(error))
+    drawn: list[Drawn] = []
+    left, missing = MOST_BYTES, 0
+    for figure in figures(report):
+        light = svg(figure, "light")
+        if 2 * len(light) > left:
+            missing += 1
+            continue
+        left -= 2 * len(light)
+        drawn.append(Drawn(_panel(figure.name), figure, light, svg(figure, "dark")))
+    more = f"{missing} figures are left out, to keep the page small; 'kvbench report --plot DIR' draws all."
+    return Figures(drawn, more if missing else "" if drawn else "The rows have no budgets to draw.")
+
+
+def _panel(name: str) -> str:
+    return next((panel for panel, owns in PANELS.items() if owns(name)), OTHERS)

@@ -1,0 +1,47 @@
+"""How long the answers of a cell are, and how they ended.
+
+    lengths(rows).median       # tokens
+
+Truncated answers were cut off by the limit of new tokens: a method that makes a model ramble shows here before it shows
+in the score.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from kvbench.report.cells import answered, mean, present
+from kvbench.report.rows import Rows
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Answers of one cell: lengths in tokens, and shares of all answers. NaN without an answer."""
+
+    answers: int
+    mean: float
+    low: float  # 10th percentile
+    median: float
+    high: float  # 90th percentile
+    most: float
+    truncated: float
+    no_answer: float
+
+
+def lengths(rows: Rows) -> Lengths:
+    import numpy as np
+
+    answers = answered(rows)
+    tokens = present(answers.number("output_tokens"))
+    low, median, high, most = np.percentile(tokens, (10, 50, 90, 100)).tolist() if len(tokens) else [math.nan] * 4
+    return Lengths(
+        answers=len(answers),
+        mean=mean(tokens),
+        low=low,
+        median=median,
+        high=high,
+        most=most,
+        truncated=mean(answers.text("stop_reason").is_one_of("length")),
+        no_answer=mean(answers.number("no_answer")),
+    )

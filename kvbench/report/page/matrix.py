@@ -1,0 +1,117 @@
+"""Paired differences of all methods of a task at one budget, with verdicts.
+
+    for matrix in matrices(scored):
+        matrix.between("gkv", "h2o").verdict
+
+Every pair is compared on the questions that both answered, with the test of the report's tables
+(`kvbench.report.stats.paired`). Holm's family is every pair of the task, at all its budgets.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvbench.eviction.budget import Budget
+from kvbench.report import stats
+from kvbench.report.page.scored import Cell, Scored
+
+Pair = tuple[Budget | None, Cell, Cell]
+PERMUTATIONS = 10_000  # sign flips where p comes from them
+MOST_METHODS = 16  # of one matrix; a wider one cannot be read
+SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "cannot tell": "≈", "unknown": "·"}
+OPPOSITE = {"better": "worse", "worse": "better"}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One method minus another. `low` and `high` bound its 95% interval; NaN where the test gives none."""
+
+    diff: float
+    low: float
+    high: float
+    p: float  # adjusted
+    verdict: str
+    questions: int
+
+    @property
+    def sign(self) -> str:
+        return SIGNS[self.verdict]
+
+    def reversed(self) -> Difference:
+        verdict = OPPOSITE.get(self.verdict, self.verdict)
+        return Difference(-self.diff, -self.high, -self.low, self.p, verdict, self.questions)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """The methods at one budget, the full cache among them. `left_out`: methods beyond MOST_METHODS."""
+
+    budget: Budget | None
+    methods: list[str]
+    pairs: dict[tuple[str, str], Difference]
+    family: int
+    left_out: int
+
+    def between(self, a: str, b: str) -> Difference | None:
+        """The difference a minus b; None for a method with itself, or without a shared question."""
+        if (a, b) in self.pairs:
+            return self.pairs[a, b]
+        return self.pairs[b, a].reversed() if (b, a) in self.pairs else None
+
+
+def matrices(scored: Scored) -> list[Matrix]:
+    """One matrix per budget of a task; for methods without a budget alone, one in all."""
+    budgets: list[Budget | None] = [*scored.budgets] or [None]
+    chosen = {budget: _methods(scored, budget) for budget in budgets}
+    found = _differences(scored, [pair for budget in budgets for pair in _pairs(scored, budget, chosen[budget][0])])
+    return [
+        Matrix(
+            budget,
+            [method for method, _ in cells],
+            {(a[0], b[0]): difference for (at, a, b), difference in found.items() if at == budget},
+            len(found),
+            left_out,
+        )
+        for budget, (cells, left_out) in chosen.items()
+        if len(cells) > 1
+    ]
+
+
+def _pairs(scored: Scored, budget: Budget | None, cells: list[Cell]) -> Iterator[Pair]:
+    """All pairs of cells, the one with the higher mean second: how far a score could drop is counted from it."""
+    means = {(cell.method, cell.budget): cell.score.mean for cell in scored.table.cells}
+    for a, b in itertools.combinations(cells, 2):
+        yield (budget, a, b) if means[a] <= means[b] else (budget, b, a)
+
+
+def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
+    """The differences of one family, without pairs that share no question."""
+    floors = {(cell.method, cell.budget): cell.floor for cell in scored.table.cells}
+    tested = {(at, a, b): found for at, a, b in pairs if (found := _paired(scored, a, b)) is not None}
+    judged = stats.judge(list(tested.values()), floors=[floors[a] for _, a, _ in tested])
+    return {
+        pair: Difference(one.diff, max(one.low, -1.0), min(one.high, 1.0), result.p, result.verdict, one.questions)
+        for (pair, one), result in zip(tested.items(), judged, strict=True)
+    }
+
+
+def _methods(scored: Scored, budget: Budget | None) -> tuple[list[Cell], int]:
+    """The cells at a budget, and how many are left out."""
+    cells = [cell for cell in scored.cells if cell[1] is None or cell[1] == budget]
+    return cells[:MOST_METHODS], max(0, len(cells) - MOST_METHODS)
+
+
+def _paired(scored: Scored, a: Cell, b: Cell) -> stats.Paired | None:
+    first, second = scored.cells[a], scored.cells[b]
+    if not (shared := [question for question in first if question in second]):
+        return None
+    clusters = [scored.clusters[question] for question in shared]
+    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # else p comes from t, and the flips are not shown
+    return stats.paired(
+        [first[q] for q in shared],
+        [second[q] for q in shared],
+        clusters=clusters,
+        permutations=PERMUTATIONS if flips else 1,
+    )

@@ -1,0 +1,98 @@
+"""Numbers that papers print for the same model, task, method and budget as a cell.
+
+    found = read(report)
+    found.lines, found.reason
+
+They come from results/published/published.csv of the checkout. Papers used their own code, prompts and budgets: the
+page shows them beside a cell's score and draws no conclusion.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import kvbench
+from kvbench.errors import KVBenchError
+from kvbench.eviction import choose
+from kvbench.report.blocks import with_error
+from kvbench.report.page.scored import Scored, size
+
+FILE = Path(kvbench.__file__).parents[1] / "results" / "published" / "published.csv"
+SCORE = re.compile(r"accuracy|pass@1( \(.*\))?")  # not "pass@1 gain"
+BUDGET = re.compile(r"(\d+)(K?)\b")
+OTHER_NAMES = {"full-kv": "full", "snapkv (decode)": "snapkv-decode"}
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A published score beside the cell's own."""
+
+    task: str
+    method: str
+    budget: str
+    own: str
+    published: str
+    source: str
+    notes: str
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """The matches; `reason` says why there are none."""
+
+    lines: list[Line]
+    reason: str
+
+
+def read(tables: list[Scored]) -> Published:
+    if not FILE.is_file():
+        return Published([], "This installation has no results/published: only a checkout has the papers' numbers.")
+    with open(FILE, encoding="utf-8", newline="") as file:
+        printed = {key: row for row in csv.DictReader(file) if (key := _key(row)) is not None}
+    lines = [line for scored in tables for line in _matches(scored, printed)]
+    models = ", ".join(sorted({model for scored in tables for model in _models(scored)}))
+    reason = (
+        f"None of the {len(printed)} published scores is of {models} on these tasks, with these methods and budgets."
+    )
+    return Published(lines, "" if lines else reason)
+
+
+def _matches(scored: Scored, printed: dict[tuple[str, ...], dict[str, str]]) -> Iterator[Line]:
+    task, (model, *others) = scored.table.task, _models(scored) or [""]
+    for cell in scored.table.cells if not others else ():
+        row = printed.get((_plain(model.rsplit("/", 1)[-1]), _task(task), cell.method, size(cell.budget)))
+        if row is not None:
+            value = f"{float(row['value']):g} {row['unit']}, {row['metric']}"
+            own = with_error(cell.score.mean, cell.score.se)
+            source = f"{row['paper']}, {row['table_or_figure']}"
+            yield Line(scored.title, cell.method, size(cell.budget), own, value, source, row["notes"])
+
+
+def _models(scored: Scored) -> list[str]:
+    return sorted({model for rows in scored.parts.values() for model in rows.values("model")})
+
+
+def _key(row: dict[str, str]) -> tuple[str, ...] | None:
+    """Model, task, method and budget as kvbench writes them; None where the row is no score of one of its methods."""
+    budget = BUDGET.match(row["budget"])
+    if row["unit"] != "%" or not SCORE.fullmatch(row["metric"]) or not (budget or row["budget"] == "full"):
+        return None
+    entries = "-" if budget is None else str(int(budget[1]) * (1024 if budget[2] else 1))
+    name = row["method"].lower()
+    try:
+        method = choose.canonical(OTHER_NAMES.get(name, name))
+    except KVBenchError:
+        return None
+    return _plain(row["model"]), _task(row["task"]), method, entries
+
+
+def _task(name: str) -> str:
+    return _plain(name).removesuffix("diamond")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -1,0 +1,176 @@
+"""Questions with their answers, side by side for all cells: the ones on which the cells differ most.
+
+    chosen = read(report, tables)
+    chosen.questions[0]["answers"][0]["output"]
+
+A page holds few questions, at most MOST_BYTES of text. Questions with recorded decisions come first, then those whose
+scores differ most between cells, then the others in the task's order. Of gated tasks a page shows ids and scores only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.eviction.budget import Budget
+from kvbench.report.cells import method_label
+from kvbench.report.page.scored import Scored, size
+from kvbench.report.page.text import cut, shown
+from kvbench.report.scores import ScoreReport
+from kvbench.report.tables import shared_options
+from kvbench.store import read_run, read_texts
+from kvbench.store.schema import natural
+from kvbench.taskkit.names import is_gated
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+MOST_QUESTIONS = 12  # of a task
+MOST_BYTES = 700_000
+COLUMNS = (
+    *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "status", "stop_reason"),
+    *("score", "score_partial", "score_strict", "extracted", "output_tokens", "evictions", "prompt_tokens", "note"),
+)
+SCORES = ("score", "score_partial", "score_strict")
+
+
+@dataclass(frozen=True, slots=True)
+class Questions:
+    """What the page shows of a run's questions. `note`: the cap, or why there are none."""
+
+    questions: list[dict[str, Any]]
+    note: str
+
+
+def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str, str]]) -> Questions:
+    """Choose questions and read their texts. `recorded`: (task, question) with recorded decisions."""
+    folders = [path for run in report.loaded.runs if (path := Path(run["path"])).is_dir()]
+    wanted: dict[str, list[str]] = {}
+    for scored in tables:  # several tables of one task have different models or settings
+        before = wanted.get(scored.table.task, [])
+        wanted[scored.table.task] = list(dict.fromkeys([*before, *chosen(scored, recorded)]))[:MOST_QUESTIONS]
+    rows = _rows(folders, wanted)
+    if rows.empty:
+        return Questions([], "The report was made from tables without a run folder, so there are no texts to show.")
+    shared = shared_options(report.loaded)
+    found: list[dict[str, Any]] = []
+    taken, every = 0, sum(len(questions) for questions in wanted.values())
+    by_question = dict(list(rows.groupby(["task", "doc_id"], sort=False)))
+    for task, name in _in_turn(wanted):
+        question = _question(task, name, by_question[task, name], shared)
+        taken += (size_of := _bytes(question))
+        if taken > MOST_BYTES and found:
+            taken -= size_of
+            continue
+        found.append(question)
+    asked = {(one.table.task, question) for one in tables for cell in one.cells.values() for question in cell}
+    capped = "" if len(found) == every else f", at most {MOST_BYTES // 1000} KB of text in all"
+    note = (
+        f"{len(found)} of {len(asked)} questions: at most {MOST_QUESTIONS} per task{capped}, those with recorded "
+        "decisions first, then those on which the cells' scores differ most. Of several samples the first is shown. "
+        "'kvbench show RUN --sample ID' prints any other."
+    )
+    return Questions(found, note)
+
+
+def chosen(scored: Scored, recorded: set[tuple[str, str]]) -> list[str]:
+    """The questions of a task to show, the most telling first."""
+    lows: dict[str, float] = {}
+    highs: dict[str, float] = {}
+    for cell in scored.cells.values():
+        for question, samples in cell.items():
+            mean = sum(samples) / len(samples)
+            lows[question] = min(mean, lows.get(question, mean))
+            highs[question] = max(mean, highs.get(question, mean))
+
+    def order(question: str) -> tuple[Any, ...]:
+        first = (scored.table.task, question) not in recorded
+        return first, round(lows[question] - highs[question], 9), natural(question)
+
+    return sorted(lows, key=order)[:MOST_QUESTIONS]
+
+
+def _in_turn(wanted: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
+    """Each task's first question, then each task's second, so that the cap treats tasks alike."""
+    for place in range(MOST_QUESTIONS):
+        yield from ((task, names[place]) for task, names in wanted.items() if place < len(names))
+
+
+def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame:
+    """The first sample of every cell for the wanted questions, with texts."""
+    import pandas as pd
+    import pyarrow.compute as pc
+
+    parts = []
+    names = sorted({name for questions in wanted.values() for name in questions})
+    for folder in folders:
+        table = read_run(folder, COLUMNS).table
+        table = table.filter(pc.is_in(table.column("doc_id").cast("string"), value_set=pc.cast(names, "string")))
+        frame = table.to_pandas()
+        frame = frame[[doc in wanted.get(task, ()) for task, doc in zip(frame["task"], frame["doc_id"])]]
+        if not frame.empty:
+            frame = frame.assign(run=folder.name, ok=frame["status"] != "ok")
+            parts.append(frame.merge(read_texts(folder, keys=set(frame["row_key"])), on="row_key", how="left"))
+    if not parts:
+        return pd.DataFrame(columns=list(COLUMNS))
+    rows = pd.concat(parts).sort_values(["ok", "sample"], kind="stable").drop_duplicates("row_key")
+    cell = ["run", "task", "doc_id", "method", "options", "budget_share", "budget"]
+    rows.loc[rows["budget_share"].notna(), "budget"] = None  # a share differs in entries from prompt to prompt
+    return rows.drop_duplicates(cell)
+
+
+def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    """A question as the page's data have it."""
+    gated = is_gated(task)
+    prompt = next((text for text in rows["prompt"] if isinstance(text, str)), None)
+    withheld = gated or prompt is None
+    answers = [_answer(row, shared, withheld) for row in rows.to_dict("records")]
+    answers.sort(key=lambda answer: (answer["order"], answer["method"]))
+    key = rows["row_key"].iloc[0]
+    return {
+        "task": shown(task),
+        "id": shown(name),
+        "prompt": "" if withheld else cut(prompt or "", f"column prompt of texts.parquet, row_key {key}"),
+        "withheld": _WITHHELD if gated else _NOT_STORED if withheld else "",
+        "answers": answers,
+    }
+
+
+_WITHHELD = "The task's data are gated: the page shows ids and scores, no texts."
+_NOT_STORED = "The run did not store this prompt, as it does for gated data: the page shows ids and scores, no texts."
+
+
+def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bool) -> dict[str, Any]:
+    budget = _budget(row)
+    facts = {name: row[name] for name in SCORES if row[name] == row[name]}
+    texts = {name: row[name] if isinstance(row[name], str) and not withheld else "" for name in ("output", "extracted")}
+    where = f"column output of texts.parquet, row_key {row['row_key']}"
+    return {
+        "key": row["row_key"],
+        "run": shown(row["run"]),
+        "method": shown(method_label(row["method"], row["options"], shared.get(row["method"]))),
+        "budget": size(budget),
+        "order": -1.0 if budget is None else float(budget),
+        "sample": int(row["sample"]),
+        "scores": facts,
+        "status": shown(row["status"]),
+        "note": shown(row["note"]) if isinstance(row["note"], str) else "",
+        "stop": shown(row["stop_reason"]) if isinstance(row["stop_reason"], str) else "",
+        "tokens": int(row["output_tokens"]) if row["output_tokens"] == row["output_tokens"] else None,
+        "output": cut(texts["output"], where),
+        "extracted": cut(texts["extracted"], f"column extracted of rows.parquet, row_key {row['row_key']}"),
+    }
+
+
+def _budget(row: dict[str, Any]) -> Budget | None:
+    share, entries = row["budget_share"], row["budget"]
+    if share == share and share is not None:
+        return float(share)
+    return int(entries) if entries == entries and entries is not None else None
+
+
+def _bytes(question: dict[str, Any]) -> int:
+    texts = [question["prompt"], *(a[name] for a in question["answers"] for name in ("output", "extracted", "note"))]
+    return sum(len(text.encode()) for text in texts)

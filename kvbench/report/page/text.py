@@ -1,0 +1,32 @@
+"""Text of unknown origin as the page shows it: without secrets, control and direction characters.
+
+Escaping for HTML is the template's part (`kvbench.report.page.document`).
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from kvbench.console import terminal
+from kvbench.console.redact import redact_text
+
+MOST = 20_000  # bytes of one text
+_BREAKS = re.compile(r"([\n\t])")
+
+
+@functools.lru_cache(1 << 14)  # names repeat; `html` clears it, since secrets are those of the environment
+def shown(text: str) -> str:
+    """A text with its line ends and tabs."""
+    hidden = redact_text(text)
+    if hidden.isascii() and hidden.replace("\n", "").isprintable():
+        return hidden
+    return "".join(part if part in "\n\t" else terminal.clean(part) for part in _BREAKS.split(hidden))
+
+
+def cut(text: str, where: str) -> str:
+    """At most MOST bytes of a text, and where the rest is."""
+    data = shown(text).encode()
+    if len(data) <= MOST:
+        return data.decode()
+    return f"{data[:MOST].decode(errors='ignore')}\n[cut: {len(data)} bytes in all, {where}]"

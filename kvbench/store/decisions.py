@@ -1,0 +1,107 @@
+"""decisions.parquet: which tokens each method kept at each eviction, for a few answers of a run. A row per KV head.
+
+`kvbench record` writes it beside the run's tables, and `report --html` shows it. An entry that is evicted never comes
+back, so one number per token says all: the eviction that dropped it. A run without this file is whole.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import SetupError, quote
+from kvbench.store import parquet
+from kvbench.store.files import open_plain, reason, replacing
+from kvbench.store.schema import FORMAT, FORMAT_KEY
+from kvbench.store.strict_json import parse
+
+NAME = "decisions.parquet"
+_ROW = 4 << 20  # upper limit of a row's bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decisions:
+    """What one KV head kept of one answer.
+
+    Attributes:
+        row_key: the answer's row in rows.parquet.
+        prompt: tokens of the prompt; the others are the answer's.
+        tokens: the text of every token that was read.
+        seen: tokens that had been read at each eviction.
+        dropped: for each token the number of the eviction that dropped it, from 1; 0: held to the end.
+    """
+
+    row_key: str
+    task: str
+    doc_id: str
+    layer: int
+    head: int
+    prompt: int
+    tokens: list[str]
+    seen: list[int]
+    dropped: list[int]
+
+
+def write(folder: Path, rows: Sequence[Decisions]) -> Path:
+    """Write the file of a run, in place of an older one. Raises SetupError when the folder cannot be written."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    lists = ("tokens", "seen", "dropped")
+    columns = {
+        name: [json.dumps(v) if name in lists else v for v in (getattr(row, name) for row in rows)]
+        for name in Decisions.__slots__
+    }
+    table = pa.Table.from_pydict(columns, schema=_schema())
+    try:
+        with replacing(folder / NAME) as file:
+            pq.write_table(table, file, compression="zstd", write_page_checksum=True)
+    except OSError as error:
+        raise SetupError(f"cannot write {quote(folder / NAME)} ({reason(error)}).") from None
+    return folder / NAME
+
+
+def read(folder: Path) -> list[Decisions]:
+    """The decisions of a run; none without the file. Raises SetupError for a file that `write` did not write."""
+    try:
+        file = os.fdopen(open_plain(folder / NAME), "rb")
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SetupError(f"cannot read {quote(folder / NAME)} ({reason(error)}).") from None
+    with file:
+        try:
+            table = parquet.decode(NAME, file, _schema(), _schema().names, _ROW)
+            return [_row(row) for row in table.to_pylist()]
+        except ValueError as error:
+            raise SetupError(
+                f"{quote(folder / NAME)} is damaged ({error}). Remove it; 'kvbench record' makes it again."
+            ) from None
+
+
+def _schema() -> Any:
+    import pyarrow as pa
+
+    name, text, number = pa.dictionary(pa.int32(), pa.string()), pa.string(), pa.int32()
+    kinds = {"row_key": name, "task": name, "doc_id": name, "layer": number, "head": number, "prompt": number}
+    kinds |= {"tokens": name, "seen": name, "dropped": text}
+    return pa.schema(kinds, metadata={FORMAT_KEY: str(FORMAT)})
+
+
+def _row(row: dict[str, Any]) -> Decisions:
+    """A row with its lists. Raises ValueError for lists that do not fit together."""
+    lists = {name: parse(row[name]) for name in ("tokens", "seen", "dropped")}
+    tokens, seen, dropped = lists.values()
+    if not (_all(tokens, str) and _all(seen, int) and _all(dropped, int) and len(tokens) == len(dropped)):
+        raise ValueError("a row's lists do not fit together")
+    if seen != sorted(set(seen)) or not all(0 <= number <= len(seen) for number in dropped):
+        raise ValueError("a row names an eviction that did not happen")
+    return Decisions(**row | lists)
+
+
+def _all(values: Any, kind: type) -> bool:
+    return isinstance(values, list) and all(type(value) is kind for value in values)

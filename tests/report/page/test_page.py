@@ -1,0 +1,190 @@
+"""The page as a file: complete without its script, without remote resources, small, and it names what it leaves out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import lxml.html
+import pytest
+
+from kvbench.errors import SetupError
+from kvbench.report.load import load
+from kvbench.report.page import questions, write
+from kvbench.report.scores import ScoreReport, block
+from kvbench.store import read_rows
+
+PANELS = ["overview", "curves", "frontier", "figures", "pairs", "lengths", "cells", "published", "questions", "tokens"]
+Page = Callable[..., str]
+
+
+def tree(page: str) -> Any:
+    return lxml.html.document_fromstring(page)
+
+
+def data(page: str) -> dict[str, Any]:
+    return json.loads(tree(page).get_element_by_id("data").text)
+
+
+def test_every_panel_is_filled_or_says_why_not(run: Path, page: Page) -> None:
+    whole = tree(page(run))
+    for name in PANELS:
+        panel = whole.get_element_by_id(name)
+        assert panel.xpath(".//tbody/tr | .//svg | .//form | .//p[@class='missing' and string-length() > 20]"), name
+
+
+def test_the_tables_are_those_of_the_report(run: Path, page: Page) -> None:
+    shown = [" ".join(row.text_content().split()) for row in tree(page(run)).xpath("//*[@id='cells']//tbody/tr")]
+    report = ScoreReport.make(load([run]))
+    meant = [
+        " ".join(" ".join(column.text(cell) for column in columns).split())
+        for table in report.tables
+        for columns in block(table).tables()
+        for cell in table.cells
+    ]
+    squeezed = [text.replace(" ", "") for text in meant]
+    assert [text.replace(" ", "") for text in shown] == squeezed
+    assert len(shown) > 20
+
+
+def test_the_policy_names_the_hash_of_the_only_script(run: Path, page: Page) -> None:
+    whole = tree(page(run))
+    policy = whole.xpath("//meta[@http-equiv='Content-Security-Policy']/@content")[0]
+    scripts = [s for s in whole.xpath("//script") if s.get("type") != "application/json"]
+    digest = base64.b64encode(hashlib.sha256(scripts[0].text.encode()).digest()).decode()
+    assert len(scripts) == 1
+    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    assert not whole.xpath("//body//*[@style]/@onload | //@onclick | //iframe | //object | //link | //base")
+
+
+def test_the_page_names_no_remote_resource(run: Path, page: Page) -> None:
+    text = page(run)
+    whole = tree(text)
+    links = whole.xpath("//@src | //@href | //@*[local-name()='xlink:href'] | //@srcset | //@action")
+    assert links
+    assert all(link.startswith("#") for link in links)
+    styles = "".join(whole.xpath("//style/text()"))
+    assert "@import" not in styles
+    assert not re.search(r"url\(\s*['\"]?(?!#)", styles)
+
+
+def test_tables_have_heads_and_headings_do_not_jump(run: Path, page: Page) -> None:
+    whole = tree(page(run))
+    assert not [t for t in whole.xpath("//table") if not t.xpath("./thead//th[@scope='col']")]
+    levels = [int(h.tag[1]) for h in whole.xpath("//h1 | //h2 | //h3 | //h4")]
+    assert levels[0] == 1
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
+    assert not whole.xpath("//section[not(@id)] | //select[not(ancestor::label)] | //input[not(ancestor::label)]")
+    ids = whole.xpath("//*[not(ancestor-or-self::*[local-name()='svg'])]/@id")
+    assert len(ids) == len(set(ids))
+    assert {link[1:] for link in whole.xpath("//a/@href")} <= set(ids)
+
+
+def test_questions_with_decisions_come_first_then_those_that_differ(run: Path, page: Page) -> None:
+    shown = data(page(run))
+    walk = [q["id"] for q in shown["questions"] if q["task"] == "walk"]
+    assert walk[0] == "q3"
+    assert len(walk) == questions.MOST_QUESTIONS
+    assert len(shown["questions"][0]["answers"]) == 7
+    assert {a["key"] for q in shown["questions"] for a in q["answers"]} >= set(shown["kept"])
+    rows = read_rows(run)
+    spread = rows[rows["task"] == "walk"].groupby("doc_id")["score_partial"].agg(lambda s: s.max() - s.min())
+    assert all(spread[name] == spread.max() for name in walk[1:5])
+    assert "24 of 40 questions: at most 12 per task" in page(run)
+
+
+def test_a_long_output_is_cut_and_says_where_the_rest_is(make_run: Callable, rows: Callable, page: Page) -> None:
+    cells = rows("full", None, [1.0, 0.0]) + rows("gkv", 48, [1.0, 1.0])
+    cells[0]["output"] = "x" * 50_000
+    [answer] = [
+        a
+        for q in data(page(make_run("r", cells)))["questions"]
+        for a in q["answers"]
+        if a["key"] == cells[0]["row_key"]
+    ]
+    assert answer["output"].startswith("x" * 20_000 + "\n[cut: 50000 bytes in all")
+    assert cells[0]["row_key"] in answer["output"]
+
+
+def test_the_texts_of_a_page_are_capped(make_run: Callable, rows: Callable, page: Page) -> None:
+    cells = [c for task in ("walk", "chain", "lookup") for c in rows("gkv", 48, [1.0] * 30, task=task)]
+    for cell in cells:
+        cell["output"] = "y" * 30_000
+    text = page(make_run("r", cells))
+    assert len(text) < 1_500_000
+    shown = len(data(text)["questions"])
+    assert 0 < shown < 36
+    assert f"{shown} of 90 questions: at most 12 per task, at most 700 KB of text in all" in text
+
+
+def test_gated_texts_are_withheld(make_run: Callable, rows: Callable, page: Page) -> None:
+    run = make_run("r", rows("full", None, [1.0, 0.0], task="gpqa_diamond", output="secret stem", extracted="B9x"))
+    text = page(run)
+    assert "secret stem" not in text
+    assert "a prompt" not in text
+    assert "B9x" not in text
+    [first, _] = data(text)["questions"]
+    assert first["withheld"].startswith("The task's data are gated")
+    assert first["answers"][0]["scores"]["score"] in (0.0, 1.0)
+
+
+def test_secrets_are_hidden(make_run: Callable, rows: Callable, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    canary = "canary-9f2c-canary"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", canary)
+    cells = rows("gkv", 48, [1.0, 0.0], options={"path": canary}, model=f"org/{canary}", note=f"token={canary}")
+    cells += rows(
+        f"mine {canary}", 48, [1.0, 0.0], output=f"the key is {canary}", extracted=canary, model=f"org/{canary}"
+    )
+    text = page(make_run("r", cells))
+    assert "the key is ***" in text
+    assert canary not in text
+
+
+def test_without_decisions_the_page_names_the_command(make_run: Callable, rows: Callable, page: Page) -> None:
+    run = make_run("r", rows("gkv", 48, [1.0, 0.0]))
+    assert f"kvbench record {run}" in tree(page(run)).get_element_by_id("tokens").text_content()
+
+
+def test_a_table_without_its_run_has_no_texts(run: Path, page: Page, tmp_path: Path) -> None:
+    copy = tmp_path / "alone.parquet"
+    copy.write_bytes((run / "rows.parquet").read_bytes())
+    whole = tree(page(copy))
+    assert "without a run folder" in whole.get_element_by_id("questions").text_content()
+    assert whole.xpath("//*[@id='cells']//tbody/tr")
+
+
+def test_published_scores_stand_beside_equal_cells(make_run: Callable, rows: Callable, page: Page) -> None:
+    cells = rows("foresightkv", 1024, [1.0, 0.0] * 15, task="aime24", model="Qwen/Qwen3-4B")
+    panel = tree(page(make_run("r", cells))).get_element_by_id("published")
+    assert "ForesightKV (arXiv 2602.03203)" in panel.text_content()
+    assert "0.500" in panel.xpath(".//tbody/tr")[0].text_content()
+
+
+def test_without_vl_convert_the_page_names_the_installation(
+    run: Path, page: Page, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    whole = tree(page(run))
+    assert "pip install 'kvbench[report]'" in whole.get_element_by_id("curves").text_content()
+    assert not whole.xpath("//svg")
+    assert whole.xpath("//*[@id='cells']//tbody/tr")
+
+
+def test_unfinished_runs_are_named(make_run: Callable, rows: Callable, page: Page) -> None:
+    run = make_run("half", rows("gkv", 48, [1.0, 0.0]), planned=10)
+    assert "Run half is not finished: 2 of 10 rows." in page(run)
+
+
+def test_write_replaces_a_page_and_refuses_a_folder(run: Path, tmp_path: Path) -> None:
+    report = ScoreReport.make(load([run]))
+    target = tmp_path / "new" / "page.html"
+    assert write(report, target) == target
+    assert target.stat().st_size < 2_000_000
+    with pytest.raises(SetupError, match="cannot write the page"):
+        write(report, tmp_path)
