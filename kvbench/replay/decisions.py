@@ -21,7 +21,7 @@ from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import UserError
 from kvbench.eviction import choose
 from kvbench.replay.reader import Listener, TraceReader
-from kvbench.replay.traces import Trace, read_trace
+from kvbench.replay.traces import ForcedTrace, read_trace
 from kvbench.runner.workload import TaskWork
 from kvbench.store import read_rows, read_texts
 from kvbench.store.decisions import Decisions
@@ -76,7 +76,7 @@ def record(
 
 
 def _read(
-    loaded: LoadedModel, row: dict[str, Any], trace: Trace, interval: int, longest: int
+    loaded: LoadedModel, row: dict[str, Any], trace: ForcedTrace, interval: int, longest: int
 ) -> list[Decisions] | None:
     """The decisions on one answer; None where they are not the run's."""
     method = choose.make(row["method"], json.loads(row["options"]))
@@ -114,7 +114,7 @@ def _read(
     ]
 
 
-def _as_in_run(row: dict[str, Any], trace: Trace, seen: Sequence[int]) -> bool:
+def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> bool:
     """Whether tokens and evictions are the run's, but for the end token and an eviction at the end."""
     tokens, evictions = row["output_tokens"] - len(trace.answer), row["evictions"] - len(seen)
     return tokens in (0, 1) and evictions in (0, 1) and seen[0] == row["first_eviction"]
