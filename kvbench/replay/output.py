@@ -1,7 +1,7 @@
 """Prints a replay, and writes its folder: tables, plots and one JSON document with everything needed to repeat it.
 
-A comparison: replay.csv (a row per task, method and budget), traces.parquet and heads.parquet (a row per trace and per
-query head of these), replay.json. Analyses: rows and picture of each (overlap.csv, overlap.svg, ...), analyses.json.
+A comparison: replay.csv (a row per task, method and budget), traces.parquet (these rows split by trace), heads.parquet
+(split by query head), replay.json. Analyses: rows and picture of each (overlap.csv, overlap.svg, ...), analyses.json.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], docu
 
 
 def _put_table(path: Path, rows: Sequence[Row], whole: Sequence[str]) -> None:
-    """Write rows as CSV or Parquet, by the path's suffix. whole: columns of whole numbers, some of them missing."""
+    """Write rows as CSV or Parquet, by the path's suffix. whole: integer columns, which may lack values."""
     import pandas as pd
 
     table, buffer = pd.DataFrame(list(rows)), io.BytesIO()

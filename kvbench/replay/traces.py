@@ -1,6 +1,6 @@
-"""Finished answers to read again: the full cache's, generated here (one to each question's first turn) or from a run.
+"""Finished answers of the full cache, to be read again: generated here (to each question's first turn) or from a run.
 
-Both depend only on task, model and seed.
+Either kind depends only on task, model and seed.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class RowWriter:
             self.poll()  # rows that were written before must not wait for these scores
 
     def finish(self) -> None:
-        """Wait for all scores, and commit."""
+        """Wait for all scores, write their rows, and commit."""
         self.collect()
         self.saved += len(self.journal.flush())
 

@@ -1,4 +1,4 @@
-"""Find the letter that an output chooses, by kvbench's own rule, simple-evals' or LongBench v2's; None without one."""
+"""Find the letter that an output chooses, by the rule of kvbench, simple-evals or LongBench v2; None if it has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that kvbench never takes from a run's record, and commands that give them again.
+"""Settings that kvbench never takes from a run's record, and command lines that repeat them for the user.
 
 In a record, plug-ins, addresses and variables with keys are only information for the user, who types them again to
 continue a run. A folder from elsewhere therefore neither runs code nor contacts a server.

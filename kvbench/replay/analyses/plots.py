@@ -55,7 +55,7 @@ def check() -> None:
 
 
 def lines(panels: Lines, *, title: str, x: str, y: str, log: bool = False) -> str:
-    """Return a plot of lines; y begins at 0 and all panels share its range. log: x axis to base 2.
+    """Return a plot of lines; y begins at 0 and all panels share its range. log: the x axis is logarithmic, to base 2.
 
     Points whose y is None are left out.
     """
@@ -154,7 +154,7 @@ def _figure(title: str, width: float, height: float) -> Iterator[tuple[Figure, i
 
 
 def _stack(figure: Figure, panels: Mapping[str, Any]) -> Iterator[tuple[Axes, tuple[str, Any]]]:
-    """Yield axes below each other, with heights by their panels' rows, each with its panel."""
+    """Yield axes for each panel, one below the other, with the panel's (name, content); more rows get more height."""
     if panels:
         heights = [PANEL + LINE * len(panel) for panel in panels.values()]
         places = figure.subplots(len(panels), 1, squeeze=False, height_ratios=heights)[:, 0]
