@@ -41,7 +41,7 @@ class Listener:
     cache: PromptCache
 
     def opened(self, cache: PromptCache) -> None:
-        """Called once the prompt was read and evicted."""
+        """Called after the prompt was read and entries of the prompt were evicted."""
         self.cache = cache
 
     def block(self, index: int) -> None:

@@ -26,7 +26,7 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedTrace:
-    """A trace: a prompt with its answer, which the request forces. Traces of one cluster are not independent."""
+    """A trace: a prompt with the answer that its request forces. Traces of one question cluster are not independent."""
 
     request: Request
     cluster: str

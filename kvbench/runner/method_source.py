@@ -3,8 +3,8 @@
 The files are the method's own module; the modules that it imports, directly or indirectly, from `kvbench.methods`,
 `kvbench.eviction` and, if it is a plug-in, its own package; these files of every method that it holds (both parts of
 ``snapkv+gkv``, the base of ``ada-kv``); and the module that selects entries by score. The files are read and parsed,
-never imported. Changes of the engine show in kvbench's
-version instead. Modules that a plug-in imports from elsewhere are not hashed.
+never imported. Changes of the engine show in kvbench's version instead. Modules that a plug-in imports from elsewhere
+are not hashed.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _path(name: str) -> Path | None:
 
 
 def _label(name: str, path: Path) -> str | None:
-    """Return ``kvbench/methods/gkv.py`` wherever kvbench is installed; None for a plug-in."""
+    """Return a module's label, ``kvbench/methods/gkv.py`` wherever kvbench is installed; None for a plug-in."""
     if path.name == "__init__.py":
         return f"{name.replace('.', '/')}/__init__.py"
     return f"{name.replace('.', '/')}{path.suffix}" if path.stem == name.rpartition(".")[2] else None

@@ -27,7 +27,7 @@ def simple_evals(text: str) -> str | None:
 
 
 def longbench_v2(text: str) -> str | None:
-    """Return the letter of the first "The correct answer is (X)", else of the first without brackets.
+    """Return the letter of the first "The correct answer is (X)", else of the first "The correct answer is X".
 
     Ignores asterisks. Equal to `pred.py: extract_answer` of THUDM/LongBench, so "The correct answer is Berlin" gives B.
     """

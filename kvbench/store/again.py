@@ -61,7 +61,7 @@ def repair_command(run_dir: Path) -> str:
 
 
 def _place(run_dir: Path) -> list[str]:
-    """A run's name, and its results folder unless that is the default."""
+    """The arguments that name a run: its name, and its results folder unless that is the default."""
     return [run_dir.name, *([] if run_dir.parent == Path(OUT) else ["--out", str(run_dir.parent)])]
 
 

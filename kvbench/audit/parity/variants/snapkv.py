@@ -33,7 +33,7 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
 
 
 def _snapkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a kvpress case. It averages over the group after pooling; the order changes no average."""
+    """Plan a kvpress case. kvpress averages over the group after pooling; for averages the order is irrelevant."""
     return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
 
 
