@@ -119,7 +119,7 @@ class CellRun:
         return [key for key, length in lengths.items() if length == most]
 
     def _fit_to_missing(self) -> None:
-        """Size the next engine for the longest missing row; ignore prompts that no engine of this cell can hold."""
+        """Size the next engine for the missing rows; ignore prompts that no engine of this cell can hold."""
         prompts = [row.prompt for row in self.missing.values() if row.prompt.max_tokens <= self.cell_plan.max_tokens]
         self.cell_plan = replace(
             self.cell_plan,

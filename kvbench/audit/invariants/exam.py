@@ -41,7 +41,7 @@ CHUNK, TAIL, SHARE = 16, 7, 0.4
 
 
 def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
-    """Run a method of `Exam` once and cache its result; cache an error too, and raise it as `Stopped` in every call."""
+    """Run a method of `Exam` once and cache its result, or the error, which every call then raises as `Stopped`."""
 
     @functools.wraps(work)
     def cached(exam: Exam, *args: P.args, **options: P.kwargs) -> T:
