@@ -1,4 +1,4 @@
 """Audits of kvbench: invariants of methods, parity with published code, hostile programs, recorded results of scorers.
 
-May import every lower room; only the command `audit` imports this one.
+May import every package below it; only the command `audit` imports this one.
 """

@@ -25,7 +25,7 @@ def of_cell(checks: Sequence[Check], method: str, invariant: str) -> list[Check]
 
 
 def idle(checks: Sequence[Check]) -> list[str]:
-    """Return the methods that dropped no entry in any check: `real` applies wherever an entry was dropped."""
+    """Return the methods that dropped no entry in any check; the invariant `real` applies wherever one was dropped."""
     methods = dict.fromkeys(check.method for check in checks)
     cells = {method: of_cell(checks, method, "real") for method in methods}
     reasons = (DROPPED_NOTHING, EVICTS_NOTHING)
@@ -94,7 +94,7 @@ def _failures(checks: Sequence[Check]) -> list[str]:
 
 
 def _unchecked(checks: Sequence[Check]) -> list[str]:
-    """Return a line per reason for omitted checks, with models and layouts if the invariant was checked on others."""
+    """Return a line per reason for omitted checks; it names models and layouts if others were checked."""
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks):
         cell = of_cell(checks, method, invariant)
@@ -111,7 +111,10 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 
 
 def _where(some: Sequence[Check], cell: Sequence[Check]) -> str:
-    """Name the models and layouts of some checks of a cell; "" if none of the cell applies, layouts alone if enough."""
+    """Return in brackets where some checks of a cell (one method and invariant) ran: model and layout of each.
+
+    Only the layouts if these are all checks of the cell in these layouts; "" if no check of the cell applies.
+    """
     if overall(cell) == "n/a":
         return ""
     ways = list(dict.fromkeys(c.layout for c in some))

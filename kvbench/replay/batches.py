@@ -34,7 +34,7 @@ def replay(
     max_tokens: int,
     tick: Tick = lambda text, traces, tokens: None,
 ) -> Result:
-    """Read every trace with every method of `chosen`, in which `golden` comes before other methods (`choices.plan`)."""
+    """Read every trace with every method of `chosen`; `golden` must come before the others, as in `choices.plan`."""
     cells: dict[Chosen, list[TraceFigures]] = {}
     kinds: dict[Chosen, dict[str, Any]] = {}
     for c, reader, part, future in readings(loaded, traces, chosen, interval=interval, max_tokens=max_tokens):
@@ -85,7 +85,7 @@ def _of_trace(t: TraceFigures) -> dict[str, Any]:
 
 
 def _of_heads(cell: list[TraceFigures]) -> list[dict[str, Any]]:
-    """Return the mean cosine per query head; `layer` counts only the layers that are evicted."""
+    """Return the mean cosine per query head; `layer` numbers only the layers that are evicted, from 0."""
     rows = max(1, sum(t.rows for t in cell))
     mean = sum((t.cosine for t in cell[1:]), cell[0].cosine) / rows
     return [

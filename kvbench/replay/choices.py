@@ -1,4 +1,7 @@
-"""The methods and budgets of a replay: named methods (for ``all``: every method that can run) and two yardsticks."""
+"""The methods and budgets of a replay: named methods (for ``all``: every method that can run) and two yardsticks.
+
+The yardsticks are `random` and the oracle `golden`.
+"""
 
 from __future__ import annotations
 

@@ -46,9 +46,9 @@ class TraceFigures:
 class Comparison(Listener):
     """Compares a reading under eviction with its `Reference`.
 
-    copies: heads of the cache per KV head, more than 1 for methods that keep entries per query head. oracle: what the
-    oracle held at the same budget (`Reference.oracle`), None without a budget. held: receives the method's entries as
-    each block begins (`held_tokens`).
+    copies: heads of the cache per KV head, more than 1 for methods that keep entries per query head. oracle: the
+    entries that the oracle held at the same budget (`Reference.oracle`), None without a budget. held: the list to which
+    the method's entries are added as each block begins (`held_tokens`).
     """
 
     def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:

@@ -1,8 +1,8 @@
 """Reads finished answers with one method at one budget: the prompt as in a run, then the answer in blocks.
 
 A block takes one forward pass and ends where generation would evict. Between two evictions a cache only grows, so a
-token attends to the same entries in a block as alone, and decisions and predictions equal those of `Engine.generate`
-with `Request.forced` up to rounding (`tests/replay/test_reader.py`).
+token attends to the same entries as if it were read alone, and decisions and predictions equal those of
+`Engine.generate` with `Request.forced` up to rounding (`tests/replay/test_reader.py`).
 
 Letters: b sequences, t tokens of a block, V vocabulary.
 """
@@ -35,13 +35,13 @@ Tick = Callable[[str, int, int], None]  # (method and budget, traces that were r
 class Listener:
     """Receives the events of a reading; subclasses override what they need. Token 0 is the answer's first.
 
-    cache: the traces' cache, from `opened` on.
+    cache: the cache of the traces, set by `opened`.
     """
 
     cache: PromptCache
 
     def opened(self, cache: PromptCache) -> None:
-        """Called once the prompt was read and evicted."""
+        """Called after the prompt was read and entries of the prompt were evicted."""
         self.cache = cache
 
     def block(self, index: int) -> None:

@@ -1,4 +1,4 @@
-"""A batch of traces read with the full cache: the reference for readings under eviction, and the oracle's knowledge.
+"""A batch of traces read with the full cache: the reference for readings under eviction, and the oracle's input.
 
 A trace takes n V numbers for logits, and per layer n Hq D for outputs and at most 4 blocks T Hk for attention (n tokens
 of the answer, T of the sequence). So `batches` reads long traces one by one.
@@ -37,7 +37,7 @@ class Reference(Listener):
         attention: [b, Hk, blocks, T] float32, T = P + n - 1: mean attention that the queries of each block of the
             answer pay to every token, as in `kvbench.eviction.terms.golden`.
         most: the same, with the maximum over the block's queries instead of the mean; only if `extreme`.
-        oracle: what the oracle holds at each budget, once a `Comparison` has read with it.
+        oracle: the entries that the oracle holds at each budget, after a `Comparison` has read with the oracle.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Reference(Listener):
         return one
 
     def future(self) -> dict[str, torch.Tensor]:
-        """Return the tables that `golden` reads as its weights; zero after the last block."""
+        """Return the tables of future attention that `golden` reads as its weights; zero after the last block."""
         tables = {"interval": torch.tensor(self.interval, device=self.targets.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):
             for layer, paid in table.items():
@@ -121,7 +121,7 @@ def attention_to(
     reduce_g: Reduce | None,
     reduce_q: Reduce | None,
 ) -> torch.Tensor:
-    """Return the attention of queries [b, Hq, t, D], the first at position `first`, to every token up to the last."""
+    """Return the attention of queries [b, Hq, t, D], the first at position `first`, to all tokens read so far."""
     end = first + query.shape[2]
     return window_attention(
         query,
@@ -147,7 +147,10 @@ def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bo
 def readings(
     loaded: LoadedModel, traces: Sequence[ForcedTrace], chosen: Sequence[Chosen], *, interval: int, max_tokens: int
 ) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
-    """Yield what each method is to read: a batch of traces or one of them, its reference, and the oracle's weights."""
+    """Yield each method with its reader, the reference of the traces to read next, and the oracle's weights.
+
+    A method reads a batch at a time; a method with probes reads one trace at a time.
+    """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}
     extreme = any(reader.within == "max" for reader in readers.values())

@@ -27,7 +27,7 @@ from kvbench.runner.workload import TaskWork
 class Session:
     """One replay of a configuration's tasks; `run` fills `results` (of a comparison) or `rows`, and `left_out`.
 
-    folder: of the run whose answers are read; None: the model answers the questions first.
+    folder: the run whose answers are read; None: the model answers the questions first.
 
     Raises KVBenchError: a named method, a task or the model cannot be served.
     """
@@ -63,7 +63,7 @@ class Session:
     def _load(self) -> tuple[LoadedModel, list[Chosen]]:
         """Return the model, and the methods to read with.
 
-        Raises KVBenchError for a named method that cannot run: before the model is loaded, if its configuration tells.
+        Raises KVBenchError for a named method that cannot run, if possible before the model is loaded.
         """
         config, inputs, work = self.config, self.inputs, self.work
         load_model = partial(load, inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)

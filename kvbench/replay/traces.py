@@ -1,6 +1,6 @@
-"""Finished answers to read again: the full cache's, generated here (one to each question's first turn) or from a run.
+"""Finished answers of the full cache, to be read again: generated here (to each question's first turn) or from a run.
 
-Both depend only on task, model and seed.
+Either kind depends only on task, model and seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedTrace:
-    """A trace: a prompt with its answer, which the request forces. Traces of one cluster are not independent."""
+    """A trace: a prompt with the answer that its request forces. Traces of one question cluster are not independent."""
 
     request: Request
     cluster: str

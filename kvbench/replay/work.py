@@ -1,4 +1,4 @@
-"""A replay's settings beside those of a run, and its progress line. Imports no torch, as the command checks first."""
+"""A replay's settings beside those of a run, and its progress line. Torch is not imported: checks come first."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class CellPlanner:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """``float32`` for `torch.float32`."""
+    """The name of a number type: ``float32`` for `torch.float32`."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -45,7 +45,7 @@ class CellRun:
     not_numbers: int = 0  # the last rows with NaN or infinite logits, without a good row between them
 
     def run(self) -> None:
-        """Run until every row is written, NOT_NUMBERS ends the cell, or rows cannot be scored."""
+        """Run until every row is written, `_numbers_fail` ends the cell, or the rows cannot be scored."""
         while True:
             try:
                 self._generate()
@@ -91,7 +91,7 @@ class CellRun:
             raise OutOfMemory(error) from error
 
     def _make_smaller(self, under_way: Iterable[Key], cause: str) -> None:
-        """Halve the slots; with one slot, give up the sequences that do not fit."""
+        """Halve the slots; with one slot, give up the sequences under way, or if there are none the longest rows."""
         plan, label = self.cell_plan.plan, self.cell_plan.cell.label
         if plan.slots > 1:
             # The speed limit was computed for more slots; without it the rows have no `roofline_share`.
@@ -119,7 +119,7 @@ class CellRun:
         return [key for key, length in lengths.items() if length == most]
 
     def _fit_to_missing(self) -> None:
-        """Size the next engine for the missing rows, apart from prompts that no engine of this cell can hold."""
+        """Size the next engine for the missing rows; ignore prompts that no engine of this cell can hold."""
         prompts = [row.prompt for row in self.missing.values() if row.prompt.max_tokens <= self.cell_plan.max_tokens]
         self.cell_plan = replace(
             self.cell_plan,
@@ -128,7 +128,7 @@ class CellRun:
         )
 
     def _numbers_fail(self, answer: Generation) -> bool:
-        """Whether NOT_NUMBERS successive answers had NaN or infinite logits, as later answers would have too."""
+        """Whether the last NOT_NUMBERS answers had NaN or infinite logits, so that the cell ends; warns if so."""
         if answer.status == "prompt_too_long":
             return False
         self.not_numbers = self.not_numbers + 1 if answer.status == "nan_logits" else 0

@@ -37,7 +37,7 @@ def versions() -> dict[str, str]:
 
 
 def git_commit() -> str | None:
-    """Commit of the work tree that kvbench runs from, marked when files differ from it; None when it is installed."""
+    """Commit of the git work tree that kvbench runs from, with "+changes" if files differ; None outside a work tree."""
 
     def git(*arguments: str) -> str:
         command = ["git", "-C", str(Path(__file__).parent), *arguments]

@@ -1,7 +1,7 @@
 """Executes a run: plan the rows, skip saved rows, generate cell by cell, score, save.
 
-Data, prompts, the folder and the plan are checked before the weights are loaded. A row counts once its record is on
-disk. The command line has already done the checks that need neither torch nor a tokenizer.
+Data, prompts, the folder and the plan are checked before the weights are loaded. A row counts as saved once its record
+is on disk. The command line has already done the checks that need neither torch nor a tokenizer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """The source files that decide which entries a method keeps, and one hash over them.
 
-The files are the method's own module, its direct and indirect imports from `kvbench.methods`, `kvbench.eviction` and
-its own package, the same for every method that it holds (both parts of ``snapkv+gkv``, the base of ``ada-kv``), and the
-module that selects entries by score. They are read and parsed, never imported. Changes of the engine show in kvbench's
-version instead. Modules that a plug-in imports from elsewhere are not hashed.
+The files are the method's own module; the modules that it imports, directly or indirectly, from `kvbench.methods`,
+`kvbench.eviction` and, if it is a plug-in, its own package; these files of every method that it holds (both parts of
+``snapkv+gkv``, the base of ``ada-kv``); and the module that selects entries by score. The files are read and parsed,
+never imported. Changes of the engine show in kvbench's version instead. Modules that a plug-in imports from elsewhere
+are not hashed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ SELECTION = "kvbench.eviction.select"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`hash` over all files; `files`: each file's hash by its import path. A plug-in may move: its key is its hash."""
+    """`hash` over all files; `files`: each file's hash by its import path, or a plug-in's by its hash: it may move."""
 
     hash: str
     files: dict[str, str]
@@ -95,7 +96,7 @@ def _path(name: str) -> Path | None:
 
 
 def _label(name: str, path: Path) -> str | None:
-    """Return ``kvbench/methods/gkv.py`` wherever kvbench is installed; None for a plug-in."""
+    """Return a module's label, ``kvbench/methods/gkv.py`` wherever kvbench is installed; None for a plug-in."""
     if path.name == "__init__.py":
         return f"{name.replace('.', '/')}/__init__.py"
     return f"{name.replace('.', '/')}{path.suffix}" if path.stem == name.rpartition(".")[2] else None

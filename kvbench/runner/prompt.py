@@ -112,7 +112,7 @@ def sampling(spec: GenSpec, config: RunConfig) -> GenSpec:
 
 
 def _to_context(task: Task, doc: Doc, tokenizer: Any, text: str, chat: bool) -> tuple[list[int], int]:
-    """Token ids of a prompt, and how many stand before its question."""
+    """Token ids of a prompt, and how many of them stand before the question. Raises UserError without a context."""
     turn = doc.turns[0]
     if not turn.context.strip():
         raise UserError(

@@ -106,12 +106,12 @@ class _Scoring:
             self._write_oldest()
 
     def finish(self) -> None:
-        """Wait for all scores."""
+        """Wait for all scores and write them."""
         while self._waiting:
             self._write_oldest()
 
     def write_ready(self) -> None:
-        """Write the finished scores queued behind unfinished scores: a judge may have cost money."""
+        """Write all finished scores, even behind unfinished ones: a lost score may have cost a judge's fee."""
         for future, job in self._waiting:
             if future.done():
                 self._write(future, job)
@@ -142,7 +142,7 @@ class _Scoring:
 
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:
-    """Every chosen answer with its document; None when no document has its prompt."""
+    """Every chosen answer with its document; None in place of an answer whose prompt no document has now."""
     prompts = {(name, p.doc.doc_id): p for name, work in works.items() for p in work.prompts}
     for entry in chosen:
         prompt = prompts.get((entry.row["task"], entry.row["doc_id"]))
@@ -154,7 +154,7 @@ def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader
 
 
 class _Baselines:
-    """The answers of the full cache, for judges that compare."""
+    """The full cache's answers, with which a judge compares other answers."""
 
     def __init__(self, entries: Mapping[str, Entry], reader: TextReader) -> None:
         rows = (e for e in entries.values() if e.row["method"] == "full" and e.generated)

@@ -55,7 +55,7 @@ class RowWriter:
         self.collect(most=BACKLOG)
 
     def poll(self) -> None:
-        """Once per engine step: commit the rows that have waited long enough."""
+        """Commit the rows that have waited long enough. Called once per engine step."""
         self.saved += len(self.journal.poll())
 
     def collect(self, *, most: int = 0, seconds: float | None = None) -> None:
@@ -68,7 +68,7 @@ class RowWriter:
             self.poll()  # rows that were written before must not wait for these scores
 
     def finish(self) -> None:
-        """Wait for all scores, and commit."""
+        """Wait for all scores, write their rows, and commit."""
         self.collect()
         self.saved += len(self.journal.flush())
 

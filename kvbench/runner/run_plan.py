@@ -129,7 +129,7 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """The shape for a plan without weights, estimated where only the loaded model shows its layers."""
+    """The model's shape from its configuration; an estimate, with a notice, if only loaded weights show the layers."""
     try:
         return read_shape(inputs.config)
     except ProbeFailed:

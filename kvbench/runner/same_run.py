@@ -53,7 +53,7 @@ def method_record(states: Mapping[MethodChoice, MethodState]) -> dict[str, Any]:
 
 
 def began(out: Path, name: str, config: RunConfig, *, resume: bool) -> Mapping[str, Any]:
-    """The record of a run of this name; empty when there is none, or its settings differ."""
+    """The record of an earlier run of this name; empty if there is none or, without `resume`, its settings differ."""
     folder = out / check_run_name(name)
     if not (folder / manifest.NAME).is_file():
         return {}
@@ -100,9 +100,9 @@ def check_model(
 
 
 def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """`check_model` for the files that make prompts. Raises UserError.
+    """Check as `check_model`, but only the files that make prompts. Raises UserError.
 
-    Used by scoring, which reads no weights. For a model of the hub, scoring compares the prompts themselves instead.
+    Scoring calls this, as it reads no weights. For a model of the hub, scoring compares the prompts themselves instead.
     """
     if now["model_files"] and before.get("model_files"):
         check_model(run, before, now, makes_prompts)
@@ -111,7 +111,7 @@ def check_prompt_files(run: str, before: Mapping[str, Any], now: Mapping[str, An
 
 
 def check_data(run: str, before: Mapping[str, Any], now: Mapping[str, Any], *, versions: bool = True) -> None:
-    """Raise UserError when the documents of a task changed. versions: or its version."""
+    """Raise UserError when the documents of a task changed; with `versions`, also when the task's version did."""
     for task, has in now.items():
         if (was := before.get(task)) is None:
             raise UserError(f"run {quote(run)} does not say which data task {quote(task)} had. {NEW_RUN.capitalize()}.")
@@ -162,14 +162,14 @@ def _edited_files(before: Mapping[str, Any], now: Mapping[str, Any], own: Iterab
 
 
 def _check_template(run: str, was: Mapping[str, str] | None, has: Mapping[str, str] | None) -> None:
-    """Compare the content of the --chat-template file; its path is a setting."""
+    """Raise UserError if the content of the --chat-template file changed. Its path is compared as a setting."""
     if has and (recorded := (was or {}).get("sha256")) != has["sha256"]:
         changes = {f"chat template {quote(has['path'])}": (recorded, has["sha256"])}
         raise UserError(f"{_describe(changes, '', run)}, or {NEW_RUN}.")
 
 
 def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """--dtype auto and --device auto mean different number types on different machines."""
+    """Raise UserError if the number type changed: --dtype auto and --device auto depend on the machine."""
     if (was := before.get("dtype", now["dtype"])) != now["dtype"]:
         raise UserError(
             f"run {quote(run)} began in {bare(was)} on {bare(before.get('device'))}; on {now['device']} it would go on "
@@ -178,7 +178,7 @@ def _check_dtype(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) ->
 
 
 def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Compare the prompts: equal files may give other prompts with other versions of the libraries."""
+    """Raise UserError if the prompts changed: with other library versions equal files may give other prompts."""
     for task, has in now.items():
         if before.get(task, has).get("prompts", has["prompts"]) != has["prompts"]:
             raise UserError(
@@ -188,7 +188,7 @@ def _check_prompts(run: str, before: Mapping[str, Any], now: Mapping[str, Any]) 
 
 
 def _listed(hashes: Mapping[str, str]) -> list[dict[str, str]]:
-    """Hashes as a list of names and hashes: as a key, ``token.json`` would look like the name of a secret."""
+    """Hashes as a list of name and hash; a dictionary's key ``token.json`` would look like the name of a secret."""
     return [{"name": name, "hash": digest} for name, digest in sorted(hashes.items())]
 
 

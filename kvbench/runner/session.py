@@ -30,7 +30,7 @@ AFTER_STOP = 3.0  # seconds to wait for scores after a signal or a failure
 
 
 class Runner:
-    """State of one execution. done: rows that were saved before; say: receives warnings, one line each."""
+    """State of one execution. done: number of rows saved before it; say: receives warnings, one line each."""
 
     def __init__(self, folder: RunFolder, plan: RunPlan, done: int, progress: Progress | None, say: Notice) -> None:
         self.folder, self.plan, self.progress, self.say = folder, plan, progress, say
@@ -42,12 +42,12 @@ class Runner:
 
     @property
     def done(self) -> int:
-        """Rows on the disk."""
+        """Number of rows on the disk."""
         return self._before + (self.writer.saved if self.writer else 0)
 
     @property
     def failed(self) -> Counter[str]:
-        """Rows without a score, by status."""
+        """Number of failed rows by status, such as "oom"."""
         return self.writer.failed if self.writer else Counter()
 
     @contextlib.contextmanager

@@ -22,8 +22,8 @@ def source(config: RunConfig) -> Data:
 def fetch(config: RunConfig) -> None:
     """Download data that are not on this machine. Raises SetupError when a task's data are missing.
 
-    From the first lm-eval task on, the tasks wait for `kvbench.runner.inputs`: lm-eval finds its data when it makes
-    prompts.
+    The first lm-eval task and all tasks after it are left to `kvbench.runner.inputs`: lm-eval finds its data only when
+    it makes prompts.
     """
     data = source(config)
     names = list(itertools.takewhile(lambda name: not name.startswith(LM_EVAL), config.tasks))

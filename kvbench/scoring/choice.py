@@ -1,4 +1,4 @@
-"""Find the letter that an output chooses, by kvbench's own rule, simple-evals' or LongBench v2's; None without one."""
+"""Find the letter that an output chooses, by the rule of kvbench, simple-evals or LongBench v2; None if it has none."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def simple_evals(text: str) -> str | None:
 
 
 def longbench_v2(text: str) -> str | None:
-    """Return the letter of the first "The correct answer is (X)", else of the first without brackets.
+    """Return the letter of the first "The correct answer is (X)", else of the first "The correct answer is X".
 
     Ignores asterisks. Equal to `pred.py: extract_answer` of THUDM/LongBench, so "The correct answer is Berlin" gives B.
     """

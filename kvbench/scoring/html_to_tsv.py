@@ -42,7 +42,7 @@ def row_dup_rate(prediction: str) -> float:
 
 
 def _table(prediction: str) -> str:
-    """Return the output's table: the text between its fences, after an unclosed fence, or without fences all of it."""
+    """Return the text between the output's fences, or all text after an unclosed fence, or without a fence all text."""
     if fenced := _FENCED.search(prediction):
         return fenced[1]
     return prediction.split(_OPEN)[1] if _OPEN in prediction else prediction

@@ -33,7 +33,10 @@ def whole_words(prediction: str, references: Sequence[str]) -> list[bool]:
 def score_output(
     text: str, references: Sequence[str], *, any_reference: bool = False, aux: Mapping[str, float] | None = None
 ) -> Score:
-    """Score an output by the share of references in it; with `any_reference`, 1 if any is. `strict`: `whole_words`."""
+    """Score an output by the share of references in it; with `any_reference`, 1 if any reference is in it, else 0.
+
+    The score's `strict` counts only references that `whole_words` finds.
+    """
     prediction = postprocess(text)
     hits, strict = hits_in(prediction, references), whole_words(prediction, references)
     return Score(
@@ -45,7 +48,7 @@ def score_output(
 
 
 def share(hits: Sequence[bool]) -> float:
-    """Return the share of hits, from 0 to 1: one row of `string_match_all`."""
+    """Return the share of hits, from 0 to 1; `string_match_all` averages it over outputs."""
     return sum(hits) / len(hits)
 
 

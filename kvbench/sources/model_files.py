@@ -32,8 +32,8 @@ Span = tuple[int, int]  # bytes of a tensor in its file: start, end
 def names(folder: Path) -> list[str]:
     """Return the names of the files that transformers may read from a model's folder, sorted.
 
-    Only files that match `PATTERNS`: notes, logs, pickles and results of other tools in the folder do not affect tokens
-    and must not stop a run. A method's weights (with a card beside them) do not belong to the model.
+    Only files that match `PATTERNS` are named, because notes, logs, pickles and results of other tools do not affect
+    tokens and must not stop a run. A method's weights (with a card beside them) do not belong to the model.
     """
     top = [path.name for path in folder.iterdir() if path.is_file() and not is_of_a_method(path)]
     chosen = [name for name in top if any(fnmatchcase(name, pattern) for pattern in PATTERNS)]

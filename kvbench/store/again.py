@@ -1,4 +1,4 @@
-"""Settings that kvbench never takes from a run's record, and commands that give them again.
+"""Settings that kvbench never takes from a run's record, and command lines that repeat them for the user.
 
 In a record, plug-ins, addresses and variables with keys are only information for the user, who types them again to
 continue a run. A folder from elsewhere therefore neither runs code nor contacts a server.
@@ -61,7 +61,7 @@ def repair_command(run_dir: Path) -> str:
 
 
 def _place(run_dir: Path) -> list[str]:
-    """A run's name, and its results folder unless that is the default."""
+    """The arguments that name a run: its name, and its results folder unless that is the default."""
     return [run_dir.name, *([] if run_dir.parent == Path(OUT) else ["--out", str(run_dir.parent)])]
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes a run's folder: files are whole or absent after a kill or a power cut, and none lies outside it.
+"""Reads and writes a run's folder: files are whole or absent after a kill or a power cut; links never lead outside.
 
 `replacing` writes a temporary file in the target's folder and renames it to the target once it is on disk; a link in
 the target's place is replaced, and the file behind the link stays as it was. `open_plain` and `read_plain` open regular

@@ -191,7 +191,7 @@ def _unwritable(path: Path, error: OSError) -> SetupError:
 
 
 def _check_ours(path: Path) -> None:
-    """Refuse a folder with files that kvbench did not make. A run killed before it wrote run.json leaves a lock."""
+    """Raise UserError for a folder with foreign files. A run that was killed before it wrote run.json leaves a lock."""
     if path.is_symlink() and not path.exists():
         raise UserError(f"{quote(path)} is a link to nothing. Give another --run-name.")
     if path.exists() and not path.is_dir():

@@ -39,7 +39,7 @@ _NO_FLOCK = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds a lock."""
+    """The process that holds a lock."""
 
     host: str
     boot: str
@@ -125,7 +125,7 @@ class RunLock:
         return fd, False
 
     def _flock(self, fd: int) -> bool:
-        """True when flock is ours, False when there is no flock. Raises RunInUseError when another has it."""
+        """True if this process got flock, False if flock is missing. Raises RunInUseError if another process has it."""
         if fcntl is None:
             return False
         try:
@@ -197,7 +197,7 @@ _held: set[int] = set()
 
 
 def _close_in_child() -> None:
-    """A forked child shares the open file and would keep flock alive after its parent was killed."""
+    """Close the lock files in a forked child: it would keep flock alive after its parent was killed."""
     for fd in _held:
         os.close(fd)
     _held.clear()

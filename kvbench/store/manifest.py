@@ -155,7 +155,7 @@ def value(setting: Any) -> str:
 
 
 def _grid(grid: Mapping[str, Any]) -> str:
-    """``full, gkv(window=8) at 48, 25% on walk``."""
+    """A grid as text: ``full, gkv(window=8) at 48, 25% on walk``."""
     options = [", ".join(f"{k}={v}" for k, v in sorted(m.get("options", {}).items())) for m in grid["methods"]]
     methods = ", ".join(m["name"] + (f"({o})" if o else "") for m, o in zip(grid["methods"], options))
     budgets = ", ".join(map(str, grid.get("budgets", [])))

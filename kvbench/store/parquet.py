@@ -74,7 +74,7 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more rows than a file of this size can hold: every row has another key."""
+    """Raise Damaged if the footer claims more rows than the file's size allows: distinct keys take space."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
     claimed = 0

@@ -51,7 +51,7 @@ class Snapshot:
 
     @property
     def progress(self) -> str:
-        """ "412 of 960 rows"."""
+        """The progress as text: "412 of 960 rows"."""
         return f"{self.saved} rows" if self.planned is None else f"{self.saved} of {self.planned} rows"
 
 
@@ -72,7 +72,10 @@ def read_run(run_dir: str | Path, columns: Collection[str] = NAMES) -> Snapshot:
 
 
 def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
-    """The rows of the whole run, at least as many as its cells imply: all cells of a task have equally many rows."""
+    """The planned number of rows: the recorded number, or what the cells imply if that is more; None if unknown.
+
+    All cells of a task have equally many rows, so the largest cell with rows gives the number for the others.
+    """
     stated: int | None = info.get("planned")
     tasks = info["environment"].get("tasks", {})
     cells = Counter(
@@ -88,7 +91,7 @@ def _planned(info: Mapping[str, Any], table: pa.Table) -> int | None:
 
 
 def _cells(table: pa.Table) -> list[dict[str, Any]]:
-    """Each cell that has rows, with their number in `count_all`. A budget share is one cell for all prompts."""
+    """Each cell with rows, and their number in `count_all`. A budget share is one cell for prompts of all lengths."""
     import pyarrow.compute as pc
 
     named = table.select(_CELL).unify_dictionaries()

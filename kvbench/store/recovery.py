@@ -3,9 +3,9 @@
 `read_journal` may run at any time, also while others write: each segment is read up to the length it had when opened.
 Texts are not kept in memory; `TextReader` fetches them one by one.
 
-A torn last record is dropped and a damaged record skipped; both are reported, and their rows run again. A record whose
-checksum is right but which is no row counts as damaged, because a journal may come from anyone. If a row has several
-records, the record with the highest score pass counts. Among equal score passes, this is the first "ok" record by
+A torn last record is dropped and a damaged record skipped; both are reported, and their rows run again. A record with a
+right checksum that is not a row counts as damaged, because a journal may come from anyone. If a row has several
+records, the record with the highest `score_pass` counts. Among equal passes, this is the first "ok" record by
 segment name and position, or without an "ok" record the last failure.
 """
 
@@ -47,7 +47,7 @@ class Entry:
 
     @property
     def scored(self) -> int:
-        """How often `kvbench score` scored it."""
+        """How often `kvbench score` has scored the answer."""
         return int(self.row.get("score_pass") or 0)
 
 
@@ -105,7 +105,7 @@ class TextReader:
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
-    """The record in a line with its LF, its row with all columns; None when it is torn, damaged or no row."""
+    """The record in a line (LF included), with every column in its row; None if it is torn, damaged or not a row."""
     payload = line[9:-1]
     if line[-1:] != b"\n" or line[:9] != b"%08x " % zlib.crc32(payload):
         return None
@@ -164,7 +164,7 @@ def _lines(path: Path, size: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_texts(text: Any) -> bool:
-    """Whether these are a row's prompt, output and turns, the last a JSON list of texts."""
+    """Whether all values are texts or None, and `turns` is a JSON list of texts."""
     if not isinstance(text, dict) or not all(v is None or is_text(v) for v in text.values()):
         return False
     try:

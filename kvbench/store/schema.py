@@ -1,6 +1,6 @@
 """The tidy row: its columns, their types, units and meanings, and the check that every row passes before it is written.
 
-FORMAT is raised whenever the content of a run's files changes; format 1 belongs to release 0.1. A row may leave any
+FORMAT is increased whenever the content of a run's files changes; format 1 belongs to release 0.1. A row may leave any
 column empty except `status` and the columns that name the row, because a failure can leave a gap anywhere; a failed row
 has no score (null, never 0). `DETERMINISTIC` names the columns that two runs of one configuration must agree on; the
 other columns depend on the clock or the host. Texts are in texts.parquet.

@@ -1,6 +1,6 @@
 """The types of the parts of a run.json, checked when one is read, so that no reader finds a text in place of a table.
 
-Only parts that kvbench reads are listed; parts with a question mark may be absent.
+Only parts that kvbench reads are listed; a part whose name ends with a question mark may be absent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def _given(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    """Whether a text may come from kvbench, such as a hash or a version: without control characters too."""
+    """Whether a text may come from kvbench, such as a hash or a version: as `_given`, without control characters."""
     return _given(value) and not any(unicodedata.category(character) == "Cc" for character in value)
 
 
@@ -113,7 +113,7 @@ _MAY_BE_NULL = {("environment", part) for part in ("kv_cache", "plugins", "plugi
 
 
 def why_not(content: Any) -> str:
-    """The dotted name of the first part of another type; "" when there is none."""
+    """The dotted name of the first part with a wrong type; "" if all types are right."""
     return _wrong(content, _CONTENT, ()) or ""
 
 

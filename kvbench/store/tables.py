@@ -151,7 +151,7 @@ def sha256(path: Path) -> str:
 
 
 def write_rows(file: BinaryIO, table: pa.Table) -> int:
-    """Write a table of rows and read it back. Returns how many there are."""
+    """Write a table of rows, read it back, and return the number of rows. Raises OSError for a difference."""
     import pyarrow.parquet as pq
 
     pq.write_table(table, file, use_dictionary=_NAMES, **_OPTIONS)

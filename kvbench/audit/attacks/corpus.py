@@ -106,7 +106,7 @@ def _run(attack: Attack, tier: str) -> Row:
 def _successes(
     attack: Attack, aims: Targets, peaks: Peaks, alive: list[int], result: Row, secret: list[str]
 ) -> Iterator[str]:
-    """Yield the attack's successes, of those that its header lists, "damage" to the grader, and "sandbox_error"."""
+    """Yield each check that came true: those in the attack's header, "damage" (to the grader) and "sandbox_error"."""
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")
     rules: dict[str, Callable[[], bool]] = {

@@ -70,7 +70,7 @@ class Attack:
 
 @dataclass
 class Targets:
-    """The targets of an attack."""
+    """The targets of an attack, and a record of what the program reached and sent."""
 
     folder: Path
     canaries: dict[str, str]  # secrets that must not leave the sandbox

@@ -16,7 +16,10 @@ _PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 
 def measure(tier: Tier, programs: int = PROGRAMS, tests: int = TESTS) -> dict[str, Any]:
-    """Return the seconds of both, at one program per core. Raises BoxError, and RuntimeError for a wrong grade."""
+    """Return the seconds for `programs` programs, one at a time per core, and for one program with `tests` tests.
+
+    Raises BoxError, and RuntimeError for a wrong grade.
+    """
     sandbox = Sandbox(tier, "")
     workers = len(os.sched_getaffinity(0))
 

@@ -53,8 +53,8 @@ def adopt_orphans() -> None:
 def watch(grader: subprocess.Popen[bytes], folder: Path, port: int | None, known: int, seconds: float) -> Peaks:
     """Observe a grader until it ends, and return the peaks; kill its process group after `seconds`.
 
-    folder: the grader's TMPDIR. port: where the program may listen; None: no check. known: id of this process's child
-    that does not belong to the grader.
+    folder: the grader's TMPDIR. port: the port to check for a listening program; None: no check. known: id of this
+    process's child that does not belong to the grader.
     """
     peaks, before = Peaks(), _shared_memory()
     deadline, looks = time.monotonic() + seconds, 0

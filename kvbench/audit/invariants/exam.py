@@ -41,7 +41,7 @@ CHUNK, TAIL, SHARE = 16, 7, 0.4
 
 
 def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
-    """Make a method of `Exam` return its cached result, or raise as `Stopped` the error with which it ended before."""
+    """Run a method of `Exam` once and cache its result, or the error, which every call then raises as `Stopped`."""
 
     @functools.wraps(work)
     def cached(exam: Exam, *args: P.args, **options: P.kwargs) -> T:
@@ -99,7 +99,8 @@ class Exam:
     def main(self, way: Way) -> Trial:
         """Return the trial that most invariants check. Raises Stopped.
 
-        In a layout: all requests on fewer slots than samples. In a special way: a long and a short request.
+        In a layout ("dense", "paged"): all requests, on fewer slots than samples. In a special way ("chunked", "tail",
+        "share"): one request with a long prompt and one with a short prompt.
         """
         if way == "dense" or way == "paged":
             return self._bench(way).run(self.requests)
@@ -122,7 +123,7 @@ class Exam:
         return self._bench(self.layouts[-1], tail=TAIL).run(requests)
 
     def limit(self, way: Way, request: Request) -> int:
-        """Return the entries per KV head that the budget allows after an eviction."""
+        """Return how many entries per KV head the budget allows right after an eviction."""
         budget = entry_budget(
             self.method, SHARE if way == "share" else self.budget, len(request.prompt_ids), self.group
         )
@@ -130,7 +131,7 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """Return the method's `protect` for the first prompt, in each phase."""
+        """Return the method's `Protect` for the first request, while it evicts the prompt and while it decodes."""
         length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
         phases = (self.method.during("prefill"), self.method.during("decode"))
@@ -160,7 +161,7 @@ class Exam:
         return self._bench(layout, (self.max_tokens + 1) * self.copies).run(self.requests)
 
     def full(self) -> Trial:
-        """Run all requests with the full cache, once for all methods on this model with the same budget."""
+        """Run all requests with the full cache; methods with the same budget have equal requests and share it."""
         trials = self.subject.full
         if self.size not in trials:
             lengths = {"interval": INTERVAL, "slots": SLOTS, "max_tokens": self.max_tokens}
@@ -179,7 +180,7 @@ class Exam:
     def greedy(self) -> tuple[list[list[int]], list[list[int]]]:
         """Return the greedy tokens of the engine, and of `model.generate` with an `EvictionCache`.
 
-        Two prompts; one if the method runs probes.
+        Both continue two prompts, or one prompt if the method runs probes.
         """
         first = self.requests[0].prompt_ids
         prompts = [first] if self.method.during("prefill").needs().probes else [first, first[::-1]]

@@ -216,18 +216,21 @@ def evicts(exam: Exam) -> None:
 
 
 def _drops(exam: Exam, way: Way) -> None:
-    """Raise NotApplicable for an evicting method that dropped nothing, whose generations prove nothing."""
+    """Raise NotApplicable if the method evicts but dropped no entry: then its generations prove nothing."""
     if exam.method.evicts and not any(e.dropped for e in evictions(exam, exam.main(way))):
         raise NotApplicable(DROPPED_NOTHING)
 
 
 def _prompt(trial: Trial, request: Request) -> dict[tuple[int, int], list[list[int]]]:
-    """Return the positions that the prompt's evictions kept."""
+    """Return the positions that evictions of the prompt kept, in the form of `Trial.kept`."""
     return {at: heads for at, heads in trial.kept(request, 0).items() if at[0] <= len(request.prompt_ids)}
 
 
 def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
-    """Compare a sequence in two trials. Raises Broken at the first eviction or token that differs."""
+    """Compare a sequence in two trials. Raises Broken at the first eviction or token that differs.
+
+    how: words for the message that tell how the second trial ran.
+    """
     place = f"{request.doc_id} prompt, sample {sample}"
     mine, theirs = a.kept(request, sample), b.kept(request, sample)
     for (seen, layer), heads in sorted(mine.items()):

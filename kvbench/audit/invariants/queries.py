@@ -46,7 +46,10 @@ def queries(exam: Exam, way: Way) -> None:
 
 
 def _shown(trial: Trial) -> Iterator[tuple[LayerView, int | None]]:
-    """Yield views with queries of a sequence, not of a probe, and the `Needs.width` if `score` received the view."""
+    """Yield the views that hold queries of a sequence, not of a probe.
+
+    With a view comes the method's `Needs.width` if `score` received the view, or None if `observe` did.
+    """
     for method, views in trial.seen.decisions:
         if width := method.needs().width:
             yield from ((view, width) for view in views)

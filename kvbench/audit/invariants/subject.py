@@ -47,10 +47,10 @@ class Subject:
     full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `Exam.full`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
-        """Return the method with its tables, weights and draft model, and the model with the folder that holds them.
+        """Give the method a draft model and a file of weights or tables; return it and the model.
 
-        Missing tables and weights are random: no invariant depends on their quality. Raises NotApplicable for an
-        oracle, and for weights of unknown shapes.
+        Missing weights and tables are drawn at random into the returned model's folder: no invariant depends on their
+        quality. Raises NotApplicable for an oracle, and for weights of unknown shapes.
         """
         if method.oracle:
             raise NotApplicable("an oracle; only 'kvbench replay' runs it")
@@ -79,7 +79,7 @@ class Subject:
 
     @cached_property
     def _saved(self) -> str:
-        """A folder with the model, which serves as its own draft model."""
+        """Save the model, which serves as its own draft model, and return its folder."""
         folder = self.scratch / "model"
         self.loaded.model.save_pretrained(folder)
         self.loaded.tokenizer.save_pretrained(folder)
@@ -99,7 +99,7 @@ def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
 
 
 def _filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
-    """Return the method with option `name` set to `value()` if it is `empty`; for combined methods, in both parts."""
+    """Return the method with option `name` set to `value()` if it is `empty`, in both parts of a combined method."""
     if isinstance(method, Combined):
         first, second = (_filled(part, name, empty, value) for part in (method.first, method.second))
         return dataclasses.replace(method, first=first, second=second)

@@ -41,7 +41,7 @@ class Trial:
     cache: SlotCache
 
     def kept(self, request: Request, sample: int) -> dict[tuple[int, int], list[list[int]]]:
-        """Return the positions that each eviction kept per head, by (tokens seen, layer); the prompt's included."""
+        """Return the positions that each eviction, also of the prompt, kept per head, by (tokens seen, layer)."""
         return {
             (seen, layer): [sorted(head.tolist()) for head in heads]
             for key in noise_keys(request, sample)

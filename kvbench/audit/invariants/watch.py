@@ -31,7 +31,7 @@ class Seen:
 
 @contextmanager
 def watching(method: Method) -> Iterator[Seen]:
-    """Record while the block runs, by replacing functions of the engine and of the method."""
+    """Record logits and views while the block runs, by replacing functions of the engine and of the method."""
     seen, draw, decide = Seen(), sampler.draw, select.decide
     kinds: dict[Any, int] = {}
 

@@ -2,7 +2,7 @@
 
 One case is ``<name>.json`` (hyperparameters, steps) with ``<name>.safetensors``: queries and keys, and for every step
 the tokens in the reference's cache before it and the kept tokens after it. Format ``kvbench-parity/1``; a file whose
-format has a suffix holds values, but no decisions.
+format has a suffix holds values (see `kvbench.audit.parity.values`), but no decisions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ FORMAT = "kvbench-parity/1"
 
 @dataclass(frozen=True)
 class Case:
-    """One case. A unit is a head that keeps its own entries; units come layer by layer: L layers, H heads, T tokens."""
+    """One case of L layers, H heads and T tokens.
+
+    A unit is one head of one layer, with its own entries; the units of a layer follow those of the layer before it.
+    """
 
     path: Path  # of the .json file
     meta: dict[str, Any]
@@ -87,7 +90,7 @@ class Case:
         return [dict(zip(slots.tolist(), scores.double().tolist())) for slots, scores in units]
 
     def state(self, name: str, step: int) -> torch.Tensor | None:
-        """Return a state of the first n cached tokens before a step, [L, H, n]; None if the file lacks it."""
+        """Return a state of the reference before a step, [L, H, n], of the first n tokens; None if not stored."""
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 

@@ -52,7 +52,7 @@ class ReferenceLayer:
         self.states: dict[str, torch.Tensor] = {}
 
     def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
-        """Replace the entries by rows of positions, one per head; columns: values for each head's first entries."""
+        """Replace all entries. rows: the positions of each head. columns: values for the first entries of each head."""
         pad = torch.nn.utils.rnn.pad_sequence
         self.positions = pad(rows, batch_first=True, padding_value=-1)[None]
         self.valid = self.positions >= 0
@@ -115,11 +115,11 @@ class ReferenceCache:
         self.evictions = 0
 
     def _per_unit(self, x: torch.Tensor | None) -> torch.Tensor | None:
-        """Return keys or values once per unit: where units are query heads, each KV head's is repeated."""
+        """Return keys or values once per unit: if units are query heads, repeat each KV head for its query heads."""
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
     def load(self, case: Case, step: int) -> None:
-        """Replace entries and states by the reference's before a step."""
+        """Replace entries and states by those that the reference held before a step."""
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):
@@ -139,7 +139,7 @@ class ReferenceCache:
                 layer.update({n: torch.full((1,), x) for n, x in self.plan.resume(self.evictions).items()})
 
     def append(self, seen: int) -> None:
-        """Add tokens until `seen` have arrived."""
+        """Add an entry per new token, until the cache has seen `seen` tokens."""
         first = self.seen == 0
         for layer in self.layers:
             layer.append(self.seen, seen)

@@ -93,7 +93,7 @@ def _policy(case: Case) -> Pairs:
 
 
 def _at_decisions(case: Case, compare: Callable[[Case, Any, int, list[LayerView]], Pairs]) -> Pairs:
-    """Run a case; yield what `compare` yields for the case, its method, a step, and all layers before the decision."""
+    """Run a case, call `compare` before each decision (with the views of all layers), and yield what it yields."""
     [plan] = plans(case)
     method, pairs = make(plan.method, plan.options), list[Any]()
     run_case(case, plan, lambda step, views: pairs.extend(compare(case, method, step, views)))
@@ -136,7 +136,7 @@ def _retention_scores(case: Case) -> Pairs:
 
 
 def _retention_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
-    """Yield the scores of entries, if the file holds those of this step."""
+    """Yield kvbench's and the reference's scores of entries, if the file holds scores for this step."""
     ours = [scores for view in views for scores in zip(view.positions[0].tolist(), method.score(view)[0].tolist())]
     for (positions, scores), theirs in zip(ours, case.scores(step) or ()):
         mine = dict(zip(positions, scores))

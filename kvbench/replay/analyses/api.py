@@ -35,7 +35,7 @@ A = TypeVar("A", bound="type[Analysis]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A task and its traces, which an analysis gets before anything is read."""
+    """A task and its traces; every analysis gets them before the first trace is read."""
 
     task: str
     traces: Sequence[ForcedTrace]
@@ -60,7 +60,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The entries that a method holds of b traces as a block of the answer begins, or (`index` None) at the end."""
+    """The entries that a method holds for b traces when a block of the answer begins, or (`index` None) at the end."""
 
     chosen: Chosen
     bounded: bool  # whether the method also evicts while decoding
@@ -162,7 +162,7 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
 
 
 def top_mass(paid: torch.Tensor) -> torch.Tensor:
-    """Return [..., N] bool: per row, the fewest tokens with a share of at least MASS of its sum; at a tie the older."""
+    """Return [..., N] bool: per row, the fewest tokens with at least MASS of the row's sum; older tokens win ties."""
     ordered = paid.sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(dim=-1) - ordered.values
     wanted = before < MASS * ordered.values.sum(dim=-1, keepdim=True)

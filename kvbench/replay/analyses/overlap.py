@@ -60,7 +60,7 @@ class Overlap(AttentionAnalysis):
             self._anchors[window.layer].append((window.index, first, attended))
 
     def rows(self) -> list[Row]:
-        """Columns: distance: at most so many tokens between the windows (16, 32, 64, ...); pairs: compared windows."""
+        """Columns: distance: largest distance of two windows in tokens (16, 32, ...); pairs: compared windows."""
         ratios = {name: (name, "pairs") for name in ("overlap", "chance", "mass")}
         return [
             {

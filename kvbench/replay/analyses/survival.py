@@ -51,7 +51,7 @@ class Survival(MethodAnalysis):
             oldest *= 2
 
     def rows(self) -> list[Row]:
-        """Columns: age: up to this (16, 32, 64, ...). Rows without layer and head cover all layers and heads."""
+        """Columns: age: the end of a range of ages (16, 32, 64, ...). Rows without layer and head cover all of them."""
         ratios = {"share": ("survived", "attended"), "mass": ("found", "paid")}
         figures = dict(self.tally.figures(**ratios))
         cells = list(dict.fromkeys(key[0] for key in figures))

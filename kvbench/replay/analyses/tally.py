@@ -34,9 +34,10 @@ class Tally:
             of[traces] += value if isinstance(value, (int, float)) else value.double().cpu().numpy()
 
     def figures(self, **ratios: tuple[str, str]) -> Iterator[tuple[Key, dict[str, float | None]]]:
-        """Yield per key, in order of first `add`, the ratios of two sums as ``name`` and their errors as ``name_se``.
+        """Yield per key, in order of first `add`, each ratio as ``name`` and its standard error as ``name_se``.
 
-        An undefined figure is None: a ratio to 0, or a standard error over one question.
+        ratios: name -> names of two sums, numerator and denominator. An undefined figure is None: a ratio to 0, or a
+        standard error over one question.
         """
         from kvbench.replay.figures import jackknife, numbered
 

@@ -84,7 +84,7 @@ class Tokens(MethodAnalysis):
             )
 
     def _chosen(self, moment: Moment) -> bool:
-        """Whether the block is one of the `SHOWN`, of those that begin with more tokens than the budget holds."""
+        """Whether the page shows the block: one of `SHOWN` blocks that begin with more tokens than the budget holds."""
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)
         due = [i for i in range(moment.count) if moment.prompt + i * self.study.interval > most]
@@ -111,7 +111,7 @@ class Tokens(MethodAnalysis):
 
 
 def _views(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield the rows of each method at each moment."""
+    """Yield one list of rows per task, method, budget and moment."""
     for _, of in itertools.groupby(rows, key=lambda r: (r["task"], r["method"], size(r), r["seen"], r["end"])):
         yield list(of)
 

@@ -120,7 +120,10 @@ def _is_loopback(parts: SplitResult) -> bool:
 
 
 def _check_key(name: str, loopback: bool) -> None:
-    """Raise UserError for a missing or malformed key; on this machine only if --judge-key-env names a variable."""
+    """Raise UserError for a missing or malformed key.
+
+    For a judge on this machine, the key may be missing unless --judge-key-env names another variable.
+    """
     key = os.environ.get(name, "").strip()
     if key:
         if not _WORD.fullmatch(key):

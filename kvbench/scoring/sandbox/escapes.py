@@ -31,7 +31,7 @@ def silent(outcome: Outcome) -> str:
 
 
 def ends(status: str, within: float) -> Check:
-    """Return a check: the program must end with a status within some seconds."""
+    """Return a check that a program ended with this status within this many seconds."""
 
     def check(outcome: Outcome) -> str:
         if outcome.status != status:
@@ -47,7 +47,10 @@ def killed(outcome: Outcome) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """A program and a check, which returns the problem in its outcome or "". `fill` replaces ``@name@``."""
+    """A program that tries to leave the box (`fill` replaces ``@name@``), and a check of the outcome.
+
+    The check returns the problem, or "" if the program was contained.
+    """
 
     name: str
     program: str

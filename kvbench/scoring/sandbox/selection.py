@@ -42,7 +42,7 @@ class Sandbox:
 
 
 class _Kept(threading.local):
-    """This thread's boxes of shared tiers. They end with this process, because their drivers' input then closes."""
+    """This thread's boxes of shared tiers, kept for reuse. They end when this process ends: it closes their input."""
 
     def __init__(self) -> None:
         self.boxes: dict[tuple[Tier, Limits, tuple[str, ...]], Box] = {}
@@ -71,7 +71,7 @@ def choose(unsafe: bool = False) -> Sandbox:
 
 
 def require(unsafe: bool = False) -> str:
-    """Return the name of the tier that will run programs; warn if it is "none". Raises SetupError if there is none."""
+    """Return the name of the tier that will run programs; warn if it is "none". Raises as `choose`."""
     sandbox = choose(unsafe)
     if isinstance(sandbox.tier, Unsafe):
         terminal.warning(

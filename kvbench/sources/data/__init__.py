@@ -2,7 +2,7 @@
 
 Order: ``--data``, ``KVBENCH_DATA``, bundled, hub. If the user gives a folder that lacks the task's file, this is an
 error, and kvbench does not try the next source. Row count and ids are compared with the task's manifest. Inside a data
-folder, a manifest's sample replaces a missing file; a note and the run's record say so.
+folder, a sample named in the manifest replaces a missing file; a note and the run's record say so.
 """
 
 from __future__ import annotations

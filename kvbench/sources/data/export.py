@@ -49,7 +49,7 @@ def fetch(task: str, manifest: Manifest, out: Path, *, revision: str | None = No
 
 
 def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
-    """Return the place of data on this machine, of those in KVBENCH_DATA only if they are the expected ones."""
+    """Return the place of data on this machine, or None; data in KVBENCH_DATA count only if they fit the manifest."""
     mine = Data(revision=revision, allow_mismatch=True)
     with contextlib.suppress(KVBenchError):
         if (used := mine.check(task, manifest)) and not used.mismatch:
@@ -58,7 +58,7 @@ def _here(task: str, manifest: Manifest, revision: str | None) -> Place | None:
 
 
 def _copies(out: Path, manifest: Manifest, place: Place) -> dict[Path, Path | None]:
-    """Return the files to write, each with the file to copy, or with None to write the rows."""
+    """Return each file to write with the file to copy, or with None if the rows are to be written into it."""
     path = out / manifest.path
     changed = place.table or (place.raw and (manifest.rename or manifest.hub_id))
     if changed:

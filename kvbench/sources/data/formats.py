@@ -31,7 +31,7 @@ Row = dict[str, Any]
 class Reading:
     """The rows of data files, one file after the other. `sha256` (of all bytes read) is complete after the last row.
 
-    member: the name of the file with the rows, if each of `files` is an archive. name: of the rows, for messages.
+    member: the name of the file with the rows, if each of `files` is an archive. name: name of the rows in messages.
     """
 
     def __init__(self, files: Sequence[Path], member: str = "", name: str = "") -> None:

@@ -37,7 +37,7 @@ class Place:
         return Reading(self.files, self.member)
 
     def rows(self, reading: Reading, manifest: Manifest) -> Iterator[Row]:
-        """Yield the rows of a task in the offline form. Raises SetupError."""
+        """Yield a task's rows in their offline form, with kvbench's column names and ids. Raises SetupError."""
         for index, row in enumerate(reading):
             taken = _offline(index, row, manifest) if self.raw else row
             if _fits(taken, manifest.where):

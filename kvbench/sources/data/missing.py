@@ -12,7 +12,7 @@ from kvbench.task import Manifest
 class DataMissing(SetupError):
     """A task's data are not on this machine and cannot be downloaded.
 
-    where: the reason, "--data has no data" or "the hub is unreachable". folder: the given data folder without them.
+    where: the reason, "--data has no data" or "the hub is unreachable". folder: the user's data folder that lacks them.
     """
 
     def __init__(self, text: str, *, task: str, manifest: Manifest, where: str, folder: Path | None = None) -> None:

@@ -21,7 +21,7 @@ BUNDLED = Path(__file__).parents[2] / "bundled"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataUsed:
-    """The origin of a task's data. `mismatch`: how they differ from the manifest, if the user allows this."""
+    """The origin of a task's data. `mismatch`: how the data differ from the manifest, if the user allows that."""
 
     task: str
     source: Source

@@ -13,7 +13,7 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, kw_only=True)
 class CasePlan:
-    """The settings that run one case. `states`: the reference's state for each of the method's columns."""
+    """The settings that run one case. `states`: name of a method's column -> name of the reference's state."""
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)
@@ -45,7 +45,7 @@ Variants = dict[tuple[str, str], Callable[[Case], list[CasePlan]]]
 
 
 def kvpress_budget(case: Case) -> int:
-    """Return kvpress's budget: the hyperparameter is the share to remove, rounded down in floating point."""
+    """Return kvpress's budget: tokens * (1 - compression_ratio) in floating point, rounded down, at least 1."""
     return max(1, int(case.seen[0] * (1 - case.hyper["compression_ratio"])))
 
 

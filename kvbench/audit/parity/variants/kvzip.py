@@ -13,7 +13,7 @@ from kvbench.lazy import torch
 
 
 def _kvzip_score(case: Case) -> list[CasePlan]:
-    """Plan a case: its steps evict one input at every ratio, first in the code's "pair" mode, then in "uniform"."""
+    """Plan each step of a case: steps evict the same input at every ratio, in mode "pair", then in mode "uniform"."""
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
     case_plans = []
@@ -47,8 +47,8 @@ def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
     """Return the reference's sets, with its next best entries added or its worst removed, until they hold `entries`.
 
-    The reference keeps the entries that score above the budget's last entry, which may be fewer than the budget; and it
-    need not divide its budget by the number of heads.
+    The reference keeps the entries that score above the budget's last entry, which may be fewer than the budget; and
+    its budget need not be a multiple of the number of heads.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]

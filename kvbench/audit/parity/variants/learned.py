@@ -41,13 +41,13 @@ def _foresightkv(case: Case, prompt_len: int, states: dict[str, str], prefix: in
 
 
 def scorer(case: Case) -> dict[str, torch.Tensor]:
-    """Return the scorer's weights of a case, which has one layer, under kvbench's names."""
+    """Return the weights of a case's scorer under kvbench's names. The case has one layer."""
     w = {name: case.tensors[f"weights.{name}"][None] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")}
     return {"w1": w["fc1_weight"], "b1": w["fc1_bias"], "w2": w["fc2_weight"][..., 0], "b2": w["fc2_bias"][..., 0]}
 
 
 def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the negated drop scores of the competing entries: higher is kept."""
+    """Return the negated drop scores of the entries that may be dropped, so that a higher score means kept."""
     slots = [slots for layer in case.slots(step) for slots in layer]
     scores = (-case.tensors[f"aux.drop_score.{step}"].double()).tolist()
     return [dict(zip(tokens.tolist(), row)) for tokens, row in zip(slots, scores)]
@@ -68,10 +68,10 @@ def _trimkv_global(case: Case) -> list[CasePlan]:
 
 
 def _floored(case: Case, step: int) -> list[set[int]]:
-    """Return the sets that the reference keeps under a floor, with two mistakes of its code corrected.
+    """Return the sets that the reference keeps with a floor per head, with two mistakes of its code corrected.
 
-    The code counts each head's first entry to the head before it. And it rounds both the floor and the rest of the
-    budget down, so that it may keep fewer entries than the budget allows.
+    The code assigns each head's first entry to the head before it. It also rounds both the floor and the rest of the
+    budget down, so it may keep fewer entries than the budget allows.
     """
     h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
     slots = [slots.tolist() for layer in case.slots(step) for slots in layer]
@@ -92,7 +92,7 @@ def _floored(case: Case, step: int) -> list[set[int]]:
 
 
 def _worths(case: Case, step: int) -> list[dict[int, float]]:
-    """Compute the score of every entry, which files with a floor do not hold."""
+    """Compute the score of every entry; files of cases with a floor hold no scores."""
     seen, scores = case.seen[step], []
     for layer, units in enumerate(case.slots(step)):
         for head, slots in enumerate(units):

@@ -53,7 +53,7 @@ def _rpc(case: Case) -> list[CasePlan]:
 
 
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the scores of the tokens between prompt and the newest R. The file may hold one row for all heads."""
+    """Return the scores of the tokens after the prompt but the newest R. The file may hold one row for all heads."""
     h = case.hyper
     rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)
     tokens = [slots[h["prompt_len"] : -h["R"]].tolist() for layer in case.slots(step) for slots in layer]

@@ -33,7 +33,7 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
 
 
 def _snapkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a kvpress case. kvpress pools before it averages over the group, which gives the same average pooling."""
+    """Plan a kvpress case. kvpress averages over the group after pooling; for averages the order is irrelevant."""
     return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
 
 
@@ -45,7 +45,7 @@ def _snapkv_prefill(case: Case) -> list[CasePlan]:
 
 
 def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a kvpress case. kvpress shares out a fractional number of entries; its layers are cut to kvbench's sizes."""
+    """Plan a kvpress case. kvpress divides a fractional number of entries; its sets are cut to kvbench's sizes."""
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
     budget = _kvpress_budget(case)
     asked = case.seen[0] * (1 - case.hyper["compression_ratio"])
@@ -101,10 +101,10 @@ def _bounded(
 
 
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
-    """Return the reference's sets; if together they exceed the budget, cut evenly over all units.
+    """Return the reference's sets; if together they exceed the budget, drop the surplus evenly over all units.
 
-    With several layers, all heads of a layer lose equally many entries. sizes: entries per head of each layer, to cut
-    to these instead.
+    With several layers, all heads of a layer lose equally many entries. sizes: entries per head of each layer; if
+    given, each set is cut to its layer's size instead.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:
