@@ -22,7 +22,7 @@ from kvbench.report.stats.compare import Paired, paired
 from kvbench.report.stats.flips import fewest_clusters, sign_flip
 from kvbench.report.stats.means import Estimate, estimate
 from kvbench.report.stats.power import smallest_drop
-from kvbench.report.stats.regression import Regression, regression
+from kvbench.report.stats.regression import Regression, both, regression
 from kvbench.report.stats.samples import maj_at_n, mean_pass_at_k, pass_at_k, question_means
 from kvbench.report.stats.verdicts import ALPHA, Judged, holm, judge
 
@@ -33,6 +33,7 @@ __all__ = [
     "Judged",
     "Paired",
     "Regression",
+    "both",
     "estimate",
     "fewest_clusters",
     "holm",

@@ -1,0 +1,120 @@
+"""``kvbench compare BASE NEW``: is NEW worse than BASE? The command of a regression run. Imports no torch."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvbench.cli.options import plain
+from kvbench.console import terminal
+from kvbench.errors import UserError, quote
+
+if TYPE_CHECKING:
+    from kvbench.compare.outcome import Outcome
+    from kvbench.compare.policy import Policy
+
+EPILOG = """Exit code: 0 pass; 5 a regression; 4 cells or scores missing; 2 not comparable. Undecided cells pass with a
+warning, and fail with --strict.
+
+Examples:
+  kvbench compare main today
+  kvbench compare main --save results/baselines/ci.json
+  kvbench compare results/baselines/ci.json today --gate gate.toml --format github
+  kvbench compare main today --margin 0.02 --strict
+  kvbench compare main,main-1 today,today-1 --two-stage
+  kvbench compare main today --map gkv=mine --flips
+  kvbench compare main --plan --margin 0.02
+"""
+FORMATS = ("text", "json", "markdown", "junit", "github")
+Side = Annotated[str, typer.Argument(help="A run, several with commas, or a saved baseline.", show_default=False)]
+
+
+def compare(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="Runs (with commas), or a saved baseline file.")],
+    new: Annotated[
+        str | None, typer.Argument(metavar="[NEW]", help="Runs to compare with BASE.", show_default=False)
+    ] = None,
+    margin: Annotated[str | None, plain("--margin", "Accept a drop up to this, as in 0.02.", "M")] = None,
+    gate: Annotated[str | None, plain("--gate", "Tiers, margins and limits of cells (TOML).", "FILE")] = None,
+    strict: Annotated[bool, plain("--strict", "Undecided cells end with 5.")] = False,
+    two_stage: Annotated[bool, plain("--two-stage", "Alarm only if a second seed rejects too.")] = False,
+    map_: Annotated[list[str] | None, plain("--map", "Compare two methods or models.", "BASE=NEW")] = None,
+    format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
+    flips: Annotated[bool, plain("--flips", "Show questions whose answers changed score.")] = False,
+    plan: Annotated[bool, plain("--plan", "How many questions the margin takes; BASE alone.")] = False,
+    save: Annotated[str | None, plain("--save", "Write BASE to a baseline file; BASE alone.", "FILE")] = None,
+    json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
+) -> int:
+    """Is NEW worse than BASE? Exact where answers must be equal, else a one-sided paired test of every cell."""
+    if format not in FORMATS:
+        raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
+    from kvbench.compare.matching import parse_map
+    from kvbench.compare.reading import read_side
+
+    policy = _policy(margin, gate, strict)
+    if save is not None or plan:
+        if new is not None:
+            raise UserError(f"{'--save' if save else '--plan'} takes BASE alone; leave out {quote(new)}.")
+        return _alone(base, save, plan, policy)
+    if new is None:
+        raise UserError("give a second run: kvbench compare BASE NEW. --save and --plan take BASE alone.")
+    from kvbench.compare.outcome import compare as judge
+
+    mapping = parse_map(map_ or [])
+    outcome = judge(read_side(base), read_side(new), policy, mapping, stages=2 if two_stage else 1)
+    _say(outcome)
+    print(_drawn(outcome, "json" if json else format, flips))
+    return outcome.exit_code
+
+
+def _policy(margin: str | None, gate: str | None, strict: bool) -> Policy:
+    import dataclasses
+
+    from kvbench.compare import policy
+
+    found = policy.read_policy(Path(gate)) if gate is not None else policy.Policy()
+    if margin is not None:
+        found = dataclasses.replace(found, margin=policy.margin(margin, "--margin"))
+    return dataclasses.replace(found, strict=found.strict or strict)
+
+
+def _alone(base: str, save: str | None, plan: bool, policy: Policy) -> int:
+    from kvbench.compare import baseline
+    from kvbench.compare.reading import read_side
+
+    side = read_side(base)
+    for run, progress in side.unfinished.items():
+        terminal.warning(f"run {quote(run)} is not finished: {progress}.")
+    if save is not None:
+        path = Path(save)
+        baseline.write(path, side)
+        print(f"wrote {path} ({len(side.cells)} cells, {path.stat().st_size:,} bytes)", file=sys.stderr)
+    return 0
+
+
+def _say(outcome: Outcome) -> None:
+    """Failures and warnings on stderr."""
+    from kvbench.compare import words
+
+    for side in (outcome.base, outcome.new):
+        for notice in side.notices:
+            terminal.warning(notice)
+        for run, progress in side.unfinished.items():
+            terminal.warning(f"run {quote(run)} is not finished: {progress}.")
+    for line in words.undecided(outcome):
+        terminal.warning(line)
+    for kind, what in words.differing(outcome):
+        if kind == "surroundings":
+            terminal.warning(f"{what} differ; the last bits of logits may too.")
+    for critical, why in words.failures(outcome):
+        print(f"{'fail' if critical else 'warning'}: {terminal.clean(why)}", file=sys.stderr)
+
+
+def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
+    from kvbench.compare.tables import Comparison
+    from kvbench.report.render import FORMATS as DRAWN
+
+    return DRAWN[format](Comparison.make(outcome))
