@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvbench.compare.cell import Cell
+from kvbench.compare.cell import NO_MARK, Cell
 from kvbench.compare.matching import Pair
 from kvbench.store.files import bare
 from kvbench.store.schema import natural
@@ -45,12 +45,13 @@ def identical(pair: Pair) -> bool:
 
 def first_difference(pair: Pair, base: Output, new: Output) -> First | None:
     """The first differing answer, in order of questions and samples; None if all shared answers are equal."""
-    places = [
-        (question, sample)
-        for question in sorted(pair.shared, key=natural)
-        for sample in range(min(len(cell.questions[question].scores) for cell in (pair.base, pair.new)))
-        if pair.base.questions[question].mark(sample) != pair.new.questions[question].mark(sample)
-    ]
+    places = []
+    for question in sorted(pair.shared, key=natural):
+        mine, theirs = pair.base.questions[question], pair.new.questions[question]
+        for sample in range(min(len(mine.scores), len(theirs.scores))):
+            marks = mine.mark(sample), theirs.mark(sample)
+            if marks[0] != marks[1] and NO_MARK not in marks:
+                places.append((question, sample))
     if not places:
         return None
     question, sample = places[0]

@@ -16,6 +16,7 @@ from kvbench.errors import UserError, quote
 from kvbench.report.agree import NOTED, SAME
 from kvbench.store.files import bare
 from kvbench.store.identity import canonical_json
+from kvbench.store.schema import natural
 
 OF_CELL = ("model", "interval", "seed")  # parts of a cell's name
 SUBJECT = {
@@ -105,7 +106,7 @@ def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
             raise UserError(not_comparable(base, new, word, mine, theirs))
     if base.headline != new.headline:
         raise UserError(not_comparable(base, new, "score", base.headline, new.headline))
-    for name in base.questions.keys() & new.questions.keys():
+    for name in sorted(base.questions.keys() & new.questions.keys(), key=natural):
         mine, theirs = base.questions[name].asked, new.questions[name].asked
         if mine != theirs:
             word = f"the hash of prompt and sampling of question {quote(name)}"
@@ -126,8 +127,8 @@ def same_tokens(base: Cell, new: Cell) -> bool:
         return False
     if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):
         return False
-    shapes = ({q: len(of.scores) for q, of in cell.questions.items()} for cell in (base, new))
-    return next(shapes) == next(shapes)
+    answered = ({q: (len(of.scores), of.answers) for q, of in cell.questions.items()} for cell in (base, new))
+    return next(answered) == next(answered)
 
 
 def _shown(value: str | None) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,20 +71,19 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
         else:
             tables.append((run, read_columns(path, COLUMNS)))
             records[run] = {}
+    side = of_tables(name, tables, records)
+    folders = tuple(path for path in paths if path.is_dir())
+    return replace(side, folders=folders, unfinished=unfinished, notices=tuple(notices))
+
+
+def of_tables(name: str, tables: list[tuple[str, pa.Table]], records: Mapping[str, Mapping[str, Any]]) -> Side:
+    """The side of tables with the columns `COLUMNS`, by run. records: the environment of each run; may be empty."""
     sources = tuple((run, len(table)) for run, table in tables)
     if not sum(rows for _, rows in sources):
         raise UserError(f"there are no rows yet in {', '.join(quote(run) for run, _ in sources)}.")
     rows = Rows.of(tables)
     rows = rows.having(options=rows.text("options").filled("{}"))
-    cells = {cell.key: cell for cell in _cells(rows, records)}
-    return Side(
-        name=name,
-        cells=cells,
-        sources=sources,
-        folders=tuple(path for path in paths if path.is_dir()),
-        unfinished=unfinished,
-        notices=tuple(notices),
-    )
+    return Side(name=name, cells={cell.key: cell for cell in _cells(rows, records)}, sources=sources)
 
 
 def _cells(rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Iterator[Cell]:
