@@ -77,7 +77,10 @@ def _text(content: Mapping[str, Any]) -> str:
     """JSON with one question a line, so that a new baseline differs line by line."""
 
     def plain(table: Mapping[str, Any]) -> list[str]:
-        return [f"{json.dumps(name)}: {json.dumps(value, allow_nan=False)}" for name, value in table.items()]
+        return [
+            f"{json.dumps(name)}: {json.dumps(value, separators=(',', ': '), allow_nan=False)}"
+            for name, value in table.items()
+        ]
 
     cells = []
     for cell in content["cells"]:

@@ -31,6 +31,11 @@ class Key:
     seed: str
 
     @property
+    def name(self) -> str:
+        """The method without its options."""
+        return self.method.partition("(")[0]
+
+    @property
     def cell(self) -> str:
         """The cell in words: ``gkv at 48 on walk``."""
         at = "" if self.budget is None else f" at {label(self.budget)}"

@@ -65,7 +65,7 @@ def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Ma
     _refuse_tasks(base, new, old, now)
     names = {*mapping, *mapping.values()}
     both = [
-        _pair(key, old[key], now[key], bool({key.model, _name(key.method), key.method} & names))
+        _pair(key, old[key], now[key], bool({key.model, key.name, key.method} & names))
         for key in sorted((key for key in old if key in now), key=Key.order)
     ]
     return Matched(both, sorted(missing, key=Key.order), sorted(extra, key=Key.order))
@@ -76,12 +76,12 @@ def _renamed(side: Side, mapping: Mapping[str, str], aside: set[str]) -> dict[Ke
     found: dict[Key, Cell] = {}
     unused = set(mapping)
     for key, cell in side.cells.items():
-        names = {key.model, key.method, _name(key.method)}
+        names = {key.model, key.method, key.name}
         if names & aside and not names & set(mapping):
             continue
         unused -= names
         model = mapping.get(key.model, key.model)
-        method = mapping.get(key.method) or mapping.get(_name(key.method)) or key.method
+        method = mapping.get(key.method) or mapping.get(key.name) or key.method
         known = replace(key, model=model, method=method)
         if known in found:
             raise UserError(
@@ -97,10 +97,6 @@ def _renamed(side: Side, mapping: Mapping[str, str], aside: set[str]) -> dict[Ke
             f"It has {', '.join(there)}."
         )
     return found
-
-
-def _name(method: str) -> str:
-    return method.partition("(")[0]
 
 
 def _refuse_near(cell: Cell, others: Sequence[Cell]) -> None:

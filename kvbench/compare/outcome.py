@@ -89,7 +89,7 @@ def compare(
         for key, verdict in judge(tier, policy, stages).items():
             one = _judged(key, pairs[key][0], tested[key], verdict, policy)
             judged.append(_with_measures(_with_answers(one, stored, new), policy))
-    judged += [_absent(key, policy) for key in missing]
+    judged += [_absent(key, policy, matched.extra) for key in missing]
     return Outcome(
         base=base,
         new=new,
@@ -105,14 +105,16 @@ def _other_seed(key: Key, pairs: Mapping[Key, Sequence[Pair]]) -> bool:
     return any(replace(key, seed=other.seed) == other for other in pairs)
 
 
-def _absent(key: Key, policy: Policy) -> Judged:
+def _absent(key: Key, policy: Policy, extra: Sequence[Key]) -> Judged:
+    near = [k for k in extra if (k.task, k.budget, k.name) == (key.task, key.budget, key.name)]
+    hint = f"; it has {bare(near[0].method)}: --map compares the two" if near else ""
     return Judged(
         key=key,
         critical=policy.critical(key),
         verdict="missing",
         code=MISSING,
         margin=policy.margin_of(key),
-        reasons=("the new side has no such cell",),
+        reasons=(f"the new side has no such cell{hint}",),
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from kvbench.compare import words
+from kvbench.compare.flips import documents
 from kvbench.compare.measures import RATIOS, SHARES, Measure
 from kvbench.compare.outcome import Judged, Outcome
 from kvbench.eviction.budget import label
@@ -28,16 +29,17 @@ class Comparison(Report):
         "exact. Costs are NEW / BASE; truncated and no answer are changes of shares; ± is the spread over samples."
     )
     outcome: Outcome
+    flips: bool = False  # whether JSON lists the questions whose score changed
 
     @classmethod
-    def make(cls, outcome: Outcome) -> Comparison:
+    def make(cls, outcome: Outcome, *, flips: bool = False) -> Comparison:
         runs = [
             {"run": run, "side": side, "rows": rows}
             for side, sources in (("base", outcome.base.sources), ("new", outcome.new.sources))
             for run, rows in sources
         ]
         unfinished = dict(outcome.base.unfinished) | dict(outcome.new.unfinished)
-        return cls(Loaded(groups=[], runs=runs, unfinished=unfinished), outcome)
+        return cls(Loaded(groups=[], runs=runs, unfinished=unfinished), outcome, flips)
 
     def blocks(self) -> Iterator[Block]:
         for task in dict.fromkeys(one.key.task for one in self.outcome.judged):
@@ -81,7 +83,7 @@ class Comparison(Report):
             "differs": [{"class": kind, "what": what} for kind, what in words.differing(outcome)],
             "new_only": [key.cell for key in outcome.extra],
             "tables": [block.document() for block in self.blocks()],
-        }
+        } | ({"flips": list(documents(outcome))} if self.flips else {})
 
 
 def one_is_last(mine: list[Judged], outcome: Outcome) -> bool:

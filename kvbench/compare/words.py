@@ -27,7 +27,7 @@ def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
     """(critical, sentence) of every cell that fails."""
     for one in outcome.judged:
         if one.reasons:
-            yield one.critical, f"{name(one, outcome)}: {'; '.join(one.reasons)}."
+            yield one.critical, f"{name(one, outcome)}: {fails(one)}"
 
 
 def undecided(outcome: Outcome) -> Iterator[str]:
@@ -100,6 +100,15 @@ def verdict(one: Judged) -> str:
 
 def p(value: float) -> str:
     return "p<0.001" if value < 0.001 else f"p={value:.3f}"
+
+
+def fails(one: Judged) -> str:
+    return f"{'; '.join(one.reasons)}."
+
+
+def is_failing(one: Judged, outcome: Outcome) -> bool:
+    """Whether this cell decides the exit code."""
+    return one.critical and bool(one.code or (outcome.policy.strict and one.verdict == "undecided"))
 
 
 def summary(outcome: Outcome) -> str:

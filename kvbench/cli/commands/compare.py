@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +12,7 @@ import typer
 
 from kvbench.cli.options import plain
 from kvbench.console import terminal
-from kvbench.errors import UserError, quote
+from kvbench.errors import SetupError, UserError, quote
 
 if TYPE_CHECKING:
     from kvbench.compare.outcome import Outcome
@@ -29,7 +31,6 @@ Examples:
   kvbench compare main --plan --margin 0.02
 """
 FORMATS = ("text", "json", "markdown", "junit", "github")
-Side = Annotated[str, typer.Argument(help="A run, several with commas, or a saved baseline.", show_default=False)]
 
 
 def compare(
@@ -58,14 +59,14 @@ def compare(
     if save is not None or plan:
         if new is not None:
             raise UserError(f"{'--save' if save else '--plan'} takes BASE alone; leave out {quote(new)}.")
-        return _alone(base, save, plan, policy)
+        return _alone(base, save, plan, policy, as_json=json or format == "json")
     if new is None:
         raise UserError("give a second run: kvbench compare BASE NEW. --save and --plan take BASE alone.")
     from kvbench.compare.outcome import compare as judge
 
     mapping = parse_map(map_ or [])
     outcome = judge(read_side(base), read_side(new), policy, mapping, stages=2 if two_stage else 1)
-    _say(outcome)
+    _say(outcome, quiet=format == "github")
     print(_drawn(outcome, "json" if json else format, flips))
     return outcome.exit_code
 
@@ -81,13 +82,24 @@ def _policy(margin: str | None, gate: str | None, strict: bool) -> Policy:
     return dataclasses.replace(found, strict=found.strict or strict)
 
 
-def _alone(base: str, save: str | None, plan: bool, policy: Policy) -> int:
-    from kvbench.compare import baseline
+def _alone(base: str, save: str | None, plan: bool, policy: Policy, *, as_json: bool) -> int:
+    """What BASE alone serves: a baseline file, and the plan of a comparison."""
+    import dataclasses
+
+    from kvbench.compare import baseline, planning
     from kvbench.compare.reading import read_side
 
     side = read_side(base)
     for run, progress in side.unfinished.items():
         terminal.warning(f"run {quote(run)} is not finished: {progress}.")
+    if plan:
+        found = list(planning.plans(side, policy))
+        if not found:
+            raise UserError("--plan needs a margin above 0, as in --margin 0.02.")
+        if as_json:
+            terminal.data({"plans": [dataclasses.asdict(one) for one in found]})
+        else:
+            print(planning.text(found))
     if save is not None:
         path = Path(save)
         baseline.write(path, side)
@@ -95,8 +107,8 @@ def _alone(base: str, save: str | None, plan: bool, policy: Policy) -> int:
     return 0
 
 
-def _say(outcome: Outcome) -> None:
-    """Failures and warnings on stderr."""
+def _say(outcome: Outcome, *, quiet: bool) -> None:
+    """Notices, warnings and failures on stderr. quiet: what becomes an annotation is not said twice."""
     from kvbench.compare import words
 
     for side in (outcome.base, outcome.new):
@@ -104,17 +116,41 @@ def _say(outcome: Outcome) -> None:
             terminal.warning(notice)
         for run, progress in side.unfinished.items():
             terminal.warning(f"run {quote(run)} is not finished: {progress}.")
-    for line in words.undecided(outcome):
-        terminal.warning(line)
     for kind, what in words.differing(outcome):
         if kind == "surroundings":
-            terminal.warning(f"{what} differ; the last bits of logits may too.")
+            terminal.warning(f"{what}; the last bits of logits may differ too.")
+    if quiet:
+        return
+    for line in words.undecided(outcome):
+        terminal.warning(line)
     for critical, why in words.failures(outcome):
         print(f"{'fail' if critical else 'warning'}: {terminal.clean(why)}", file=sys.stderr)
 
 
 def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
+    from kvbench.compare import flips as changed
+    from kvbench.compare.github import annotations, fenced
+    from kvbench.compare.junit import junit
     from kvbench.compare.tables import Comparison
     from kvbench.report.render import FORMATS as DRAWN
 
-    return DRAWN[format](Comparison.make(outcome))
+    tables = Comparison.make(outcome, flips=flips)
+    if format == "junit":
+        return junit(outcome)
+    if format in ("json", "text"):
+        return DRAWN[format](tables) + (f"\n\n{changed.text(outcome)}" if flips and format == "text" else "")
+    markdown = DRAWN["markdown"](tables) + (f"\n\n{changed.markdown(outcome)}" if flips else "")
+    return markdown if format == "markdown" else "\n".join([*annotations(outcome), _summary(markdown, fenced)])
+
+
+def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
+    """The Markdown for GitHub's page of a job: in the file that GitHub names, else on stdout."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return fenced(markdown)
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(markdown + "\n")
+    except OSError as error:
+        raise SetupError(f"cannot write GITHUB_STEP_SUMMARY {quote(path)} ({error.strerror}).") from error
+    return ""
