@@ -144,7 +144,7 @@ def _with_answers(one: Judged, stored: tuple[Stored, Stored], new: Side) -> Judg
     assert pair is not None
     lost = sum(_lost(pair.base.questions[q], pair.new.questions[q]) for q in pair.shared)
     if lost and not new.unfinished:
-        reason = f"{lost} samples that the base has a score for have none"
+        reason = f"{'1 sample has' if lost == 1 else f'{lost} samples have'} no score, but one in the base"
         one = replace(one, verdict="missing", code=max(one.code, MISSING), reasons=(*one.reasons, reason))
     if identical(pair):
         return replace(one, verdict="same" if one.verdict != "worse" else "worse")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.cli.app import main
+from kvbench.compare import planted
 
 PLUGIN = '''
 """gkv under another name, with a constant that a test changes."""
@@ -180,3 +181,27 @@ def test_wrong_usage(compare, words, message) -> None:
 def test_no_torch(folder: Path, calls: Callable) -> None:
     results = calls(folder, [(["compare", "main", "again", "--flips"], {}), (["compare", "--help"], {})])
     assert [(result.code, result.torch) for result in results] == [(0, False), (0, False)]
+
+
+def test_planted_faults_are_caught(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(folder)
+    assert main(["audit", "--compare", "main", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert {fault["name"]: fault["found"] for fault in document["faults"]} == {
+        "nothing": 0,
+        "a drop of the score": 5,
+        "one more entry after an eviction": 5,
+        "a sample without a score": 4,
+        "no such cell": 4,
+        "another prompt": 2,
+        "another task version": 2,
+    }
+
+
+def test_a_fault_that_is_not_caught_fails_the_audit(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.setitem(planted.FAULTS, "a drop of the score", (5, lambda cell: cell))
+    assert main(["audit", "--compare", "main"]) == 1
+    assert "MISSED, wanted 5" in capsys.readouterr().out

@@ -1,5 +1,5 @@
-"""``kvbench audit``: checks the invariants of methods on small models; ``--parity``, ``--sandbox`` and ``--scorers``
-run other audits instead.
+"""``kvbench audit``: checks the invariants of methods on small models; ``--parity``, ``--sandbox``, ``--scorers`` and
+``--compare`` run other audits instead.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ EPILOG = """Examples:
   kvbench audit --parity tests/data/parity
   kvbench audit --sandbox tests/data/attacks --throughput
   kvbench audit --scorers tests/data/goldens
+  kvbench audit --compare demo
 """
 
 
@@ -73,6 +74,15 @@ def audit(
         str | None,
         typer.Option("--scorers", metavar="DIR", help="Compare with recorded official scores.", show_default=False),
     ] = None,
+    compare: Annotated[
+        str | None,
+        typer.Option(
+            "--compare",
+            metavar="RUN",
+            help="Plant faults in a copy of a run, to be caught.",
+            show_default=False,
+        ),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="One JSON document on stdout.", metavar="")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress.", metavar="")] = False,
 ) -> int:
@@ -84,12 +94,13 @@ def audit(
         "parity": (parity, "compares recorded decisions"),
         "sandbox": (sandbox, "runs hostile programs"),
         "scorers": (scorers, "compares recorded scores"),
+        "compare": (compare, "plants faults in a copy of a run"),
     }
     for name, (folder, about) in others.items():
         if folder is not None:
             if methods or every or method_opt or model:
                 raise UserError(f"--{name} {about} and takes no methods, options or model.")
-            if not Path(folder).is_dir():
+            if name != "compare" and not Path(folder).is_dir():
                 raise UserError(f"--{name} {quote(folder)} is not a folder.")
     if parity is not None:
         return audit_parity(Path(parity), json)
@@ -103,6 +114,10 @@ def audit(
         from kvbench.cli.commands.audit_scorers import audit_scorers
 
         return audit_scorers(Path(scorers), as_json=json, quiet=quiet)
+    if compare is not None:
+        from kvbench.cli.commands.audit_compare import audit_compare
+
+        return audit_compare(compare, as_json=json)
     load_plugins(plugin or [])
     chosen = _chosen(methods or [], every, method_opt or [])
     if model is not None:
