@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from kvbench import __version__
-from kvbench.compare.cell import COUNTS, Cell, Key, Question, Side
+from kvbench.compare.cell import COUNTS, MARK, Cell, Decisions, Key, Question, Side
 from kvbench.compare.facts import FACTS
 from kvbench.errors import SetupError, UserError, quote
+from kvbench.report.cells import method_label
 from kvbench.store.files import bare, reason, replacing
 from kvbench.store.identity import digest
 from kvbench.store.strict_json import document
@@ -31,7 +32,9 @@ FIGURES = (
     *("entries_after_evict", "entries_peak", "bound", "kv_bytes_peak", "kv_bytes_mean", "tokens_per_second"),
     *("speed_spread", "evict_share"),
 )
+PARTS = ("key", "options", "run", "headline", "bounded", "facts", "figures", "digest", "decisions", "questions")
 HEADLINES = ("score", "score_partial", "score_strict")
+MARKS = r"[A-Za-z0-9_.-]*"
 LONGEST = 4096  # characters of a name
 Check = Callable[[Any], bool]
 
@@ -119,13 +122,15 @@ def _side(path: Path, content: Any) -> Side:
 def _cell_out(cell: Cell) -> dict[str, Any]:
     key = cell.key
     return {
-        "key": [key.model, key.task, key.method, key.budget, key.interval, key.seed],
+        "key": [key.model, key.task, key.name, key.budget, key.interval, key.seed],
+        "options": cell.options,
         "run": cell.run,
         "headline": cell.headline,
         "bounded": cell.bounded,
         "facts": {name: value for name, value in cell.facts.items() if value is not None},
         "figures": dict(cell.figures),
         "digest": cell.digest,
+        "decisions": {name: _decision_out(*found) for name, found in cell.decisions.items()},
         "questions": {name: _question_out(name, question) for name, question in cell.questions.items()},
     }
 
@@ -139,9 +144,15 @@ def _question_out(name: str, question: Question) -> list[Any]:
 
 def _cell_in(cell: Any, where: str) -> Cell:
     _check(isinstance(cell, dict), where)
-    _keys(cell, ("key", "run", "headline", "bounded", "facts", "figures", "digest", "questions"), where)
+    _keys(
+        cell,
+        ("key", "options", "decisions", "run", "headline", "bounded", "facts", "figures", "digest", "questions"),
+        where,
+    )
     _check(_is_key(cell["key"]), f"{where}: key")
     _check(_is_text(cell["run"]), f"{where}: run")
+    _check(_is_options(cell["options"]), f"{where}: options")
+    _check(_is_table(cell["decisions"], _is_decision), f"{where}: decisions")
     _check(cell["headline"] in HEADLINES, f"{where}: headline")
     _check(type(cell["bounded"]) is bool, f"{where}: bounded")
     _check(_is_table(cell["facts"], lambda v: _is_text(v, most=1 << 16)), f"{where}: facts")
@@ -150,8 +161,13 @@ def _cell_in(cell: Any, where: str) -> Cell:
     _keys(cell["figures"], FIGURES, f"{where}: figures", every=False)
     _check(_is_hex(cell["digest"], 32), f"{where}: digest")
     _check(_is_table(cell["questions"], _is_question), f"{where}: questions")
+    model, task, name, *others = cell["key"]
     return Cell(
-        key=Key(*cell["key"]),
+        key=Key(model, task, method_label(name, cell["options"]), *others),
+        options=cell["options"],
+        decisions={
+            q: (text, {int(seen): v for seen, v in ticks.items()}) for q, (text, ticks) in cell["decisions"].items()
+        },
         run=cell["run"],
         headline=cell["headline"],
         bounded=cell["bounded"],
@@ -174,6 +190,14 @@ def _question_in(name: str, values: list[Any]) -> Question:
     )
 
 
+def _decision_out(text: str, ticks: Mapping[int, str]) -> list[Any]:
+    return [text, {str(seen): layers for seen, layers in ticks.items()}]
+
+
+def _decision_in(text: str, ticks: Mapping[str, str]) -> Decisions:
+    return text, {int(seen): layers for seen, layers in ticks.items()}
+
+
 def _is_question(values: Any) -> bool:
     if not isinstance(values, list) or len(values) != 5 + len(COUNTS):
         return False
@@ -182,8 +206,8 @@ def _is_question(values: Any) -> bool:
         isinstance(scores, list)
         and all(score is None or (_is_number(score) and 0 <= score <= 1) for score in scores)
         and isinstance(marks, str)
-        and re.fullmatch(r"[\w.-]*", marks, re.ASCII) is not None
-        and len(marks) == 2 * len(scores)
+        and re.fullmatch(MARKS, marks) is not None
+        and len(marks) == MARK * len(scores)
         and _is_hex(asked, 12)
         and (cluster is None or _is_text(cluster))
         and all(type(value) is int and 0 <= value < 2**53 for value in (answers, *totals))
@@ -199,6 +223,29 @@ def _is_key(values: Any) -> bool:
         all(map(_is_text, (model, task, method, seed)))
         and (budget is None or _is_budget(budget))
         and (interval is None or (type(interval) is int and 0 < interval < 2**31))
+    )
+
+
+def _is_options(value: Any) -> bool:
+    """Whether a text is a table of plain values as JSON; a method's label is made of it."""
+    if not _is_text(value, most=1 << 16):
+        return False
+    try:
+        options = document(value)
+    except ValueError:
+        return False
+    return isinstance(options, dict) and all(
+        isinstance(v, (str, int, float, bool, type(None))) for v in options.values()
+    )
+
+
+def _is_decision(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) == 2
+        and _is_hex(value[0], 12)
+        and _is_table(value[1], lambda layers: isinstance(layers, str) and re.fullmatch(MARKS, layers) is not None)
+        and all(re.fullmatch("[0-9]{1,9}", seen) for seen in value[1])
     )
 
 

@@ -14,9 +14,11 @@ from pathlib import Path
 
 from kvbench.eviction.budget import Budget, label
 
-NO_MARK = ".."  # of a sample without an answer
+MARK = 2  # letters of a mark
+NO_MARK = "." * MARK  # of a sample without an answer
 COUNTS = ("output_tokens", "truncated", "no_answer")  # totals that a question has over its answers
 Scores = tuple[float | None, ...]
+Decisions = tuple[str, Mapping[int, str]]  # hash of the text; by tokens seen, a mark for every layer's kept entries
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class Question:
     totals: Mapping[str, int]
 
     def mark(self, sample: int) -> str:
-        return self.marks[2 * sample : 2 * sample + 2] or NO_MARK
+        return self.marks[MARK * sample : MARK * sample + MARK] or NO_MARK
 
     def share(self, count: str) -> float:
         """The mean of a count over the answers."""
@@ -76,7 +78,7 @@ class Cell:
 
     facts: what else may differ between two sides, as text; None: unknown. figures: numbers over the answers; absent
     ones are unknown. digest: of all answers in the order of questions and samples. bounded: whether the budget bounds
-    what is generated too.
+    what is generated too. options: of the method, all of them, as JSON. decisions: by question, if they were recorded.
     """
 
     key: Key
@@ -87,6 +89,8 @@ class Cell:
     figures: Mapping[str, float]
     questions: Mapping[str, Question]
     digest: str
+    options: str = "{}"
+    decisions: Mapping[str, Decisions] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,4 +107,4 @@ class Side:
 
 def mark(digest: str) -> str:
     """Two letters from a hash: answers that differ have equal ones with probability 1 / 4096."""
-    return urlsafe_b64encode(hashlib.sha256(digest.encode()).digest()[:3])[:2].decode()
+    return urlsafe_b64encode(hashlib.sha256(digest.encode()).digest()[:3])[:MARK].decode()

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kvbench.compare.cell import Key, Question, Side
+from kvbench.compare.decisions import FirstDecision, first_decision
 from kvbench.compare.exact import First, first_difference, identical
 from kvbench.compare.facts import same_tokens
 from kvbench.compare.matching import Pair, match
@@ -47,6 +48,7 @@ class Judged:
     drop: float = math.nan  # the true drop that is found with 80% power
     again: bool = False  # the first stage rejects, and the second seed was not run
     first: First | None = None
+    decision: FirstDecision | str | None = None  # with recorded decisions on both sides
     measures: tuple[Measure, ...] = ()
     reasons: tuple[str, ...] = ()
 
@@ -130,6 +132,7 @@ def _judged(key: Key, pair: Pair, tested: Tested, verdict: Verdict, policy: Poli
         margin=policy.margin_of(key),
         pair=pair,
         tested=tested,
+        decision=first_decision(pair.base, pair.new) if pair.base.decisions and pair.new.decisions else None,
         p=verdict.p,
         drop=verdict.drop,
         again=verdict.again,

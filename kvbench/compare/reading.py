@@ -125,6 +125,7 @@ def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cel
         figures=_figures(answers),
         questions=dict(_questions(key, rows, headline)),
         digest=_digest(answers),
+        options=rows.values("options")[0],
     )
 
 

@@ -68,6 +68,7 @@ class Comparison(Report):
             notes.append(f"Differs, and may change the last bits of logits: {'; '.join(surroundings)}.")
         if self.outcome.extra:
             notes.append(f"In NEW only: {words.extra(self.outcome)}.")
+        notes += words.decisions(self.outcome)
         return [*notes, f"Speeds are of {words.machines(self.outcome)}; they fail no comparison without a limit."]
 
     def data(self) -> dict[str, Any]:
@@ -80,6 +81,7 @@ class Comparison(Report):
             "summary": words.summary(outcome),
             "failures": [{"critical": critical, "why": why} for critical, why in words.failures(outcome)],
             "undecided": list(words.undecided(outcome)),
+            "decisions": list(words.decisions(outcome)),
             "differs": [{"class": kind, "what": what} for kind, what in words.differing(outcome)],
             "new_only": [key.cell for key in outcome.extra],
             "tables": [block.document() for block in self.blocks()],

@@ -102,6 +102,17 @@ def p(value: float) -> str:
     return "p<0.001" if value < 0.001 else f"p={value:.3f}"
 
 
+def decisions(outcome: Outcome) -> Iterator[str]:
+    """Where methods decide differently when they read the same answers."""
+    replayed = [one for one in outcome.judged if one.pair and one.pair.base.decisions and one.pair.new.decisions]
+    for one in replayed:
+        if one.decision is not None:
+            said = one.decision if isinstance(one.decision, str) else one.decision.words
+            yield f"Decisions of {name(one, outcome)} on the same answers differ first at {said}."
+    if replayed and all(one.decision is None for one in replayed):
+        yield "Decisions on the same answers are equal in every layer."
+
+
 def fails(one: Judged) -> str:
     return f"{'; '.join(one.reasons)}."
 

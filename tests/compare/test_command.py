@@ -205,3 +205,19 @@ def test_a_fault_that_is_not_caught_fails_the_audit(
     monkeypatch.setitem(planted.FAULTS, "a drop of the score", (5, lambda cell: cell))
     assert main(["audit", "--compare", "main"]) == 1
     assert "MISSED, wanted 5" in capsys.readouterr().out
+
+
+def test_replay_names_the_layer_that_decides_differently(folder: Path, calls: Callable) -> None:
+    """Decisions of the plug-in before its constant changed are in a file; the file mine.py is the later one."""
+    lines = [
+        ("compare main --save kept.json --replay", 0),
+        ("compare kept.json again --replay", 0),
+        ("compare kept.json after --replay --plugin mine.py --map gkv=mine", 5),
+        ("compare main again,before --replay", 2),
+    ]
+    saved, same, other, several = calls(folder, [(line.split(), {}) for line, _ in lines])
+    assert [result.code for result in (saved, same, other, several)] == [code for _, code in lines], other.err
+    assert "Decisions on the same answers are equal in every layer." in same.out
+    assert "differ first at question orbit-100-1000000000, after " in other.out
+    assert "tokens: layer 0 keeps other entries" in other.out
+    assert several.err.startswith("error: --replay reads the answers of one run again; 'again,before' is not")

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvbench.cli.options import plain
+from kvbench.cli.options import Plugins, plain
 from kvbench.console import terminal
 from kvbench.errors import SetupError, UserError, quote
 
 if TYPE_CHECKING:
+    from kvbench.compare.cell import Side
     from kvbench.compare.outcome import Outcome
     from kvbench.compare.policy import Policy
 
@@ -29,6 +30,11 @@ Examples:
   kvbench compare main,main-1 today,today-1 --two-stage
   kvbench compare main today --map gkv=mine --flips
   kvbench compare main --plan --margin 0.02
+  kvbench compare main --save main.json --replay && kvbench compare main.json today --replay
+
+--replay loads the model and reads the first answers of the full cache again, with every method: where do two states
+of its code keep different entries first? A run stores no decisions: those of BASE must be in a file that was saved with
+--replay while the older code was installed. Between two runs, both are replayed by the code that is installed now.
 """
 FORMATS = ("text", "json", "markdown", "junit", "github")
 
@@ -47,6 +53,10 @@ def compare(
     flips: Annotated[bool, plain("--flips", "Show questions whose answers changed score.")] = False,
     plan: Annotated[bool, plain("--plan", "How many questions the margin takes; BASE alone.")] = False,
     save: Annotated[str | None, plain("--save", "Write BASE to a baseline file; BASE alone.", "FILE")] = None,
+    replay: Annotated[
+        bool, plain("--replay", "Record what is kept while reading answers again, and compare it.")
+    ] = False,
+    plugin: Plugins = None,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
     """Is NEW worse than BASE? Exact where answers must be equal, else a one-sided paired test of every cell."""
@@ -55,17 +65,21 @@ def compare(
     from kvbench.compare.matching import parse_map
     from kvbench.compare.reading import read_side
 
+    _load(plugin)
     policy = _policy(margin, gate, strict)
     if save is not None or plan:
         if new is not None:
             raise UserError(f"{'--save' if save else '--plan'} takes BASE alone; leave out {quote(new)}.")
-        return _alone(base, save, plan, policy, as_json=json or format == "json")
+        return _alone(_read(base, plugin, replay), save, plan, policy, as_json=json or format == "json")
     if new is None:
         raise UserError("give a second run: kvbench compare BASE NEW. --save and --plan take BASE alone.")
     from kvbench.compare.outcome import compare as judge
 
     mapping = parse_map(map_ or [])
-    outcome = judge(read_side(base), read_side(new), policy, mapping, stages=2 if two_stage else 1)
+    old, now = read_side(base), _read(new, plugin, replay)
+    if replay and not any(cell.decisions for cell in old.cells.values()):
+        old = _read(base, plugin, replay)
+    outcome = judge(old, now, policy, mapping, stages=2 if two_stage else 1)
     _say(outcome, quiet=format == "github")
     print(_drawn(outcome, "json" if json else format, flips))
     return outcome.exit_code
@@ -82,14 +96,40 @@ def _policy(margin: str | None, gate: str | None, strict: bool) -> Policy:
     return dataclasses.replace(found, strict=found.strict or strict)
 
 
-def _alone(base: str, save: str | None, plan: bool, policy: Policy, *, as_json: bool) -> int:
+def _load(plugin: list[str] | None) -> None:
+    """Import plug-ins that the user names; a run's folder names none that is imported."""
+    if plugin:
+        from kvbench.config.plugins import load_plugins
+
+        load_plugins(plugin)
+
+
+def _read(name: str, plugin: list[str] | None, replay: bool) -> Side:
+    """A side; with `replay`, what the installed code keeps when it reads the run's answers again."""
+    from kvbench.compare.reading import read_side
+
+    side = read_side(name)
+    if not replay:
+        return side
+    import dataclasses
+
+    from kvbench.cli.continued import TO_ASK, continued
+    from kvbench.compare.decisions import decided, one_run
+    from kvbench.config.layers import gather
+
+    one_run(side)
+    [folder] = side.folders
+    given = gather({"plugin": plugin}, os.environ)
+    config = continued(folder.parent, folder.name, given, needed=TO_ASK, more_plugins=True)
+    return decided(side, dataclasses.replace(config, judge="none", unsafe_run_code=True))
+
+
+def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json: bool) -> int:
     """What BASE alone serves: a baseline file, and the plan of a comparison."""
     import dataclasses
 
     from kvbench.compare import baseline, planning
-    from kvbench.compare.reading import read_side
 
-    side = read_side(base)
     for run, progress in side.unfinished.items():
         terminal.warning(f"run {quote(run)} is not finished: {progress}.")
     if plan:

@@ -50,7 +50,7 @@ def test_the_bound_is_lower_where_few_questions_fall_far() -> None:
     fell = regression([[1.0]] * 30, [[0.0]] * 2 + [[1.0]] * 27 + [[0.9]])
     rose = regression([[0.0]] * 30, [[1.0]] * 2 + [[0.0]] * 27 + [[0.1]])
     assert fell.low < fell.paired.low
-    assert rose.low == rose.paired.low
+    assert rose.low == pytest.approx(rose.paired.low - 0.5 / 30)
 
 
 def test_two_stages_have_the_level_of_one() -> None:
