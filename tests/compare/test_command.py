@@ -213,11 +213,11 @@ def test_replay_names_the_layer_that_decides_differently(folder: Path, calls: Ca
         ("compare main --save kept.json --replay", 0),
         ("compare kept.json again --replay", 0),
         ("compare kept.json after --replay --plugin mine.py --map gkv=mine", 5),
-        ("compare main again,before --replay", 2),
+        ("compare main results/again/rows.parquet --replay", 2),
     ]
     saved, same, other, several = calls(folder, [(line.split(), {}) for line, _ in lines])
     assert [result.code for result in (saved, same, other, several)] == [code for _, code in lines], other.err
     assert "Decisions on the same answers are equal in every layer." in same.out
     assert "differ first at question orbit-100-1000000000, after " in other.out
     assert "tokens: layer 0 keeps other entries" in other.out
-    assert several.err.startswith("error: --replay reads the answers of one run again; 'again,before' is not")
+    assert several.err.startswith("error: --replay reads the answers of one run again; 'results/again/rows.parquet'")

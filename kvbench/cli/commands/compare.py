@@ -142,6 +142,8 @@ def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json:
             print(planning.text(found))
     if save is not None:
         path = Path(save)
+        if path.suffix != ".json":
+            raise UserError(f"--save {quote(save)}: the name of a baseline ends with .json.")
         baseline.write(path, side)
         print(f"wrote {path} ({len(side.cells)} cells, {path.stat().st_size:,} bytes)", file=sys.stderr)
     return 0

@@ -6,9 +6,10 @@
     found.drop(0.05)                   # the true drop that the test finds with 80% power
 
 One-sided at a is two-sided at 2a, so the test is that of `paired`: clusters, few questions and equal differences are
-served as in a report. The lower bound alone has a correction for skewness (Hall 1992): where a drop is real, questions
-that were nearly certain hardly move and others fall far, and t would pass a drop as large as the margin in 6 to 8% of
-tables in place of 5%; and one for continuity, which matters with one sample a question. Two stages with fresh seeds reject if both do at sqrt(a); `both` gives them one p.
+served as in a report. The lower bound alone has two corrections. For skewness (Hall 1992): where a drop is real,
+questions that were nearly certain hardly move and others fall far, and t would pass a drop as large as the margin in 6
+to 8% of tables in place of 5%. And for continuity, which matters with one sample a question. Two stages with fresh
+seeds reject if both do at sqrt(a); `both` gives them one p.
 """
 
 from __future__ import annotations
