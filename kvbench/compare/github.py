@@ -13,11 +13,11 @@ from kvbench.compare import words
 from kvbench.compare.outcome import Outcome
 from kvbench.console.terminal import clean
 
-_MESSAGE = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_MESSAGE: dict[str, str | int | None] = {"%": "%25", "\r": "%0D", "\n": "%0A"}
 _TITLE = _MESSAGE | {":": "%3A", ",": "%2C"}
 
 
-def annotations(outcome: Outcome) -> list[str]:
+def commands(outcome: Outcome) -> list[str]:
     lines = [
         _command("error" if critical else "warning", "kvbench compare", why)
         for critical, why in words.failures(outcome)
@@ -37,5 +37,5 @@ def _command(kind: str, title: str, message: str) -> str:
     return f"::{kind} title={_escaped(title, _TITLE)}::{_escaped(clean(message), _MESSAGE)}"
 
 
-def _escaped(text: str, signs: dict[str, str]) -> str:
+def _escaped(text: str, signs: dict[str, str | int | None]) -> str:
     return text.translate(str.maketrans(signs))

@@ -35,8 +35,8 @@ def undecided(outcome: Outcome) -> Iterator[str]:
     again = [one for one in outcome.undecided if one.again]
     open_ = [one for one in outcome.undecided if not one.again]
     if again:
-        cells = _few(name(one, outcome) for one in again)
-        yield f"{cells}: the first stage rejects. {second_run(outcome)}"
+        names = _few(name(one, outcome) for one in again)
+        yield f"{names}: the first stage rejects. {second_run(outcome)}"
     by_words: dict[str, list[Judged]] = {}
     for one in open_:
         by_words.setdefault(_could_see(one), []).append(one)

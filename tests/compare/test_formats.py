@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from kvbench.compare import flips
-from kvbench.compare.github import annotations
+from kvbench.compare.github import commands
 from kvbench.compare.junit import junit
 from kvbench.compare.outcome import compare
 from kvbench.compare.policy import Policy
@@ -64,7 +64,7 @@ def test_junit_is_well_formed(outcome) -> None:
 
 
 def test_github_has_one_command_a_line(outcome) -> None:
-    [line] = annotations(outcome)
+    [line] = commands(outcome)
     assert line.startswith("::error title=kvbench compare::")
     assert "\n" not in line
     assert "%250A" in line  # the percent sign of the text, escaped

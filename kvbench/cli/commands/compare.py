@@ -171,7 +171,7 @@ def _say(outcome: Outcome, *, quiet: bool) -> None:
 
 def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
     from kvbench.compare import flips as changed
-    from kvbench.compare.github import annotations, fenced
+    from kvbench.compare.github import commands, fenced
     from kvbench.compare.junit import junit
     from kvbench.compare.tables import Comparison
     from kvbench.report.render import FORMATS as DRAWN
@@ -182,7 +182,7 @@ def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
     if format in ("json", "text"):
         return DRAWN[format](tables) + (f"\n\n{changed.text(outcome)}" if flips and format == "text" else "")
     markdown = DRAWN["markdown"](tables) + (f"\n\n{changed.markdown(outcome)}" if flips else "")
-    return markdown if format == "markdown" else "\n".join([*annotations(outcome), _summary(markdown, fenced)])
+    return markdown if format == "markdown" else "\n".join([*commands(outcome), _summary(markdown, fenced)])
 
 
 def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
