@@ -45,10 +45,11 @@ def undecided(outcome: Outcome) -> Iterator[str]:
 
 
 def _could_see(one: Judged) -> str:
-    """ "5 questions cannot show a drop smaller than 60 points at 80% power." """
+    """ "5 questions cannot show a drop smaller than 67 points at 80% power." """
     assert one.tested is not None
     found = one.tested.together.paired
-    count = f"{found.clusters} questions" if found.clusters != 1 else "1 question"
+    unit = "question" if found.clusters == found.questions else "cluster"
+    count = f"{found.clusters} {unit}{'' if found.clusters == 1 else 's'}"
     if found.clusters < fewest_clusters(2 * ALPHA):
         return f"{count} cannot show a drop of any size; at least {fewest_clusters(2 * ALPHA)} are needed."
     if math.isnan(one.drop) or one.drop >= 1:
