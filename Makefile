@@ -1,5 +1,6 @@
 # make demo    set up .venv, compare eviction methods with the built-in model in seconds, write tables and a page
 # make test    set up .venv, then formatting, types and tests
+# make gate    compare the built-in model's answers with results/baselines/ci.json (docs/ci.md)
 #
 # PYTHON picks the interpreter (3.11 or newer), PIP_ARGS is handed to pip, for example to name an index with CPU builds of torch.
 
@@ -11,11 +12,11 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check $(if $(CI),-qq) $
 NEEDED := .venv/.needed
 INSTALLED := .venv/.installed
 
-.PHONY: help demo test install clean
+.PHONY: help demo test gate install clean
 .DEFAULT_GOAL := help
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -4
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -5
 
 install: $(INSTALLED)
 
@@ -42,6 +43,12 @@ test: $(INSTALLED)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+
+GATE := OMP_NUM_THREADS=1 $(BIN)/kvbench
+gate: $(INSTALLED)
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && \
+	$(GATE) run --suite results/baselines/ci.toml --out "$$out" --run-name today --quiet && \
+	$(GATE) compare results/baselines/ci.json "$$out/today" --gate results/baselines/gate.toml
 
 clean:
 	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

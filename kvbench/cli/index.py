@@ -33,6 +33,10 @@ COMMANDS = {
         "report.report",
         "Tables of quality, memory and speed: each method at each budget, with error bars and paired comparisons.",
     ),
+    "compare": Entry(
+        "compare.compare",
+        "Is NEW worse than BASE? Exact where answers must be equal, else a one-sided paired test of every cell.",
+    ),
     "repair": Entry(
         "repair.repair",
         "Rebuild the tables of a run from its journal, after damage to rows.parquet or texts.parquet.",

@@ -154,7 +154,7 @@ def differences(rows: Rows) -> Iterator[Difference]:
         for kind in Text(options.codes[mine], options.names).present():
             word = f"{ARTEFACTS} of {methods.names[code]}"
             yield from _difference(word, artefacts, mine & (options.codes == kind), APART)
-    judges = rows.text("judge").renamed(lambda name: None if name.startswith("nobody") else _DATE.sub("", name).strip())
+    judges = rows.text("judge").renamed(judge_of)
     yield from _difference(
         "judge", judges, judges.codes >= 0, "'kvbench score RUN --all' with one judge makes them alike."
     )
@@ -181,6 +181,11 @@ def sentence(mixture: Mixture, tasks: Sequence[str]) -> str:
     listed = [f"{value} ({count} {'row' if count == 1 else 'rows'})" for value, count in mixture.counts.items()]
     number = NUMBERS.get(len(listed), str(len(listed)))
     return f"{', '.join(tasks)}: rows of {number} {mixture.what}, {', '.join(listed[:-1])} and {listed[-1]}."
+
+
+def judge_of(text: str) -> str | None:
+    """The judge in a column `judge`, without the date of its judgement; None: an answer without a judgement."""
+    return None if text.startswith("nobody") else _DATE.sub("", text).strip()
 
 
 def _split_further(label: str, rows: Rows) -> Iterator[tuple[str, Rows]]:

@@ -26,8 +26,6 @@ from support.judges import KEY, Server, playing, send
 
 ROWS = list(csv.DictReader((DATA / "bad_inputs.csv").open(encoding="utf-8", newline="")))
 ALL = {f"{row['id']}-{number}": row for number, row in enumerate(ROWS)}
-WAITING = {"B092", "B093"}  # for the command `kvbench compare`
-DRIVEN = {name: row for name, row in ALL.items() if row["needs"] != "compare"}
 LIGHT = ("", "hub", "no hub", "no sandbox", "runs")
 QUIET = {k: v for k, v in os.environ.items() if k != "COLUMNS"} | {"KVBENCH_NO_PROGRESS": "1", "OMP_NUM_THREADS": "1"}
 NO_TIERS = """
@@ -60,7 +58,7 @@ def variables(row: dict[str, str]) -> dict[str, str]:
 
 def needing(*needs: str) -> dict[str, dict[str, str]]:
     """Rows, those that may import torch last."""
-    chosen = {name: row for name, row in DRIVEN.items() if row["needs"] in needs}
+    chosen = {name: row for name, row in ALL.items() if row["needs"] in needs}
     return dict(sorted(chosen.items(), key=lambda item: item[1]["exit"] == "0"))
 
 
@@ -119,7 +117,7 @@ def _without_sandbox(folder: Path, row: dict[str, str]) -> Result:
     return Result(done.code, done.out, "\n".join(lines), torch == "True")
 
 
-@pytest.mark.parametrize(("name", "row"), list(DRIVEN.items()), ids=list(DRIVEN))
+@pytest.mark.parametrize(("name", "row"), list(ALL.items()), ids=list(ALL))
 def test_bad_input(name: str, row: dict[str, str], outcomes: dict[str, Result]) -> None:
     if row["needs"] == "no flash-attn" and importlib.util.find_spec("flash_attn"):
         pytest.skip("the package flash-attn is installed here")
@@ -141,18 +139,11 @@ def test_bad_input(name: str, row: dict[str, str], outcomes: dict[str, Result]) 
 
 def test_every_bad_input_of_the_list_is_driven() -> None:
     wanted = {f"B{number:03}" for number in range(1, 107)}
-    assert wanted - {row["id"] for row in DRIVEN.values()} == WAITING
-    assert {row["id"] for row in ROWS if row["needs"] == "compare"} == WAITING
-
-
-def test_the_rows_that_wait_for_compare_still_wait(calls: Callable, tmp_path: Path) -> None:
-    """Once there is `kvbench compare`, this fails: its rows are then to be driven."""
-    (result,) = calls(tmp_path, [(["compare", "r1", "r2"], {})])
-    assert "no command 'compare'" in result.err
+    assert wanted <= {row["id"] for row in ROWS}
 
 
 def test_the_first_line_of_several_is_not_repeated(outcomes: dict[str, Result]) -> None:
-    result = next(outcomes[name] for name, row in DRIVEN.items() if row["id"] == "several")
+    result = next(outcomes[name] for name, row in ALL.items() if row["id"] == "several")
     lines = result.err.splitlines()
     assert len(lines) == len(set(lines)) == 5
 
@@ -161,6 +152,7 @@ def test_what_was_refused_left_no_folder(outcomes: dict[str, Result], folder: Pa
     """B032, B051, B052 and the like: only runs that made rows have folders."""
     made = {path.name for path in (folder / "results").iterdir()}
     asked = {"r1", "r2", "judged", "long", "stopped", "ended", "busy", "stale", "newer", "halved", "foreign"}
+    asked |= {"five", "ours", "theirs"}
     assert made <= asked | {name for name in made if name.startswith("other-")}  # B055: told with the weights at hand
 
 
@@ -179,7 +171,7 @@ def test_the_record_has_the_file_s_value_and_the_flag_s(outcomes: dict[str, Resu
 
 def test_a_narrow_or_plain_terminal_gets_what_it_can_show(outcomes: dict[str, Result]) -> None:
     """B103, B104."""
-    shown = {row["id"]: outcomes[name].out for name, row in DRIVEN.items() if row["needs"] == "process"}
+    shown = {row["id"]: outcomes[name].out for name, row in ALL.items() if row["needs"] == "process"}
     assert shown["B103"].isascii()
     assert max(map(len, shown["B104"].splitlines())) < 80
 
@@ -194,7 +186,6 @@ def test_the_list_names_what_every_row_needs() -> None:
         "runs torch",
         "runs pipe",
         "signal",
-        "compare",
         *SIGNALS,
     }
     assert {row["needs"] for row in ROWS} <= known

@@ -27,7 +27,7 @@ FLOORS = """
     engine
     report runner
     replay integrations
-    train audit
+    train audit compare
     cli
     __main__
 """

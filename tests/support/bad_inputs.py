@@ -28,6 +28,9 @@ from support.hub import COMMIT, Repo
 GOOD = [{"id": "q1", "question": "1 + 1?", "answer": 2}, {"id": "q2", "question": "2 + 2?", "answer": 4}]
 SHORT = "--task walk/orbit-100 --limit 1 --samples 1 --interval 8 --max-new-tokens 8 -q"
 FIRST = [  # what rows work on; row B102 makes the run r1
+    f"run --model tiny --method knorm,random --budget 32 {SHORT.replace('--limit 1', '--limit 5')} --run-name five",
+    "run --model tiny --method full --task-file good.jsonl --max-new-tokens 4 -q --run-name ours",
+    "run --model tiny --method full --task-file others/good.jsonl --max-new-tokens 4 -q --run-name theirs",
     f"run --model ./copy --method knorm --budget 32 {SHORT} --run-name r2",
     "weights import gates.safetensors --method trimkv --model ./small --out gates",
 ]
@@ -56,6 +59,8 @@ def fill(folder: Path) -> None:
         (folder / name).write_bytes(text.encode())
 
     lines("good.jsonl", *GOOD)
+    (folder / "others").mkdir()
+    lines("others/good.jsonl", *({**item, "id": f"other {item['id']}"} for item in GOOD))
     (folder / "empty.jsonl").write_bytes(b"")
     (folder / "blank.jsonl").write_bytes(b"\n" * 12)
     lines("broken.jsonl", *({"question": "?", "answer": i} for i in range(16)), '{"question": "?" "answer": 1}')

@@ -1,5 +1,5 @@
-"""``kvbench audit``: checks the invariants of methods on small models; ``--parity``, ``--sandbox`` and ``--scorers``
-run other audits instead.
+"""``kvbench audit``: checks the invariants of methods on small models; ``--parity``, ``--sandbox``, ``--scorers`` and
+``--compare`` run other audits instead.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ EPILOG = """Examples:
   kvbench audit --parity tests/data/parity
   kvbench audit --sandbox tests/data/attacks --throughput
   kvbench audit --scorers tests/data/goldens
+  kvbench audit --compare demo
 """
 
 
@@ -51,6 +52,7 @@ def audit(
     sandbox: Annotated[Text, plain("--sandbox", "Run hostile programs in the sandbox.", "DIR")] = None,
     throughput: Annotated[bool, plain("--throughput", "With --sandbox: also how fast programs are graded.")] = False,
     scorers: Annotated[Text, plain("--scorers", "Compare with recorded official scores.", "DIR")] = None,
+    compare: Annotated[Text, plain("--compare", "Plant faults in a copy of a run, to be caught.", "RUN")] = None,
     json: Document = False,
     quiet: Annotated[bool, plain("--quiet -q", "No progress.")] = False,
 ) -> int:
@@ -62,12 +64,13 @@ def audit(
         "parity": (parity, "compares recorded decisions"),
         "sandbox": (sandbox, "runs hostile programs"),
         "scorers": (scorers, "compares recorded scores"),
+        "compare": (compare, "plants faults in a copy of a run"),
     }
     for name, (folder, about) in others.items():
         if folder is not None:
             if methods or every or method_opt or model:
                 raise UserError(f"--{name} {about} and takes no methods, options or model.")
-            if not Path(folder).is_dir():
+            if name != "compare" and not Path(folder).is_dir():
                 raise UserError(f"--{name} {quote(folder)} is not a folder.")
     if parity is not None:
         return audit_parity(Path(parity), json)
@@ -81,6 +84,10 @@ def audit(
         from kvbench.cli.commands.audit_scorers import audit_scorers
 
         return audit_scorers(Path(scorers), as_json=json, quiet=quiet)
+    if compare is not None:
+        from kvbench.cli.commands.audit_compare import audit_compare
+
+        return audit_compare(compare, as_json=json)
     load_plugins(plugin or [])
     chosen = _chosen(methods or [], every, method_opt or [])
     if model is not None:

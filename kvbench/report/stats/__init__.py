@@ -5,6 +5,7 @@ Scores come as one sequence per question (its samples, 0/1 or a share), question
     estimate([[1, 0, 1], [0, 0, 0]])                 # pass@1: mean of question means, two standard errors, interval
     one = paired(full_cache, evicted, seed=0)        # same questions: difference, paired t, sign flips
     judge([one, other])                              # the printed verdicts, p-values by Holm, smallest drops
+    regression(yesterday, today)                     # one-sided: is today worse, and by how much at most
     mean_pass_at_k(scores, 8); maj_at_n(answers, scores)
 
 Every mean is over questions, never over all samples: samples of a question are not independent, and in a 30 x 32
@@ -21,6 +22,7 @@ from kvbench.report.stats.compare import Paired, paired
 from kvbench.report.stats.flips import fewest_clusters, sign_flip
 from kvbench.report.stats.means import Estimate, estimate
 from kvbench.report.stats.power import smallest_drop
+from kvbench.report.stats.regression import Regression, both, regression
 from kvbench.report.stats.samples import maj_at_n, mean_pass_at_k, pass_at_k, question_means
 from kvbench.report.stats.verdicts import ALPHA, Judged, holm, judge
 
@@ -30,6 +32,8 @@ __all__ = [
     "Estimate",
     "Judged",
     "Paired",
+    "Regression",
+    "both",
     "estimate",
     "fewest_clusters",
     "holm",
@@ -39,6 +43,7 @@ __all__ = [
     "paired",
     "pass_at_k",
     "question_means",
+    "regression",
     "sign_flip",
     "smallest_drop",
 ]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from kvbench.report.stats.clusters import Clusters
 from kvbench.report.stats.flips import fewest_clusters, least_p, limits, patterns, sign_flip
 from kvbench.report.stats.means import unseen
-from kvbench.report.stats.power import flips_drop, smallest_drop, tail_of, whole_questions_drop
+from kvbench.report.stats.power import POWER, flips_drop, smallest_drop, tail_of, whole_questions_drop
 from kvbench.report.stats.samples import Scores, question_means
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Paired:
     """A against B over the same questions. `diff` is mean A - mean B; `p` is two-sided.
 
     `test`: "t", "sign flips" (of whole clusters, where t does not hold its level), "equal differences" (no spread: the
-    exact p of the sign flips) or "none" (so few clusters that even equal signs of all clusters give p above 5%).
+    exact p of the sign flips) or "none" (so few clusters that even equal signs of all give p above 1 - level).
     """
 
     diff: float
@@ -45,18 +45,18 @@ class Paired:
     tail: float  # how much more `se` varies than that of normal differences
     flipped: tuple[tuple[float, float], ...]  # sum of differences and size of each cluster whose sign flips; else empty
 
-    def drop(self, alpha: float) -> float:
-        """The smallest true drop that the test finds with 80% power, two-sided at `alpha`.
+    def drop(self, alpha: float, power: float = POWER) -> float:
+        """The smallest true drop that the test finds with this power, two-sided at `alpha`.
 
         If all differences are equal: the drop when whole questions turn from right to wrong.
         """
         if self.test == "equal differences":
-            return whole_questions_drop(self.clusters, alpha=alpha)
+            return whole_questions_drop(self.clusters, alpha=alpha, power=power)
         if self.test == "sign flips":
-            return flips_drop(self.flipped, alpha=alpha, tail=self.tail)
+            return flips_drop(self.flipped, alpha=alpha, tail=self.tail, power=power)
         if self.test != "t":
             return math.nan
-        return smallest_drop(self.se, self.df, alpha=alpha, sides=2, tail=self.tail)
+        return smallest_drop(self.se, self.df, alpha=alpha, sides=2, tail=self.tail, power=power)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ def paired(
         se, diff = 0.0, 0.0 if abs(diff) <= tiny else diff
     p_flip = sign_flip(groups.sums(diffs), permutations=permutations, seed=seed)
     shares = bool(len(diffs)) and min(means_a.min(), means_b.min()) >= 0 and max(means_a.max(), means_b.max()) <= 1
-    if groups.count < fewest_clusters(ALPHA):  # t would reject, but so few scores within [0, 1] are far from normal
+    if groups.count < fewest_clusters(1 - level):  # t would reject, but so few scores within [0, 1] are far from normal
         test = _Test("none")
     elif se == 0:
         test = _no_spread(diff, groups, level, shares)

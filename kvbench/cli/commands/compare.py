@@ -1,0 +1,198 @@
+"""``kvbench compare BASE NEW``: is NEW worse than BASE? The command of a regression run. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvbench.cli.options import Plugins, plain
+from kvbench.console import terminal
+from kvbench.errors import SetupError, UserError, quote
+
+if TYPE_CHECKING:
+    from kvbench.compare.cell import Side
+    from kvbench.compare.outcome import Outcome
+    from kvbench.compare.policy import Policy
+
+EPILOG = """Exit code: 0 pass; 5 a regression; 4 cells or scores missing; 2 not comparable. Undecided cells pass with a
+warning, and fail with --strict.
+
+Examples:
+  kvbench compare main today
+  kvbench compare main --save results/baselines/ci.json
+  kvbench compare results/baselines/ci.json today --gate gate.toml --format github
+  kvbench compare main today --margin 0.02 --strict
+  kvbench compare main,main-1 today,today-1 --two-stage
+  kvbench compare main today --map gkv=mine --flips
+  kvbench compare main --plan --margin 0.02
+  kvbench compare main --save main.json --replay && kvbench compare main.json today --replay
+
+--replay loads the model and reads the first answers of the full cache again, with every method: where do two states
+of its code keep different entries first? A run stores no decisions: those of BASE must be in a file that was saved with
+--replay while the older code was installed. Between two runs, both are replayed by the code that is installed now.
+"""
+FORMATS = ("text", "json", "markdown", "junit", "github")
+
+
+def compare(
+    base: Annotated[str, typer.Argument(metavar="BASE", help="Runs (with commas), or a saved baseline file.")],
+    new: Annotated[
+        str | None, typer.Argument(metavar="[NEW]", help="Runs to compare with BASE.", show_default=False)
+    ] = None,
+    margin: Annotated[str | None, plain("--margin", "Accept a drop up to this, as in 0.02.", "M")] = None,
+    gate: Annotated[str | None, plain("--gate", "Tiers, margins and limits of cells (TOML).", "FILE")] = None,
+    strict: Annotated[bool, plain("--strict", "Undecided cells end with 5.")] = False,
+    two_stage: Annotated[bool, plain("--two-stage", "Alarm only if a second seed rejects too.")] = False,
+    map_: Annotated[list[str] | None, plain("--map", "Compare two methods or models.", "BASE=NEW")] = None,
+    format: Annotated[str, typer.Option("--format", metavar="FORMAT", help=f"{', '.join(FORMATS)}.")] = "text",
+    flips: Annotated[bool, plain("--flips", "Show questions whose answers changed score.")] = False,
+    plan: Annotated[bool, plain("--plan", "How many questions the margin takes; BASE alone.")] = False,
+    save: Annotated[str | None, plain("--save", "Write BASE to a baseline file; BASE alone.", "FILE")] = None,
+    replay: Annotated[
+        bool, plain("--replay", "Record what is kept while reading answers again, and compare it.")
+    ] = False,
+    plugin: Plugins = None,
+    json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
+) -> int:
+    """Is NEW worse than BASE? Exact where answers must be equal, else a one-sided paired test of every cell."""
+    if format not in FORMATS:
+        raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
+    from kvbench.compare.matching import parse_map
+    from kvbench.compare.reading import read_side
+
+    _load(plugin)
+    policy = _policy(margin, gate, strict)
+    if save is not None or plan:
+        if new is not None:
+            raise UserError(f"{'--save' if save else '--plan'} takes BASE alone; leave out {quote(new)}.")
+        return _alone(_read(base, plugin, replay), save, plan, policy, as_json=json or format == "json")
+    if new is None:
+        raise UserError("give a second run: kvbench compare BASE NEW. --save and --plan take BASE alone.")
+    from kvbench.compare.outcome import compare as judge
+
+    mapping = parse_map(map_ or [])
+    old, now = read_side(base), _read(new, plugin, replay)
+    if replay and not any(cell.decisions for cell in old.cells.values()):
+        old = _read(base, plugin, replay)
+    outcome = judge(old, now, policy, mapping, stages=2 if two_stage else 1)
+    _say(outcome, quiet=format == "github")
+    print(_drawn(outcome, "json" if json else format, flips))
+    return outcome.exit_code
+
+
+def _policy(margin: str | None, gate: str | None, strict: bool) -> Policy:
+    import dataclasses
+
+    from kvbench.compare import policy
+
+    found = policy.read_policy(Path(gate)) if gate is not None else policy.Policy()
+    if margin is not None:
+        found = dataclasses.replace(found, margin=policy.margin(margin, "--margin"))
+    return dataclasses.replace(found, strict=found.strict or strict)
+
+
+def _load(plugin: list[str] | None) -> None:
+    """Import plug-ins that the user names; a run's folder names none that is imported."""
+    if plugin:
+        from kvbench.config.plugins import load_plugins
+
+        load_plugins(plugin)
+
+
+def _read(name: str, plugin: list[str] | None, replay: bool) -> Side:
+    """A side; with `replay`, what the installed code keeps when it reads the run's answers again."""
+    from kvbench.compare.reading import read_side
+
+    side = read_side(name)
+    if not replay:
+        return side
+    import dataclasses
+
+    from kvbench.cli.continued import TO_ASK, continued
+    from kvbench.compare.decisions import decided, one_run
+    from kvbench.config.layers import gather
+
+    one_run(side)
+    [folder] = side.folders
+    given = gather({"plugin": plugin}, os.environ)
+    config = continued(folder.parent, folder.name, given, needed=TO_ASK, more_plugins=True)
+    return decided(side, dataclasses.replace(config, judge="none", unsafe_run_code=True))
+
+
+def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json: bool) -> int:
+    """What BASE alone serves: a baseline file, and the plan of a comparison."""
+    import dataclasses
+
+    from kvbench.compare import baseline, planning
+
+    for run, progress in side.unfinished.items():
+        terminal.warning(f"run {quote(run)} is not finished: {progress}.")
+    if plan:
+        found = list(planning.plans(side, policy))
+        if not found:
+            raise UserError("--plan needs a margin above 0, as in --margin 0.02.")
+        if as_json:
+            terminal.data({"plans": [dataclasses.asdict(one) for one in found]})
+        else:
+            print(planning.text(found))
+    if save is not None:
+        path = Path(save)
+        if path.suffix != ".json":
+            raise UserError(f"--save {quote(save)}: the name of a baseline ends with .json.")
+        baseline.write(path, side)
+        print(f"wrote {path} ({len(side.cells)} cells, {path.stat().st_size:,} bytes)", file=sys.stderr)
+    return 0
+
+
+def _say(outcome: Outcome, *, quiet: bool) -> None:
+    """Notices, warnings and failures on stderr. quiet: what becomes an annotation is not said twice."""
+    from kvbench.compare import words
+
+    for side in (outcome.base, outcome.new):
+        for notice in side.notices:
+            terminal.warning(notice)
+        for run, progress in side.unfinished.items():
+            terminal.warning(f"run {quote(run)} is not finished: {progress}.")
+    for kind, what in words.differing(outcome):
+        if kind == "surroundings":
+            terminal.warning(f"{what}; the last bits of logits may differ too.")
+    if quiet:
+        return
+    for line in words.undecided(outcome):
+        terminal.warning(line)
+    for critical, why in words.failures(outcome):
+        print(f"{'fail' if critical else 'warning'}: {terminal.clean(why)}", file=sys.stderr)
+
+
+def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
+    from kvbench.compare import flips as changed
+    from kvbench.compare.github import commands, fenced
+    from kvbench.compare.junit import junit
+    from kvbench.compare.tables import Comparison
+    from kvbench.report.render import FORMATS as DRAWN
+
+    tables = Comparison.make(outcome, flips=flips)
+    if format == "junit":
+        return junit(outcome)
+    if format in ("json", "text"):
+        return DRAWN[format](tables) + (f"\n\n{changed.text(outcome)}" if flips and format == "text" else "")
+    markdown = DRAWN["markdown"](tables) + (f"\n\n{changed.markdown(outcome)}" if flips else "")
+    return markdown if format == "markdown" else "\n".join([*commands(outcome), _summary(markdown, fenced)])
+
+
+def _summary(markdown: str, fenced: Callable[[str], str]) -> str:
+    """The Markdown for GitHub's page of a job: in the file that GitHub names, else on stdout."""
+    path = os.environ.get("GITHUB_STEP_SUMMARY")
+    if not path:
+        return fenced(markdown)
+    try:
+        with open(path, "a", encoding="utf-8") as file:
+            file.write(markdown + "\n")
+    except OSError as error:
+        raise SetupError(f"cannot write GITHUB_STEP_SUMMARY {quote(path)} ({error.strerror}).") from error
+    return ""

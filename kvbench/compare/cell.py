@@ -1,0 +1,110 @@
+"""What a comparison knows of one side: its cells, each with questions, figures and facts.
+
+A side comes from run folders (`kvbench.compare.reading`) or from a baseline file (`kvbench.compare.baseline`); nothing
+else distinguishes the two.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from base64 import urlsafe_b64encode
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvbench.eviction.budget import Budget, label
+
+MARK = 2  # letters of a mark
+NO_MARK = "." * MARK  # of a sample without an answer
+COUNTS = ("output_tokens", "truncated", "no_answer")  # totals that a question has over its answers
+Scores = tuple[float | None, ...]
+Decisions = tuple[str, Mapping[int, str]]  # hash of the text; by tokens seen, a mark for every layer's kept entries
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """What the user chose for a cell. method: with the options that differ from the defaults."""
+
+    model: str
+    task: str
+    method: str
+    budget: Budget | None
+    interval: int | None
+    seed: str
+
+    @property
+    def name(self) -> str:
+        """The method without its options."""
+        return self.method.partition("(")[0]
+
+    @property
+    def cell(self) -> str:
+        """The cell in words: ``gkv at 48 on walk``."""
+        at = "" if self.budget is None else f" at {label(self.budget)}"
+        return f"{self.method}{at} on {self.task}"
+
+    def order(self) -> tuple[object, ...]:
+        budget = self.budget
+        size = (0, 0.0) if budget is None else (2, budget) if isinstance(budget, float) else (1, float(budget))
+        return self.task, size, self.method, self.model, self.interval or 0, len(self.seed), self.seed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """The samples of one question.
+
+    asked: a hash of its prompt and sampling. scores: by sample number, None where a sample has none. marks: two letters
+    a sample, from the hash of its answer. totals: of `COUNTS` over `answers` answers.
+    """
+
+    cluster: str
+    asked: str
+    scores: Scores
+    marks: str
+    answers: int
+    totals: Mapping[str, int]
+
+    def mark(self, sample: int) -> str:
+        return self.marks[MARK * sample : MARK * sample + MARK] or NO_MARK
+
+    def share(self, count: str) -> float:
+        """The mean of a count over the answers."""
+        return self.totals[count] / self.answers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """One cell of one side.
+
+    facts: what else may differ between two sides, as text; None: unknown. figures: numbers over the answers; absent
+    ones are unknown. digest: of all answers in the order of questions and samples. bounded: whether the budget bounds
+    what is generated too. options: of the method, all of them, as JSON. decisions: by question, if they were recorded.
+    """
+
+    key: Key
+    run: str
+    headline: str
+    bounded: bool
+    facts: Mapping[str, str | None]
+    figures: Mapping[str, float]
+    questions: Mapping[str, Question]
+    digest: str
+    options: str = "{}"
+    decisions: Mapping[str, Decisions] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Side:
+    """One side of a comparison. sources: name and number of rows of each run, or of the file."""
+
+    name: str
+    cells: Mapping[Key, Cell]
+    sources: tuple[tuple[str, int], ...]
+    folders: tuple[Path, ...] = ()  # of the runs, where their texts are; empty for a file
+    unfinished: Mapping[str, str] = field(default_factory=dict)  # "412 of 960 rows" by run
+    notices: tuple[str, ...] = ()
+
+
+def mark(digest: str) -> str:
+    """Two letters from a hash: answers that differ have equal ones with probability 1 / 4096."""
+    return urlsafe_b64encode(hashlib.sha256(digest.encode()).digest()[:3])[:MARK].decode()

@@ -1,0 +1,134 @@
+"""What the installed code keeps at every eviction when it reads stored answers again, layer by layer.
+
+    side = decided(side, config)              # loads the model and replays
+    first = first_decision(base, new)         # two cells: question, tokens seen, layer
+
+Answers of two states of a method differ from the first token that differs on, and everything after it for that reason.
+Decisions are compared on a text that does not depend on the method: the first answers of the full cache. A run stores
+no decisions, so they are those of the code that is installed when they are recorded: `kvbench compare RUN --save FILE
+--replay` records them for a later comparison.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from kvbench.compare.cell import MARK, Cell, Decisions, Side, mark
+from kvbench.console import terminal
+from kvbench.errors import UserError, quote
+from kvbench.report.cells import method_label
+from kvbench.store.files import bare
+from kvbench.store.identity import canonical_json
+from kvbench.store.schema import natural
+
+if TYPE_CHECKING:
+    import torch
+
+    from kvbench.config.run_config import RunConfig
+    from kvbench.engine.model.load import LoadedModel
+    from kvbench.replay.traces import Trace
+
+MOST = 3  # answers per task that are read again
+
+
+@dataclass(frozen=True, slots=True)
+class FirstDecision:
+    """Where two states of a method keep different entries first. layer: from 0; None: only one state evicts there."""
+
+    question: str
+    seen: int
+    layer: int | None
+
+    @property
+    def words(self) -> str:
+        where = "only one of them evicts" if self.layer is None else f"layer {self.layer} keeps other entries"
+        return f"question {bare(self.question)}, after {self.seen} tokens: {where}"
+
+
+def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
+    """The first difference; None if all decisions are equal; a sentence if they cannot be compared."""
+    shared = sorted(base.decisions.keys() & new.decisions.keys(), key=natural)
+    if not shared:
+        return "no decisions of both sides"
+    for question in shared:
+        (text, old), (other, now) = base.decisions[question], new.decisions[question]
+        if text != other:
+            return f"the full cache's answers to {bare(question)} differ"
+        for seen in sorted(old.keys() | now.keys()):
+            mine, theirs = old.get(seen, ""), now.get(seen, "")
+            if mine != theirs:
+                layers = (i // MARK for i in range(0, len(mine), MARK) if mine[i : i + MARK] != theirs[i : i + MARK])
+                both = len(mine) == len(theirs)
+                return FirstDecision(question, seen, next(layers) if both else None)
+    return None
+
+
+def decided(side: Side, config: RunConfig) -> Side:
+    """The side with the decisions of its evicting cells. Raises UserError, SetupError."""
+    from kvbench.engine.model.load import load
+    from kvbench.replay.choices import Chosen
+    from kvbench.replay.traces import stored_answers
+    from kvbench.runner.inputs import read_inputs
+
+    inputs = read_inputs(config, terminal.warning)
+    [folder] = side.folders
+    loaded = load(inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
+    found: dict[tuple[str, str, Any], Mapping[str, Decisions]] = {}
+    for grid in config.grids:
+        for task in grid.tasks:
+            work = inputs.works[task]
+            say = terminal.warning
+            traces = stored_answers(folder, work, loaded.tokenizer, inputs.context, config.seed, say)[:MOST]
+            longest = max(prompt.max_tokens for prompt in work.prompts)
+            for choice in grid.methods:
+                for budget in grid.budgets if choice.takes_budget else ():
+                    label = _label(choice.name, dict(choice.options))
+                    chosen = Chosen(method=choice, budget=budget)
+                    found[task, label, budget] = _read(loaded, chosen, traces, config.interval, longest)
+    cells = {
+        key: replace(cell, decisions=found.get((key.task, key.method, key.budget), {}))
+        for key, cell in side.cells.items()
+    }
+    return replace(side, cells=cells)
+
+
+def one_run(side: Side) -> None:
+    """Raise UserError unless the side is one run's folder."""
+    if len(side.folders) != 1:
+        raise UserError(f"--replay reads the answers of one run again; {quote(side.name)} is not one run's folder.")
+
+
+def _label(name: str, options: dict[str, Any]) -> str:
+    from kvbench.eviction import choose
+
+    return method_label(name, canonical_json(choose.make(name, options).options()))
+
+
+def _read(loaded: LoadedModel, chosen: Any, traces: list[Trace], interval: int, longest: int) -> dict[str, Decisions]:
+    from kvbench.eviction import choose
+    from kvbench.replay.reader import Listener, TraceReader
+
+    class Silent(Listener):
+        pass
+
+    kept: dict[int, dict[int, str]] = {}
+
+    def log(_: int, seen: int, layer: int, positions: list[torch.Tensor]) -> None:
+        digest = hashlib.sha256()
+        for head in positions:
+            digest.update(repr(sorted(head.tolist())).encode())
+        kept.setdefault(seen, {})[layer] = mark(digest.hexdigest())
+
+    method = choose.make(chosen.method.name, dict(chosen.method.options))
+    reader = TraceReader(loaded, method, budget=chosen.budget, interval=interval, max_tokens=longest, log=log)
+    decisions: dict[str, Decisions] = {}
+    for trace in traces:
+        kept.clear()
+        reader.read([trace], Silent())
+        text = hashlib.sha256(repr((trace.prompt, trace.answer)).encode()).hexdigest()[:12]
+        ticks = {seen: "".join(layers[layer] for layer in sorted(layers)) for seen, layers in kept.items()}
+        decisions.setdefault(trace.request.doc_id, (text, ticks))
+    return decisions

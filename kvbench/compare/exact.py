@@ -1,0 +1,62 @@
+"""Where two cells that should give equal tokens differ first.
+
+A run stores no token ids, so the place is a character of the stored output. A baseline file stores marks of answers
+only: the place is then a question and a sample.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvbench.compare.cell import NO_MARK, Cell
+from kvbench.compare.matching import Pair
+from kvbench.store.files import bare
+from kvbench.store.schema import natural
+
+AROUND = 24  # characters of each output that a message shows
+
+Output = Callable[[Cell, str, int], str | None]  # the stored output of a cell's (question, sample)
+
+
+@dataclass(frozen=True, slots=True)
+class First:
+    """The first answer that differs. character: from 1; None: a text is not here. base, new: outputs from there on."""
+
+    question: str
+    sample: int
+    answers: int  # that differ
+    character: int | None = None
+    base: str = ""
+    new: str = ""
+
+    @property
+    def words(self) -> str:
+        place = f"question {bare(self.question)}, sample {self.sample}"
+        if self.character is None:
+            return place
+        return f"{place}, character {self.character}: '{bare(self.base)}' and '{bare(self.new)}'"
+
+
+def identical(pair: Pair) -> bool:
+    """Whether both cells have the same samples with the same answers."""
+    return pair.base.digest == pair.new.digest
+
+
+def first_difference(pair: Pair, base: Output, new: Output) -> First | None:
+    """The first differing answer, in order of questions and samples; None if all shared answers are equal."""
+    places = []
+    for question in sorted(pair.shared, key=natural):
+        mine, theirs = pair.base.questions[question], pair.new.questions[question]
+        for sample in range(min(len(mine.scores), len(theirs.scores))):
+            marks = mine.mark(sample), theirs.mark(sample)
+            if marks[0] != marks[1] and NO_MARK not in marks:
+                places.append((question, sample))
+    if not places:
+        return None
+    question, sample = places[0]
+    old, now = base(pair.base, question, sample), new(pair.new, question, sample)
+    if old is None or now is None:
+        return First(question, sample, len(places))
+    at = next((i for i, (a, b) in enumerate(zip(old, now)) if a != b), min(len(old), len(now)))
+    return First(question, sample, len(places), at + 1, old[at : at + AROUND], now[at : at + AROUND])

@@ -1,0 +1,135 @@
+"""What may differ between two cells beside the name of the cell, and what follows from it.
+
+Differences of three classes. `SUBJECT`: what a regression run is about; listed. `SURROUNDINGS`: the last bits of logits
+may differ, so answers may; a warning. Everything else that `kvbench report` wants equal in one table: two cells that
+differ there answer different questions, and nothing compares them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.compare.cell import Cell
+from kvbench.errors import UserError, quote
+from kvbench.report.agree import NOTED, SAME
+from kvbench.store.files import bare
+from kvbench.store.identity import canonical_json
+from kvbench.store.schema import natural
+
+OF_CELL = ("model", "interval", "seed")  # parts of a cell's name
+SUBJECT = {
+    "kvbench_version": "kvbench",
+    "git": "commit",
+    "torch_version": "torch",
+    "transformers_version": "transformers",
+    "libraries": "other libraries",
+    "method_version": "version of the method",
+    "method_source": "source of the method",
+    "artefacts": "tables, drafts or plug-in",
+}
+SURROUNDINGS = {
+    "device": "device",
+    "dtype": "dtype",
+    "attention": "attention",
+    "slots": "slots",
+    "threads": "threads",
+    "processor": "processor",
+}
+REFUSED = {name: word for name, word in SAME.items() if name not in (*OF_CELL, *SURROUNDINGS)} | {
+    "data": "data",
+    "judge": "judge",
+    "python_version": "Python that runs the programs",
+}
+WORDS = SUBJECT | SURROUNDINGS | REFUSED
+FACTS = tuple(WORDS)
+DECIDING = tuple(name for name in FACTS if name not in ("judge", "python_version"))  # that may change a token
+KNOWN = ("kvbench_version", "torch_version", "transformers_version", "method_source", "device", "slots", "threads")
+MAPPED = ("model_revision",)  # may differ where the user maps one model to another
+assert {name for name, _, _ in NOTED} <= {*FACTS}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """A fact that two cells differ in, with its class: subject, surroundings or refused."""
+
+    name: str
+    kind: str
+    base: str | None
+    new: str | None
+
+    @property
+    def words(self) -> str:
+        """ "torch 2.12.0 and 2.13.0"."""
+        return f"{WORDS[self.name]} {_shown(self.base)} and {_shown(self.new)}"
+
+
+def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
+    """A fact that stands in the environment of a run.json; None: unknown."""
+    match name:
+        case "git":
+            value = record.get("git")
+        case "threads":
+            value = record.get("threads")
+        case "processor":
+            value = (record.get("machine") or {}).get("processor")
+        case "data":
+            known = (record.get("tasks") or {}).get(task, {}).get("data", {})
+            value = " ".join(str(known[part]) for part in ("revision", "sha256") if known.get(part)) or None
+        case "libraries":
+            own = ("kvbench", "python", "torch", "transformers")
+            value = canonical_json({k: v for k, v in (record.get("versions") or {}).items() if k not in own})
+            value = None if value == "{}" else value
+        case _:
+            value = None
+    return None if value is None else str(value)
+
+
+def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
+    """The known facts in which two cells differ. mapped: the user chose to compare two methods or models."""
+    found = []
+    for name in FACTS:
+        mine, theirs = base.facts.get(name), new.facts.get(name)
+        if mine == theirs or ((mine is None or theirs is None) and name in REFUSED):
+            continue
+        kind = "surroundings" if name in SURROUNDINGS else "refused" if name in REFUSED else "subject"
+        found.append(Difference(name, "subject" if mapped and name in MAPPED else kind, mine, theirs))
+    return found
+
+
+def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
+    """Raise UserError for the first difference that makes two cells incomparable."""
+    for difference in found:
+        if difference.kind == "refused":
+            word, mine, theirs = WORDS[difference.name], _shown(difference.base), _shown(difference.new)
+            raise UserError(not_comparable(base, new, word, mine, theirs))
+    if base.headline != new.headline:
+        raise UserError(not_comparable(base, new, "score", base.headline, new.headline))
+    for name in sorted(base.questions.keys() & new.questions.keys(), key=natural):
+        mine, theirs = base.questions[name].asked, new.questions[name].asked
+        if mine != theirs:
+            word = f"the hash of prompt and sampling of question {quote(name)}"
+            raise UserError(not_comparable(base, new, word, mine, theirs))
+
+
+def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> str:
+    both = (base.run, new.run) if base.run != new.run else (f"base {base.run}", f"new {new.run}")
+    return (
+        f"{bare(base.key.cell)}: {word} is {mine} in {bare(both[0])} and {theirs} in {bare(both[1])}; "
+        "scores are not comparable."
+    )
+
+
+def same_tokens(base: Cell, new: Cell) -> bool:
+    """Whether all that decides tokens is known and equal, so that answers must be equal too."""
+    if any(base.facts.get(name) != new.facts.get(name) for name in DECIDING):
+        return False
+    if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):
+        return False
+    answered = ({q: (len(of.scores), of.answers) for q, of in cell.questions.items()} for cell in (base, new))
+    return next(answered) == next(answered)
+
+
+def _shown(value: str | None) -> str:
+    return "unknown" if value is None else bare(value)

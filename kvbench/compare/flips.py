@@ -1,0 +1,142 @@
+"""Questions whose score changed, with both answers side by side, the greatest fall first.
+
+Answers come from run folders; a baseline file has scores only. Answers to gated questions may quote the question: they
+are withheld, as a run withholds the prompts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kvbench.compare import words
+from kvbench.compare.cell import Cell
+from kvbench.compare.outcome import Judged, Outcome
+from kvbench.compare.stored import Stored
+from kvbench.console.terminal import clean
+from kvbench.errors import KVBenchError
+from kvbench.report.render import md
+from kvbench.store.schema import natural
+from kvbench.taskkit.names import get_task
+
+MOST = 20  # questions of a cell
+TAIL = 160  # last characters of an answer
+WITHHELD = "(withheld: the task's questions are gated)"
+NOT_HERE = "(not in a baseline file)"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    extracted: str
+    tail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Flip:
+    """One question: the means of its shared samples, and the first sample that changed with both answers."""
+
+    cell: str
+    question: str
+    base: float
+    new: float
+    sample: int
+    answers: tuple[Answer, Answer]
+
+
+def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
+    """(cell, its questions, number of all that changed) of every cell with such questions."""
+    stored = Stored(outcome.base), Stored(outcome.new)
+    for one in outcome.judged:
+        if one.pair is None:
+            continue
+        changed = sorted(_changed(one), key=lambda found: (found[2] - found[1], natural(found[0])))
+        if changed:
+            cell = words.name(one, outcome)
+            yield cell, [_flip(cell, one, found, stored) for found in changed[:MOST]], len(changed)
+
+
+def _changed(one: Judged) -> Iterator[tuple[str, float, float, int]]:
+    """(question, old mean, new mean, first sample whose score changed in the direction of the mean)."""
+    assert one.pair is not None
+    for name in one.pair.shared:
+        mine, theirs = one.pair.base.questions[name].scores, one.pair.new.questions[name].scores
+        both = [(s, a, b) for s, (a, b) in enumerate(zip(mine, theirs)) if a is not None and b is not None]
+        if both and (delta := sum(b - a for _, a, b in both)):
+            sample = next(s for s, a, b in both if (b - a) * delta > 0)
+            yield name, sum(a for _, a, _ in both) / len(both), sum(b for _, _, b in both) / len(both), sample
+
+
+def _flip(cell: str, one: Judged, found: tuple[str, float, float, int], stored: tuple[Stored, Stored]) -> Flip:
+    assert one.pair is not None
+    question, base, new, sample = found
+    sides = zip(stored, (one.pair.base, one.pair.new))
+    old, now = (_answer(store, side, question, sample) for store, side in sides)
+    return Flip(cell, question, base, new, sample, (old, now))
+
+
+def _answer(stored: Stored, cell: Cell, question: str, sample: int) -> Answer:
+    if _gated(cell.key.task):
+        return Answer("", WITHHELD)
+    row = stored.answer(cell, question, sample)
+    if row is None:
+        return Answer("", NOT_HERE)
+    output, extracted = (value if isinstance(value := row.get(name), str) else "" for name in ("output", "extracted"))
+    return Answer(extracted, re.sub(r"\s+", " ", output)[-TAIL:])
+
+
+def _gated(task: str) -> bool:
+    """Whether a task's questions are gated. The answers to a task that is not installed are shown as they are."""
+    try:
+        manifest = get_task(task).manifest
+    except KVBenchError:
+        return False
+    return bool(manifest and manifest.gated)
+
+
+def documents(outcome: Outcome) -> Iterator[dict[str, Any]]:
+    """For JSON."""
+    for _, found, _ in flips(outcome):
+        for flip in found:
+            answers = [{"extracted": answer.extracted, "tail": answer.tail} for answer in flip.answers]
+            yield {name: getattr(flip, name) for name in ("cell", "question", "base", "new", "sample")} | {
+                "answers": answers
+            }
+
+
+def text(outcome: Outcome) -> str:
+    lines = []
+    for cell, found, count in flips(outcome):
+        lines += [f"{cell}: {_count(count)}", ""]
+        for flip in found:
+            lines.append(f"  {clean(flip.question)}  {flip.base:.3f} > {flip.new:.3f}  sample {flip.sample}")
+            for side, answer in zip(("base", "new "), flip.answers):
+                lines.append(f"    {side}  {_shown(answer)}")
+        lines.append("")
+    return "\n".join(lines).rstrip() or NONE
+
+
+def markdown(outcome: Outcome) -> str:
+    lines = ["## Questions whose score changed", ""]
+    for cell, found, count in flips(outcome):
+        lines += [f"### {md(cell)}: {_count(count)}", "", "| question | base | new | base answers | new answers |"]
+        lines.append("|---|---:|---:|---|---|")
+        for flip in found:
+            answers = " | ".join(md(_shown(answer)) for answer in flip.answers)
+            lines.append(f"| {md(flip.question)} | {flip.base:.3f} | {flip.new:.3f} | {answers} |")
+        lines.append("")
+    return "\n".join(lines) if len(lines) > 2 else NONE
+
+
+NONE = "No question changed its score."
+
+
+def _shown(answer: Answer) -> str:
+    extracted = f"[{clean(answer.extracted)}] " if answer.extracted else ""
+    return f"{extracted}{clean(answer.tail)}"
+
+
+def _count(count: int) -> str:
+    shown = "1 question changed its score" if count == 1 else f"{count} questions changed their score"
+    return shown + (f"; the first {MOST}" if count > MOST else "")

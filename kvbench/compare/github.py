@@ -1,0 +1,41 @@
+"""An outcome as workflow commands of GitHub Actions: annotations on stdout, and a summary in Markdown.
+
+https://docs.github.com/actions/reference/workflow-commands: `%`, CR and LF are escaped, in titles `:` and `,` too. A
+line of other text must not begin with `::`, so the Markdown goes to the file of GITHUB_STEP_SUMMARY; where that is not
+set, it follows the annotations between `::stop-commands::` and its end mark.
+"""
+
+from __future__ import annotations
+
+import secrets
+
+from kvbench.compare import words
+from kvbench.compare.outcome import Outcome
+from kvbench.console.terminal import clean
+
+_MESSAGE: dict[str, str | int | None] = {"%": "%25", "\r": "%0D", "\n": "%0A"}
+_TITLE = _MESSAGE | {":": "%3A", ",": "%2C"}
+
+
+def commands(outcome: Outcome) -> list[str]:
+    lines = [
+        _command("error" if critical else "warning", "kvbench compare", why)
+        for critical, why in words.failures(outcome)
+    ]
+    kind = "error" if outcome.policy.strict else "warning"
+    lines += [_command(kind, "kvbench compare, undecided", line) for line in words.undecided(outcome)]
+    return lines or [_command("notice", "kvbench compare", words.summary(outcome))]
+
+
+def fenced(markdown: str) -> str:
+    """Text on stdout in which GitHub reads no commands."""
+    mark = secrets.token_hex(16)
+    return f"::stop-commands::{mark}\n{markdown}\n::{mark}::"
+
+
+def _command(kind: str, title: str, message: str) -> str:
+    return f"::{kind} title={_escaped(title, _TITLE)}::{_escaped(clean(message), _MESSAGE)}"
+
+
+def _escaped(text: str, signs: dict[str, str | int | None]) -> str:
+    return text.translate(str.maketrans(signs))

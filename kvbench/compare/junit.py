@@ -1,0 +1,45 @@
+"""An outcome as JUnit's XML, which every CI server reads: one test case a cell."""
+
+from __future__ import annotations
+
+import re
+from xml.sax.saxutils import escape, quoteattr
+
+from kvbench.compare import words
+from kvbench.compare.outcome import Judged, Outcome
+from kvbench.console.terminal import clean
+
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def junit(outcome: Outcome) -> str:
+    """The document. Cells that fail are failures, advisory ones skipped with their reason."""
+    cases = [_case(one, outcome) for one in outcome.judged]
+    failed, skipped = (sum(word in case for case in cases) for word in ("<failure ", "<skipped "))
+    counts = f'tests="{len(cases)}" failures="{failed}" skipped="{skipped}" errors="0"'
+    suite = f"<testsuite name={_value(f'kvbench compare {outcome.base.name} {outcome.new.name}')} {counts}>"
+    return "\n".join(['<?xml version="1.0" encoding="UTF-8"?>', f"<testsuites {counts}>", suite, *cases, _END])
+
+
+_END = "</testsuite>\n</testsuites>"
+
+
+def _case(one: Judged, outcome: Outcome) -> str:
+    name = words.name(one, outcome).removesuffix(f" on {one.key.task}")
+    head = f"<testcase classname={_value(one.key.task)} name={_value(name)}>"
+    said = f"{words.verdict(one)}{'. ' + words.fails(one) if one.reasons else ''}"
+    if words.is_failing(one, outcome):
+        body = f"<failure message={_value(said)}/>"
+    elif one.reasons or one.verdict == "undecided":
+        body = f"<skipped message={_value(said)}/>"
+    else:
+        body = f"<system-out>{_text(said)}</system-out>"
+    return f"{head}{body}</testcase>"
+
+
+def _value(text: str) -> str:
+    return quoteattr(_NOT_XML.sub("?", clean(text)))
+
+
+def _text(text: str) -> str:
+    return escape(_NOT_XML.sub("?", clean(text)))

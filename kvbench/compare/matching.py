@@ -1,0 +1,140 @@
+"""Pairs the cells of two sides.
+
+pairs = match(base, new, mapping)      # UserError: cells that are not comparable
+pairs.both, pairs.missing, pairs.extra
+
+Cells pair by model, task, method with options, budget, interval and seed. A mapping pairs two methods, or two models,
+on purpose: cells of the second name in the new side stand for cells of the first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvbench.compare.cell import Cell, Key, Side
+from kvbench.compare.facts import Difference, differences, not_comparable, refuse
+from kvbench.errors import UserError, quote
+from kvbench.registry import did_you_mean
+from kvbench.report.agree import SAME
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two comparable cells, and the questions of both."""
+
+    key: Key
+    base: Cell
+    new: Cell
+    shared: tuple[str, ...]
+    mapped: bool
+    differences: tuple[Difference, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Matched:
+    both: list[Pair]
+    missing: list[Key]  # of base in new
+    extra: list[Key]  # of new, without a cell in base
+
+
+def parse_map(texts: Sequence[str]) -> dict[str, str]:
+    """``--map gkv=mine``: names in base by their names in new."""
+    found: dict[str, str] = {}
+    for text in texts:
+        old, equals, new = text.partition("=")
+        if not (equals and old.strip() and new.strip()):
+            raise UserError(f"--map {quote(text)}: write BASE=NEW, as in --map gkv=mine.")
+        if new.strip() in found:
+            raise UserError(
+                f"--map {quote(text)}: {quote(new.strip())} stands for {quote(found[new.strip()])} already."
+            )
+        found[new.strip()] = old.strip()
+    return found
+
+
+def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Matched:
+    """Pair cells. mapping: from `parse_map`."""
+    mapping = mapping or {}
+    old = _renamed(base, {name: name for name in mapping.values()}, set(mapping) - set(mapping.values()))
+    now = _renamed(new, mapping, set(mapping.values()) - set(mapping))
+    missing = [key for key in old if key not in now]
+    extra = [key for key in now if key not in old]
+    for key in missing:
+        _refuse_near(old[key], [now[other] for other in extra])
+    _refuse_tasks(base, new, old, now)
+    names = {*mapping, *mapping.values()}
+    both = [
+        _pair(key, old[key], now[key], bool({key.model, key.name, key.method} & names))
+        for key in sorted((key for key in old if key in now), key=Key.order)
+    ]
+    return Matched(both, sorted(missing, key=Key.order), sorted(extra, key=Key.order))
+
+
+def _renamed(side: Side, mapping: Mapping[str, str], aside: set[str]) -> dict[Key, Cell]:
+    """Cells by the key that they are compared under. aside: names that the mapping gave to others."""
+    found: dict[Key, Cell] = {}
+    unused = set(mapping)
+    for key, cell in side.cells.items():
+        names = {key.model, key.method, key.name}
+        if names & aside and not names & set(mapping):
+            continue
+        unused -= names
+        model = mapping.get(key.model, key.model)
+        method = mapping.get(key.method) or mapping.get(key.name) or key.method
+        known = replace(key, model=model, method=method)
+        if known in found:
+            raise UserError(
+                f"--map: {quote(side.name)} has several cells for {known.cell}; map the method with its options, as in "
+                f"{quote(key.method)}."
+            )
+        found[known] = cell
+    if unused:
+        there = sorted({name for key in side.cells for name in (key.method, key.model)})
+        wrong = sorted(unused)[0]
+        raise UserError(
+            f"--map {quote(wrong)}: {quote(side.name)} has no such method or model.{did_you_mean(wrong, there)} "
+            f"It has {', '.join(there)}."
+        )
+    return found
+
+
+def _refuse_near(cell: Cell, others: Sequence[Cell]) -> None:
+    """Raise UserError if another cell differs from a missing one in a setting only."""
+    for other in others:
+        mine, theirs = cell.key, other.key
+        if (mine.task, mine.method, mine.budget) != (theirs.task, theirs.method, theirs.budget):
+            continue
+        for name in ("model", "interval", "seed"):
+            if (a := getattr(mine, name)) != (b := getattr(theirs, name)):
+                remedy = " --map A=B compares two models on purpose." if name == "model" else ""
+                raise UserError(not_comparable(cell, other, SAME[name], quote(a), quote(b)) + remedy)
+
+
+def _refuse_tasks(base: Side, new: Side, old: Mapping[Key, Cell], now: Mapping[Key, Cell]) -> None:
+    """Raise UserError for sides without a common cell, and for a task of both without a common question."""
+    if not {*old} & {*now}:
+        raise UserError(
+            f"{quote(base.name)} and {quote(new.name)} share no cell: {_few(old)}, against {_few(now)}. "
+            "--map A=B compares two methods on purpose."
+        )
+    for task in sorted({key.task for key in old if key in now}):
+        asked = [{q for key, cell in side.items() if key.task == task for q in cell.questions} for side in (old, now)]
+        if not asked[0] & asked[1]:
+            raise UserError(f"{_bare(base.name)} and {_bare(new.name)} share no question of task {quote(task)}.")
+
+
+def _pair(key: Key, base: Cell, new: Cell, mapped: bool) -> Pair:
+    found = differences(base, new, mapped=mapped)
+    refuse(base, new, found)
+    shared = tuple(sorted(q for q in base.questions if q in new.questions))
+    return Pair(key, base, new, shared, mapped, tuple(found))
+
+
+def _few(keys: Mapping[Key, Cell]) -> str:
+    listed = [key.cell for key in sorted(keys, key=Key.order)]
+    return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
+
+
+def _bare(name: str) -> str:
+    return quote(name)[1:-1]

@@ -1,0 +1,118 @@
+"""How many questions and samples it takes to show "no worse than M", from a base run's own variances.
+
+For two runs without a true difference, the difference of question q has the variance 2 v_q / k with k samples, where
+v_q is the variance of q's samples in base. The bound is above -M with 80% power if M >= (t_95 + t_80) sqrt(v / (k Q)),
+v the mean of 2 v_q. Answers of one cell to the same question with the same noise are correlated, so a run whose answers
+hardly change needs fewer: the plan is for answers that are drawn anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvbench.compare.cell import Cell, Side
+from kvbench.compare.policy import Policy
+from kvbench.report.stats import ALPHA, fewest_clusters
+from kvbench.report.stats.power import POWER
+from kvbench.store.files import bare
+
+SAMPLES = (1, 4, 8, 16, 32, 64)
+FEWEST = fewest_clusters(2 * ALPHA)
+MOST_QUESTIONS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """For one cell: the questions that each number of samples takes, and the samples that its own questions take.
+
+    samples: None if no number of samples does, because too few questions are there.
+    """
+
+    cell: str
+    margin: float
+    questions: int
+    variance: float  # of the difference of one sample of one question
+    needed: dict[int, int]
+    samples: int | None
+
+
+def plans(side: Side, policy: Policy) -> Iterator[Plan]:
+    for key in sorted(side.cells, key=lambda key: key.order()):
+        cell, margin = side.cells[key], policy.margin_of(key)
+        variance = 2 * _noise(cell)
+        if not margin > 0 or math.isnan(variance):
+            continue
+        there = len(cell.questions)
+        yield Plan(
+            cell=bare(key.cell),
+            margin=margin,
+            questions=there,
+            variance=variance,
+            needed={k: needed(variance / k, margin) for k in SAMPLES},
+            samples=_samples(variance, margin, there),
+        )
+
+
+def needed(variance: float, margin: float) -> int:
+    """Questions at which differences of this variance show the margin with 80% power; at least 5."""
+    if variance == 0:  # no spread was seen: the bound is that of the share of unseen questions
+        return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))
+    least, most = FEWEST, 2 * FEWEST
+    while _reach(most) * math.sqrt(variance / most) > margin and most < MOST_QUESTIONS:
+        least, most = most, 2 * most
+    while least < most:
+        middle = (least + most) // 2
+        enough = _reach(middle) * math.sqrt(variance / middle) <= margin
+        least, most = (least, middle) if enough else (middle + 1, most)
+    return most
+
+
+def _samples(variance: float, margin: float, questions: int) -> int | None:
+    if questions < FEWEST or (variance == 0 and questions < needed(variance, margin)):
+        return None
+    return max(1, math.ceil(variance * (_reach(questions) / margin) ** 2 / questions))
+
+
+def _reach(questions: int) -> float:
+    """The drop that is excluded with 80% power, in standard errors."""
+    from scipy.special import stdtrit
+
+    return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))
+
+
+def _noise(cell: Cell) -> float:
+    """Mean over questions of the variance between samples; with one sample of share p, p (1 - p) is an upper limit."""
+    variances, means = [], []
+    for question in cell.questions.values():
+        scores = [score for score in question.scores if score is not None]
+        if not scores:
+            continue
+        mean = math.fsum(scores) / len(scores)
+        means.append(mean)
+        if len(scores) > 1:
+            variances.append(math.fsum((s - mean) ** 2 for s in scores) / (len(scores) - 1))
+    if variances:
+        return math.fsum(variances) / len(variances)
+    if not means:
+        return math.nan
+    whole = math.fsum(means) / len(means)
+    return whole * (1 - whole)
+
+
+def text(found: list[Plan]) -> str:
+    """The plans as a table for a terminal."""
+    from kvbench.console import terminal
+
+    console = terminal.console()
+    heads = [f"at {k}" for k in SAMPLES]
+    table = terminal.grid("cell", "margin", *heads, "samples for its own questions", right=("margin", *heads))
+    for plan in found:
+        own = "no number suffices" if plan.samples is None else f"{plan.samples:,} for {plan.questions}"
+        table.add_row(plan.cell, f"{plan.margin:g}", *(f"{plan.needed[k]:,}" for k in SAMPLES), own)
+    with console.capture() as captured:
+        console.print("Questions that it takes, by the number of samples of each, for 80% power to show no worse than")
+        console.print("the margin if nothing changed; from the variances of this run.\n")
+        console.print(table)
+    return captured.get().rstrip("\n")

@@ -1,0 +1,108 @@
+"""Faults planted in a copy of a run, each of which a comparison with the run must catch. Nothing is written.
+
+    for check in checks(read_side("main")):
+        check.name, check.wanted, check.found      # exit codes of `kvbench compare`
+
+The faults go into the evicting cell with the most right answers. A drop comes with another source of the method, so
+that the test must find it, and not the rule that equal code gives equal answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvbench.compare import words
+from kvbench.compare.cell import NO_MARK, Cell, Question, Side
+from kvbench.compare.outcome import MISSING, PASS, REGRESSION, compare
+from kvbench.compare.policy import Policy
+from kvbench.errors import UserError, quote
+from kvbench.report.stats import ALPHA, fewest_clusters
+
+REFUSED = UserError.exit_code
+EVICTS = "entries_after_evict"  # a figure of cells with evictions
+KEEPS = 5  # every fifth question keeps its score when a drop is planted
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """name: the planted fault. wanted, found: exit codes. says: the first sentence of the comparison."""
+
+    name: str
+    wanted: int
+    found: int
+    says: str
+
+    @property
+    def caught(self) -> bool:
+        return self.wanted == self.found
+
+
+def checks(side: Side) -> Iterator[Check]:
+    """Every fault, against the unchanged cell. Raises UserError for a run with too few right answers to lose."""
+    cell = max(side.cells.values(), key=lambda one: (EVICTS in one.figures, _right(one)))
+    least = fewest_clusters(2 * ALPHA)
+    if _right(cell) < least:
+        raise UserError(f"{quote(side.name)} has no cell with {least} right answers, and so nothing to lose.")
+    if EVICTS not in cell.figures:
+        raise UserError(f"{quote(side.name)} has no cell with evictions.")
+    twin = replace(cell, key=replace(cell.key, seed=f"{cell.key.seed} twin"))
+    base = replace(side, cells={one.key: one for one in (cell, twin)}, folders=())
+    for name, (wanted, plant) in FAULTS.items():
+        cells = [one for one in (plant(cell), twin) if one is not None]
+        yield Check(name, wanted, *_compared(base, replace(base, cells={one.key: one for one in cells})))
+
+
+def _compared(base: Side, new: Side) -> tuple[int, str]:
+    try:
+        outcome = compare(base, new, Policy())
+    except UserError as error:
+        return REFUSED, str(error)
+    failures = [why for _, why in words.failures(outcome)]
+    return outcome.exit_code, (failures or [words.summary(outcome)])[0]
+
+
+def _right(cell: Cell) -> int:
+    """Clusters with an answer that is at least partly right."""
+    return len({one.cluster for one in cell.questions.values() if any(score for score in one.scores)})
+
+
+def _questions(cell: Cell, change: Callable[[int, Question], Question], **facts: str) -> Cell:
+    """The cell with changed questions, numbered from 0, and changed facts; its digest is that of other answers."""
+    changed = {name: change(n, cell.questions[name]) for n, name in enumerate(sorted(cell.questions))}
+    return replace(cell, questions=changed, facts={**cell.facts, **facts}, digest=cell.digest[::-1])
+
+
+def _dropped(number: int, question: Question) -> Question:
+    lost = tuple(None if score is None else 0.0 for score in question.scores)
+    return question if number % KEEPS == 0 else replace(question, scores=lost)
+
+
+def _first(**changes: Callable[[Question], Any]) -> Callable[[int, Question], Question]:
+    """Change the first question only."""
+
+    def change(number: int, question: Question) -> Question:
+        return question if number else replace(question, **{name: new(question) for name, new in changes.items()})
+
+    return change
+
+
+def _figure(name: str) -> Callable[[Cell], Cell]:
+    return lambda cell: replace(cell, figures={**cell.figures, name: cell.figures.get(name, 0.0) + 1})
+
+
+UNSCORED: dict[str, Callable[[Question], Any]] = {
+    "scores": lambda question: (None, *question.scores[1:]),
+    "marks": lambda question: NO_MARK + question.marks[2:],
+    "answers": lambda question: question.answers - 1,
+}
+FAULTS: dict[str, tuple[int, Callable[[Cell], Cell | None]]] = {
+    "nothing": (PASS, lambda cell: cell),
+    "a drop of the score": (REGRESSION, lambda cell: _questions(cell, _dropped, method_source="planted")),
+    "one more entry after an eviction": (REGRESSION, _figure(EVICTS)),
+    "a sample without a score": (MISSING, lambda cell: _questions(cell, _first(**UNSCORED))),
+    "no such cell": (MISSING, lambda cell: None),
+    "another prompt": (REFUSED, lambda cell: _questions(cell, _first(asked=lambda q: q.asked[::-1]))),
+    "another task version": (REFUSED, lambda cell: _questions(cell, lambda _, q: q, task_version="planted")),
+}

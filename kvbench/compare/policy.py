@@ -1,0 +1,139 @@
+"""What fails a comparison: margins, tiers and limits, from the command line or a file.
+
+    margin = 0.02                      # a drop up to this is accepted
+    [[cells]]                          # the first table whose patterns fit a cell decides
+    task = "walk*"
+    method = "gkv*"
+    budget = "48"
+    tier = "advisory"                  # critical (default) or advisory: failures are warnings
+    margin = 0.05
+    [limits]
+    kv_bytes_peak = 1.1                # NEW / BASE at most; tokens_per_second: at least
+    truncated = 0.05                   # share may rise by at most this
+
+A file comes from the repository under test: it is read with limits, and unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+from kvbench.compare.cell import Key
+from kvbench.compare.measures import LIMITED
+from kvbench.errors import UserError, quote
+from kvbench.eviction.budget import label
+from kvbench.registry import did_you_mean
+from kvbench.store.files import bare, reason
+
+TIERS = ("critical", "advisory")
+PATTERNS = ("task", "method", "budget", "model")
+LARGEST = 1 << 20  # bytes of a policy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Settings of the cells whose names fit all patterns. A pattern that is absent fits every cell."""
+
+    patterns: Mapping[str, str]
+    tier: str = TIERS[0]
+    margin: float | None = None
+
+    def fits(self, key: Key) -> bool:
+        names = {
+            "task": key.task,
+            "method": key.method,
+            "budget": "" if key.budget is None else label(key.budget),
+            "model": key.model,
+        }
+        return all(fnmatchcase(names[part], pattern) for part, pattern in self.patterns.items())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """margin: the accepted drop of the mean score, 0 to 1. limits: largest or smallest change of a measure."""
+
+    margin: float = 0.0
+    rules: tuple[Rule, ...] = ()
+    limits: Mapping[str, float] = field(default_factory=dict)
+    strict: bool = False  # what is undecided fails
+
+    def margin_of(self, key: Key) -> float:
+        own = self._rule(key).margin
+        return self.margin if own is None else own
+
+    def critical(self, key: Key) -> bool:
+        return self._rule(key).tier == "critical"
+
+    def _rule(self, key: Key) -> Rule:
+        return next((rule for rule in self.rules if rule.fits(key)), Rule(patterns={}))
+
+
+def read_policy(path: Path) -> Policy:
+    """The policy of a TOML file. Raises UserError."""
+    try:
+        with open(path, "rb") as file:
+            content = file.read(LARGEST + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {quote(path)} ({reason(error)}).") from error
+    try:
+        if len(content) > LARGEST:
+            raise ValueError("it is larger than 1 MiB")
+        document = tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{quote(path)} is not TOML: {bare(error)}.") from None
+    return _policy(document, bare(path))
+
+
+def _policy(document: Mapping[str, Any], where: str) -> Policy:
+    _known(document, ("margin", "strict", "cells", "limits"), where)
+    cells, limits, strict = document.get("cells", []), document.get("limits", {}), document.get("strict", False)
+    if not isinstance(cells, list) or not all(isinstance(cell, dict) for cell in cells):
+        raise UserError(f"{where}: write each table of cells as [[cells]].")
+    if not isinstance(limits, dict):
+        raise UserError(f"{where}: write limits as a table [limits].")
+    if not isinstance(strict, bool):
+        raise UserError(f"{where}: strict is {quote(strict)}; write true or false.")
+    _known(limits, LIMITED, f"{where}: limits")
+    return Policy(
+        margin=margin(document.get("margin", 0.0), f"{where}: margin"),
+        rules=tuple(_rule(cell, f"{where}: cells {number}") for number, cell in enumerate(cells, 1)),
+        limits={name: _number(value, f"{where}: {name}", 0.0, 1e6) for name, value in limits.items()},
+        strict=strict,
+    )
+
+
+def _rule(table: Mapping[str, Any], where: str) -> Rule:
+    _known(table, (*PATTERNS, "tier", "margin"), where)
+    patterns = {name: str(table[name]) for name in PATTERNS if name in table}
+    if wrong := [name for name in patterns if type(table[name]) not in (str, int)]:
+        raise UserError(f'{where}: {wrong[0]} {quote(table[wrong[0]])}; write a pattern, as in "gkv*".')
+    if (tier := table.get("tier", TIERS[0])) not in TIERS:
+        raise UserError(f"{where}: tier {quote(tier)}; choose {' or '.join(TIERS)}.")
+    own = margin(table["margin"], f"{where}: margin") if "margin" in table else None
+    return Rule(patterns=patterns, tier=tier, margin=own)
+
+
+def margin(value: Any, where: str) -> float:
+    """A margin from 0 up to 1: points of the mean score as a share. Raises UserError."""
+    return _number(value, where, 0.0, 1.0)
+
+
+def _number(value: Any, where: str, least: float, most: float) -> float:
+    try:
+        number = float("nan") if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        number = float("nan")
+    if not least <= number <= most:
+        raise UserError(f"{where} {quote(value)} is not a number from {least:g} to {most:g}.")
+    return number
+
+
+def _known(table: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
+    for name in table:
+        if name not in names:
+            raise UserError(f"{where} has no key {quote(name)}.{did_you_mean(name, names)} Keys: {', '.join(names)}.")

@@ -1,0 +1,222 @@
+"""Reads one side of a comparison from run folders, tables or a baseline file.
+
+read_side("today")                     # a run's name or folder, a folder of runs, a rows.parquet
+read_side("today,today-seed1")         # several
+read_side("results/baselines/ci.json") # what `kvbench compare RUN --save FILE` wrote
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvbench.compare import baseline
+from kvbench.compare.cell import COUNTS, NO_MARK, Cell, Key, Question, Side, mark
+from kvbench.compare.facts import FACTS, of_record
+from kvbench.errors import UserError, quote
+from kvbench.report.agree import BY_QUESTION, judge_of
+from kvbench.report.cells import answered, cells_of, mean, present, speed
+from kvbench.report.load import find_runs
+from kvbench.report.rows import RUN, Rows
+from kvbench.report.tables import headline_of
+from kvbench.store import manifest, read_columns, read_run
+from kvbench.store.files import bare
+from kvbench.store.schema import NAMES
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+ASKED = ("prompt_sha256", "prompt_tokens_cut", *BY_QUESTION)
+USED = (
+    *FACTS,
+    *ASKED,
+    *("task", "doc_id", "sample", "cluster_id", "method", "options", "budget", "budget_share", "interval", "seed"),
+    *("model", "decode_bounded", "status", "stop_reason", "output_sha256", "output_tokens", "no_answer", "score"),
+    *("score_partial", "score_strict", "entries_after_evict", "entries_peak", "kv_bytes_peak", "kv_bytes_mean"),
+    *("decode_seconds", "evict_seconds", "tokens_per_second"),
+)
+COLUMNS = tuple(dict.fromkeys(name for name in USED if name in NAMES))
+FEWEST = 2  # samples that show a spread
+
+
+def read_side(text: str, results: Path = Path("results")) -> Side:
+    """One side by the name that the user typed. Raises UserError, SetupError."""
+    if os.path.isfile(text) and text.endswith(".json"):
+        return baseline.read(Path(text))
+    whole = os.path.exists(text) or os.path.exists(results / text)
+    names = [text] if whole else text.split(",")
+    return read_runs(find_runs(names, results), text)
+
+
+def read_runs(paths: Sequence[Path], name: str) -> Side:
+    tables: list[tuple[str, pa.Table]] = []
+    records: dict[str, Mapping[str, Any]] = {}
+    unfinished: dict[str, str] = {}
+    notices: list[str] = []
+    for path in paths:
+        run = path.name if path.is_dir() else path.parent.name
+        if run in records:
+            raise UserError(f"{quote(name)} names two runs {quote(run)}; a side takes each name once.")
+        if path.is_dir():
+            snapshot = read_run(path, COLUMNS)
+            tables.append((run, snapshot.table))
+            records[run] = manifest.read(path)["environment"]
+            notices += [f"{run}: {text}" for text in snapshot.notices]
+            if snapshot.planned is not None and snapshot.saved + snapshot.failed < snapshot.planned:
+                unfinished[run] = snapshot.progress
+        else:
+            tables.append((run, read_columns(path, COLUMNS)))
+            records[run] = {}
+    side = of_tables(name, tables, records)
+    folders = tuple(path for path in paths if path.is_dir())
+    return replace(side, folders=folders, unfinished=unfinished, notices=tuple(notices))
+
+
+def of_tables(name: str, tables: list[tuple[str, pa.Table]], records: Mapping[str, Mapping[str, Any]]) -> Side:
+    """The side of tables with the columns `COLUMNS`, by run. records: the environment of each run; may be empty."""
+    sources = tuple((run, len(table)) for run, table in tables)
+    if not sum(rows for _, rows in sources):
+        raise UserError(f"there are no rows yet in {', '.join(quote(run) for run, _ in sources)}.")
+    rows = Rows.of(tables)
+    rows = rows.having(options=rows.text("options").filled("{}"))
+    return Side(name=name, cells={cell.key: cell for cell in _cells(rows, records)}, sources=sources)
+
+
+def _cells(rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Iterator[Cell]:
+    shared: dict[str, dict[str, Any]] = {name: {} for name in rows.text("method").names}
+    for task, of_task in _split(rows, "task"):
+        for model, of_model in _split(of_task, "model"):
+            for seed, of_seed in _split(of_model, "seed"):
+                for method, budget, part in cells_of(of_seed, shared):
+                    for interval, of_interval in _intervals(part):
+                        yield _cell(Key(model, task, method, budget, interval, seed), of_interval, records)
+
+
+def _split(rows: Rows, column: str) -> Iterator[tuple[str, Rows]]:
+    text = rows.text(column).filled("")
+    for code in text.present():
+        yield text.names[code], rows.where(text.codes == code)
+
+
+def _intervals(rows: Rows) -> Iterator[tuple[int | None, Rows]]:
+    values = rows.number("interval")
+    for interval in rows.values("interval"):
+        yield interval, rows.where(values == interval)
+    if (none := values != values).any():
+        yield None, rows.where(none)
+
+
+def _cell(key: Key, rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Cell:
+    runs = rows.text(RUN)
+    there = [runs.names[code] for code in runs.present()]
+    answers = answered(rows)
+    headline = headline_of(key.task)
+    bounded = present(rows.number("decode_bounded"))
+    return Cell(
+        key=key,
+        run=", ".join(there),
+        headline=headline,
+        bounded=bool(bounded.all()) if len(bounded) else True,
+        facts=_facts(key, rows, [records[run] for run in there]),
+        figures=_figures(answers),
+        questions=dict(_questions(key, rows, headline)),
+        digest=_digest(answers),
+        options=rows.values("options")[0],
+    )
+
+
+def _facts(key: Key, rows: Rows, records: Sequence[Mapping[str, Any]]) -> dict[str, str | None]:
+    """Each fact's value; several values are listed. A setting that varies by question is None: questions tell it."""
+    facts: dict[str, str | None] = {}
+    for name in FACTS:
+        if name in NAMES:
+            values = [str(value) for value in rows.values(name)]
+            if name == "judge":
+                values = sorted({judge for value in values if (judge := judge_of(value))})
+            if name in BY_QUESTION and len(values) > 1:
+                values = []
+        else:
+            values = sorted({value for record in records if (value := of_record(name, record, key.task)) is not None})
+        facts[name] = ", ".join(values) if values else None
+    return facts
+
+
+def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Question]]:
+    """The questions of a cell in order of their ids. Raises UserError for a sample that two runs have."""
+    import numpy as np
+
+    names = ("doc_id", "cluster_id", "status", "stop_reason", "prompt_sha256", "output_sha256")
+    texts = {name: rows.text(name).list() for name in names}
+    asked = [rows.number(name).tolist() for name in ASKED if name != "prompt_sha256"]
+    scores, tokens, silent = (rows.number(name) for name in (headline, "output_tokens", "no_answer"))
+    samples = np.nan_to_num(rows.number("sample")).astype(int)
+    places: dict[str, dict[int, int]] = {}
+    for place, (question, sample) in enumerate(zip(texts["doc_id"], samples.tolist())):
+        if sample in places.setdefault(question or "", {}):
+            raise UserError(
+                f"{key.cell}: {bare(rows.text(RUN).names[rows.text(RUN).codes[place]])} repeats sample {sample} of "
+                f"question {quote(question)}; a side has each sample once. Name fewer runs."
+            )
+        places[question or ""][sample] = place
+    for question in sorted(places):
+        mine = places[question]
+        there = [p for p in mine.values() if texts["status"][p] in ("ok", "unscored")]
+        first = next(iter(mine.values()))
+        values: list[float | None] = [None] * (max(mine) + 1)
+        marks = [NO_MARK] * len(values)
+        for sample, place in mine.items():
+            if texts["status"][place] == "ok" and scores[place] == scores[place]:
+                values[sample] = float(scores[place])
+            if place in there:
+                marks[sample] = mark(f"{texts['output_sha256'][place]} {tokens[place]} {texts['stop_reason'][place]}")
+        counted = (tokens, np.array([stop == "length" for stop in texts["stop_reason"]]), silent)
+        setting = repr((texts["prompt_sha256"][first], [str(column[first]) for column in asked]))
+        yield (
+            question,
+            Question(
+                cluster=texts["cluster_id"][first] or question,
+                asked=hashlib.sha256(setting.encode()).hexdigest()[:12],
+                scores=tuple(values),
+                marks="".join(marks),
+                answers=len(there),
+                totals={name: int(np.nan_to_num(column[there]).sum()) for name, column in zip(COUNTS, counted)},
+            ),
+        )
+
+
+def _figures(answers: Rows) -> dict[str, float]:
+    """Figures over all answers of a cell; unknown ones are left out."""
+    rates = present(answers.number("tokens_per_second"))
+    busy = sum(float(present(answers.number(name)).sum()) for name in ("decode_seconds", "evict_seconds"))
+    evicting = float(present(answers.number("evict_seconds")).sum())
+    most = {name: present(answers.number(name)) for name in ("entries_after_evict", "entries_peak")}
+    figures = {name: float(values.max()) for name, values in most.items() if len(values)} | {
+        "bound": _bound(answers),
+        "kv_bytes_peak": mean(answers.number("kv_bytes_peak")),
+        "kv_bytes_mean": mean(answers.number("kv_bytes_mean")),
+        "tokens_per_second": speed(answers),
+        "speed_spread": float(rates.std(ddof=1) / rates.mean()) if len(rates) >= FEWEST else float("nan"),
+        "evict_share": evicting / busy if busy > 0 else float("nan"),
+    }
+    return {name: round(value, 6) for name, value in figures.items() if value == value}
+
+
+def _bound(answers: Rows) -> float:
+    """Most entries that a cell may hold while decoding: budget and interval."""
+    import numpy as np
+
+    sizes = present(answers.number("budget") + answers.number("interval"))
+    return float(np.max(sizes)) if len(sizes) else float("nan")
+
+
+def _digest(answers: Rows) -> str:
+    """A hash over all answers of a cell, in an order of its own."""
+    names = ("doc_id", "output_sha256", "stop_reason")
+    columns = [*(answers.text(name).list() for name in names), answers.number("sample").tolist()]
+    columns.append(answers.number("output_tokens").tolist())
+    lines = sorted(repr(line) for line in zip(*columns))
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:32]

@@ -1,0 +1,105 @@
+"""The statistics of all cells of a tier: one stage, or two with fresh seeds.
+
+    pairs = grouped(matched.both, stages=2)
+    tested = {key: test(found) for key, found in pairs.items()}
+    judge(tested, policy, stages=2)
+
+In two stages each seed is a test of its own at sqrt(5%), and only both together raise an alarm: half of the false
+alarms of the first stage do not return, and the second run sharpens true ones. Their common p is `stats.both`, so that
+Holm applies as with one stage. A cell whose first stage rejects and whose second seed was not run is undecided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kvbench.compare.cell import Key, Question
+from kvbench.compare.matching import Pair
+from kvbench.compare.policy import Policy
+from kvbench.report.stats import ALPHA, Regression, both, holm, regression
+
+Group = tuple[Pair, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tested:
+    """The tests of one cell. together: over the samples of all stages; its bound and difference are shown."""
+
+    stages: tuple[Regression, ...]
+    together: Regression
+
+    @property
+    def p(self) -> float:
+        """Before Holm; of two stages together."""
+        return self.stages[0].p if len(self.stages) == 1 else both(self.stages[0].p, self.stages[1].p)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """name: worse, no worse, better or undecided. p: after Holm. drop: the true drop that is found with 80% power.
+
+    again: the first stage rejects, and the second seed was not run.
+    """
+
+    name: str
+    p: float
+    drop: float
+    again: bool
+
+
+def grouped(pairs: Sequence[Pair], stages: int) -> dict[Key, Group]:
+    """The pairs of each cell by the cell of the first seed; with one stage, each seed is a cell of its own."""
+    if stages == 1:
+        return {pair.key: (pair,) for pair in pairs}
+    by_cell: dict[Key, list[Pair]] = {}
+    for pair in sorted(pairs, key=lambda pair: pair.key.order()):
+        by_cell.setdefault(replace(pair.key, seed=""), []).append(pair)
+    return {found[0].key: tuple(found[:stages]) for found in by_cell.values()}
+
+
+def test(pairs: Group) -> Tested:
+    stages = tuple(_regression((pair,)) for pair in pairs)
+    return Tested(stages=stages, together=stages[0] if len(stages) == 1 else _regression(pairs))
+
+
+def judge(tested: Mapping[Key, Tested], policy: Policy, stages: int) -> dict[Key, Verdict]:
+    """The verdicts on all cells of a tier, a family for Holm."""
+    pending = {key for key, one in tested.items() if len(one.stages) < stages}
+    adjusted = holm([1.0 if key in pending else one.p for key, one in tested.items()])
+    hoped = holm([one.p**stages if key in pending else one.p for key, one in tested.items()])
+    judged = {}
+    for (key, one), p, least in zip(tested.items(), adjusted, hoped):
+        name = _verdict(one.together, p, policy.margin_of(key))
+        judged[key] = Verdict(
+            name=name,
+            p=one.p if key in pending else p,
+            drop=one.stages[0].drop(ALPHA / len(tested), stages=stages),
+            again=name == "undecided" and key in pending and least <= ALPHA,
+        )
+    return judged
+
+
+def _verdict(found: Regression, p: float, margin: float) -> str:
+    """A drop within the margin is accepted, whatever its p."""
+    if not math.isnan(found.low) and found.low > -margin:
+        return "better" if margin == 0 else "no worse"
+    return "worse" if p <= ALPHA else "undecided"
+
+
+def _regression(pairs: Group) -> Regression:
+    """The test over shared questions, each with the shared samples of all pairs."""
+    base, new, clusters = [], [], []
+    for name in sorted({name for pair in pairs for name in pair.shared}):
+        have = [(pair.base.questions[name], pair.new.questions[name]) for pair in pairs if name in pair.shared]
+        samples = [scores for mine, theirs in have for scores in _shared(mine, theirs)]
+        if samples:
+            base.append([a for a, _ in samples])
+            new.append([b for _, b in samples])
+            clusters.append(have[0][0].cluster)
+    return regression(base, new, clusters=clusters)
+
+
+def _shared(base: Question, new: Question) -> list[tuple[float, float]]:
+    return [(a, b) for a, b in zip(base.scores, new.scores) if a is not None and b is not None]

@@ -1,0 +1,200 @@
+"""An outcome as tables: text, Markdown and JSON, drawn by the report's renderer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from kvbench.compare import words
+from kvbench.compare.flips import documents
+from kvbench.compare.measures import RATIOS, SHARES, Measure
+from kvbench.compare.outcome import Judged, Outcome
+from kvbench.eviction.budget import label
+from kvbench.report.blocks import NOTHING, Block, Column, Report, chosen, entries, number
+from kvbench.report.load import Loaded
+
+SCORE = ("method", "budget", "base", "new", "new - base", "verdict")
+COST = ("method", "budget", "after", "peak", "KV peak", "length", "truncated", "no answer", "tok/s", "eviction")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison(Report):
+    """Every cell of both sides, with verdict and cost."""
+
+    name: ClassVar[str] = "compare"
+    about: ClassVar[str] = (
+        "Differences are paired by question; the bound is one-sided at 95%, p one-sided and Holm-adjusted. Entries are "
+        "exact. Costs are NEW / BASE; truncated and no answer are changes of shares; ± is the spread over samples."
+    )
+    outcome: Outcome
+    flips: bool = False  # whether JSON lists the questions whose score changed
+
+    @classmethod
+    def make(cls, outcome: Outcome, *, flips: bool = False) -> Comparison:
+        runs = [
+            {"run": run, "side": side, "rows": rows}
+            for side, sources in (("base", outcome.base.sources), ("new", outcome.new.sources))
+            for run, rows in sources
+        ]
+        unfinished = dict(outcome.base.unfinished) | dict(outcome.new.unfinished)
+        return cls(Loaded(groups=[], runs=runs, unfinished=unfinished), outcome, flips)
+
+    def blocks(self) -> Iterator[Block]:
+        for task in dict.fromkeys(one.key.task for one in self.outcome.judged):
+            mine = [one for one in self.outcome.judged if one.key.task == task]
+            columns = _columns(self.outcome)
+            paired = [one for one in mine if one.pair]
+            yield Block(
+                title=task,
+                lines=mine,
+                columns=columns,
+                grids=[chosen(columns, SCORE), *([chosen(columns, COST)] if paired else [])],
+                notes=self._notes() if one_is_last(mine, self.outcome) else (),
+                facts={"task": task},
+                drops_empty=True,
+            )
+
+    def _notes(self) -> list[str]:
+        subject, surroundings = (
+            [sentence for kind, sentence in words.differing(self.outcome) if kind == wanted]
+            for wanted in ("subject", "surroundings")
+        )
+        notes = [words.summary(self.outcome)]
+        if subject:
+            notes.append(f"Differs, as a regression run allows: {'; '.join(subject)}.")
+        if surroundings:
+            notes.append(f"Differs, and may change the last bits of logits: {'; '.join(surroundings)}.")
+        if self.outcome.extra:
+            notes.append(f"In NEW only: {words.extra(self.outcome)}.")
+        notes += words.decisions(self.outcome)
+        return [*notes, f"Speeds are of {words.machines(self.outcome)}; they fail no comparison without a limit."]
+
+    def data(self) -> dict[str, Any]:
+        outcome = self.outcome
+        return {
+            "base": outcome.base.name,
+            "new": outcome.new.name,
+            "exit_code": outcome.exit_code,
+            "stages": outcome.stages,
+            "summary": words.summary(outcome),
+            "failures": [{"critical": critical, "why": why} for critical, why in words.failures(outcome)],
+            "undecided": list(words.undecided(outcome)),
+            "decisions": list(words.decisions(outcome)),
+            "differs": [{"class": kind, "what": what} for kind, what in words.differing(outcome)],
+            "new_only": [key.cell for key in outcome.extra],
+            "tables": [block.document() for block in self.blocks()],
+        } | ({"flips": list(documents(outcome))} if self.flips else {})
+
+
+def one_is_last(mine: list[Judged], outcome: Outcome) -> bool:
+    """Whether these are the last task's cells, below which notes on all tasks stand."""
+    return mine[-1] is outcome.judged[-1]
+
+
+def _columns(outcome: Outcome) -> list[Column]:
+    return [
+        Column("model", "key.model"),
+        Column("task", "key.task"),
+        Column("method", "key.method"),
+        Column("", lambda one: words.name(one, outcome).replace(words.bare(one.key.cell), one.key.method), "method"),
+        Column("budget", "key.budget", "budget", label),
+        Column("interval", "key.interval"),
+        Column("seed", "key.seed"),
+        Column("tier", lambda one: "critical" if one.critical else "advisory"),
+        Column("verdict", "verdict"),
+        Column("", words.verdict, "verdict"),
+        Column("exit_code", "code"),
+        Column("margin", "margin"),
+        Column("base", "tested.together.paired.mean_b", "base", number),
+        Column("new", "tested.together.paired.mean_a", "new", number),
+        Column("", _difference, "new - base"),
+        Column("difference", "tested.together.paired.diff"),
+        Column("low", "tested.together.low"),
+        Column("p", "p"),
+        Column("p_sign_flip", "tested.together.p_sign_flip"),
+        Column("smallest_drop", "drop"),
+        Column("test", "tested.together.paired.test"),
+        Column("questions", "tested.together.paired.questions"),
+        Column("clusters", "tested.together.paired.clusters"),
+        Column("stages", lambda one: one.tested and len(one.tested.stages)),
+        Column("first_difference", lambda one: one.first and one.first.words),
+        Column("reasons", lambda one: list(one.reasons)),
+        *_figures(),
+    ]
+
+
+def _figures() -> list[Column]:
+    named = {
+        "entries_after_evict": "after",
+        "entries_peak": "peak",
+        "kv_bytes_peak": "KV peak",
+        "output_tokens": "length",
+        "truncated": "truncated",
+        "no_answer": "no answer",
+        "tokens_per_second": "tok/s",
+        "evict_share": "eviction",
+    }
+    columns = []
+    for name, header in named.items():
+        columns += [
+            Column("", _Shown(name), header),
+            *(Column(f"{name}.{side}", _Of(name, side)) for side in ("base", "new")),
+        ]
+        if name in ("output_tokens", *SHARES):
+            columns.append(Column(f"{name}.p_more", _Of(name, "p")))
+    return columns
+
+
+@dataclass(frozen=True, slots=True)
+class _Of:
+    """A measure's number."""
+
+    name: str
+    side: str
+
+    def __call__(self, one: Judged) -> float | None:
+        found = _measure(one, self.name)
+        return None if found is None else float(getattr(found, self.side))
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A measure as a table shows it: both entries where they differ, a ratio, or a change of a share."""
+
+    name: str
+
+    def __call__(self, one: Judged) -> str | None:
+        found = _measure(one, self.name)
+        if found is None or math.isnan(found.new):
+            return None
+        if self.name in SHARES:
+            return f"{found.new - found.base:+.3f}"
+        if self.name in RATIOS:
+            return None if math.isnan(found.ratio) else f"{found.ratio:.2f}x{self._spread(one)}"
+        if found.base == found.new:
+            return entries(found.new)
+        return f"{NOTHING if math.isnan(found.base) else entries(found.base)} > {entries(found.new)}"
+
+    def _spread(self, one: Judged) -> str:
+        """The standard deviation of the ratio of two samples' speeds."""
+        if self.name != "tokens_per_second" or one.pair is None:
+            return ""
+        spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pair.base, one.pair.new)]
+        found = _measure(one, self.name)
+        return "" if found is None or any(map(math.isnan, spreads)) else f" ±{found.ratio * math.hypot(*spreads):.2f}"
+
+
+def _measure(one: Judged, name: str) -> Measure | None:
+    return next((found for found in one.measures if found.name == name), None)
+
+
+def _difference(one: Judged) -> str:
+    if one.verdict == "same":
+        return f"{0:+.3f}"
+    if one.tested is None or math.isnan(one.tested.together.diff):
+        return NOTHING
+    found = one.tested.together
+    bound = "" if math.isnan(found.low) else f" (≥{found.low:+.3f})"
+    return f"{found.diff:+.3f}{bound}"

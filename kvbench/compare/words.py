@@ -1,0 +1,140 @@
+"""An outcome in sentences of one line: what fails, what is undecided, what differs. Text from outside is escaped."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+from kvbench.compare.facts import Difference
+from kvbench.compare.outcome import Judged, Outcome
+from kvbench.report.stats import ALPHA, fewest_clusters
+from kvbench.store.files import bare
+
+MOST = 4  # names that a sentence lists
+
+
+def name(one: Judged, outcome: Outcome) -> str:
+    """A cell in words, with seed or model where these tell cells apart."""
+    keys = [other.key for other in outcome.judged if other.key != one.key]
+    key = one.key
+    alike = [k for k in keys if (k.task, k.method, k.budget) == (key.task, key.method, key.budget)]
+    parts = {"model": key.model, "interval": key.interval, "seed": key.seed}
+    own = [f"{part} {value}" for part, value in parts.items() if any(getattr(k, part) != value for k in alike)]
+    return bare(key.cell) + (f" ({bare(', '.join(own))})" if own else "")
+
+
+def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
+    """(critical, sentence) of every cell that fails."""
+    for one in outcome.judged:
+        if one.reasons:
+            yield one.critical, f"{name(one, outcome)}: {fails(one)}"
+
+
+def undecided(outcome: Outcome) -> Iterator[str]:
+    """What comparisons without a verdict could have seen, and what decides them."""
+    again = [one for one in outcome.undecided if one.again]
+    open_ = [one for one in outcome.undecided if not one.again]
+    if again:
+        names = _few(name(one, outcome) for one in again)
+        yield f"{names}: the first stage rejects. {second_run(outcome)}"
+    by_words: dict[str, list[Judged]] = {}
+    for one in open_:
+        by_words.setdefault(_could_see(one), []).append(one)
+    for words, cells in by_words.items():
+        yield f"{words} ({_few(name(one, outcome) for one in cells)}.)" if len(outcome.judged) > 1 else words
+
+
+def _could_see(one: Judged) -> str:
+    """ "5 questions cannot show a drop smaller than 67 points at 80% power." """
+    assert one.tested is not None
+    found = one.tested.together.paired
+    unit = "question" if found.clusters == found.questions else "cluster"
+    count = f"{found.clusters} {unit}{'' if found.clusters == 1 else 's'}"
+    if found.clusters < fewest_clusters(2 * ALPHA):
+        return f"{count} cannot show a drop of any size; at least {fewest_clusters(2 * ALPHA)} are needed."
+    if math.isnan(one.drop) or one.drop >= 1:
+        return f"{count} cannot show a drop of any size at 80% power after Holm."
+    points = 100 * one.drop
+    size = f"{points:.1f}".rstrip("0").rstrip(".") if points < 10 else f"{points:.0f}"
+    return f"{count} cannot show a drop smaller than {size} points at 80% power."
+
+
+def second_run(outcome: Outcome) -> str:
+    seeds = sorted({key.seed for key in outcome.base.cells} - {key.seed for key in outcome.new.cells})
+    if seeds:
+        return f"Run the new side with --seed {bare(seeds[0])} too, and compare again with both runs: NEW,NEW2."
+    return "Run both sides with another --seed too, and compare again with both runs of each: BASE,BASE2 NEW,NEW2."
+
+
+def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
+    """(class, sentence) of what differs between the sides: subject, or surroundings."""
+    found: dict[Difference, list[str]] = {}
+    for one in outcome.judged:
+        for difference in one.pair.differences if one.pair else ():
+            found.setdefault(difference, []).append(one.key.method)
+    for difference, methods in found.items():
+        of = _few(dict.fromkeys(map(bare, methods))) if difference.name.startswith(("method", "artefacts")) else ""
+        yield difference.kind, difference.words + (f" of {of}" if of else "")
+
+
+def machines(outcome: Outcome) -> str:
+    """Both machines, for the figures of speed."""
+    sides = []
+    for side in (outcome.base, outcome.new):
+        facts = [cell.facts for cell in side.cells.values()]
+        known = {part: sorted({f[part] or "" for f in facts} - {""}) for part in ("device", "processor", "threads")}
+        known["threads"] = [f"{count} threads" for count in known["threads"]]
+        sides.append(" ".join(bare(value) for values in known.values() for value in values[:2]) or "unknown")
+    return sides[0] if sides[0] == sides[1] else f"{sides[0]} against {sides[1]}"
+
+
+def verdict(one: Judged) -> str:
+    """The verdict as a table shows it."""
+    if one.verdict == "worse":
+        return f"worse {p(one.p)}"
+    if one.verdict == "no worse":
+        return f"no worse than {one.margin:g}"
+    if one.again:
+        return "undecided: second run"
+    return one.verdict
+
+
+def p(value: float) -> str:
+    return "p<0.001" if value < 0.001 else f"p={value:.3f}"
+
+
+def decisions(outcome: Outcome) -> Iterator[str]:
+    """Where methods decide differently when they read the same answers."""
+    replayed = [one for one in outcome.judged if one.pair and one.pair.base.decisions and one.pair.new.decisions]
+    for one in replayed:
+        if one.decision is not None:
+            said = one.decision if isinstance(one.decision, str) else one.decision.words
+            yield f"Decisions of {name(one, outcome)} on the same answers differ first at {said}."
+    if replayed and all(one.decision is None for one in replayed):
+        yield "Decisions on the same answers are equal in every layer."
+
+
+def fails(one: Judged) -> str:
+    return f"{'; '.join(one.reasons)}."
+
+
+def is_failing(one: Judged, outcome: Outcome) -> bool:
+    """Whether this cell decides the exit code."""
+    return one.critical and bool(one.code or (outcome.policy.strict and one.verdict == "undecided"))
+
+
+def summary(outcome: Outcome) -> str:
+    """ "12 cells: 1 worse, 2 undecided, 9 same." """
+    verdicts = [verdict(one).partition(" p")[0] for one in outcome.judged]
+    listed = ", ".join(f"{verdicts.count(word)} {word}" for word in dict.fromkeys(sorted(verdicts)))
+    return f"{len(verdicts)} {'cell' if len(verdicts) == 1 else 'cells'}: {listed}."
+
+
+def extra(outcome: Outcome) -> str:
+    return _few(bare(key.cell) for key in outcome.extra)
+
+
+def _few(names: Iterable[str]) -> str:
+    listed = list(names)
+    more = len(listed) - MOST
+    return ", ".join(listed[:MOST]) + (f" and {more} more" if more > 0 else "")

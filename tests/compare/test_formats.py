@@ -1,0 +1,86 @@
+"""No format runs, hides or passes on text of a model, a file name or a run."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+
+import pytest
+
+from kvbench.compare import flips
+from kvbench.compare.github import commands
+from kvbench.compare.junit import junit
+from kvbench.compare.outcome import compare
+from kvbench.compare.policy import Policy
+from kvbench.compare.reading import read_runs
+from kvbench.compare.tables import Comparison
+from kvbench.report.render import FORMATS
+
+EVIL = "<script>alert(1)</script>|x`::error::boo\x1b[31m\u202e\r\n::stop-commands::x%0A]]>"
+OTHER = {"method_source": "bbbb"}
+
+
+@pytest.fixture
+def outcome(make_run: Callable, rows: Callable):
+    """A cell with an evil method, task and questions that fell from right to wrong, with evil answers."""
+    names = {"method": EVIL, "task": f"task{EVIL}"}
+    base = rows([[1.0]] * 8, **names)
+    new = rows([[0.0]] * 8, **names, **OTHER)
+    for side in (base, new):
+        for row in side:
+            row |= {"doc_id": f"{EVIL}{row['doc_id']}", "output": EVIL, "extracted": EVIL}
+    folders = make_run("a", base), make_run("b", new)
+    found = compare(*(read_runs([folder], folder.name) for folder in folders), Policy())
+    assert found.exit_code == 5
+    return found
+
+
+def test_text_and_markdown(outcome) -> None:
+    tables = Comparison.make(outcome)
+    shown = {name: FORMATS[name](tables) for name in ("text", "markdown")}
+    shown |= {"flips": flips.text(outcome), "flips in Markdown": flips.markdown(outcome)}
+    for name, text in shown.items():
+        assert not {"\x1b", "\u202e", "\r"} & set(text), name
+        assert "\n::" not in text, name
+    for name in ("markdown", "flips in Markdown"):
+        assert "<script" not in shown[name]
+        assert "&lt;script&gt;" in shown[name]
+    rows = [line for line in shown["flips in Markdown"].splitlines() if line.startswith("| ")]
+    assert {line.replace("\\|", "").count("|") for line in rows} == {6}
+
+
+def test_json_is_one_line(outcome) -> None:
+    text = FORMATS["json"](Comparison.make(outcome, flips=True))
+    assert "\n" not in text
+    assert json.loads(text)["tables"][0]["cells"][0]["method"].startswith("<script>")
+
+
+def test_junit_is_well_formed(outcome) -> None:
+    suites = ET.fromstring(junit(outcome))
+    [case] = suites.iter("testcase")
+    assert "<script>alert(1)</script>" in case.get("name", "")
+    assert "\x1b" not in ET.tostring(suites, encoding="unicode")
+
+
+def test_github_has_one_command_a_line(outcome) -> None:
+    [line] = commands(outcome)
+    assert line.startswith("::error title=kvbench compare::")
+    assert "\n" not in line
+    assert "%250A" in line  # the percent sign of the text, escaped
+
+
+def test_answers_to_gated_questions_are_withheld(make_run, rows) -> None:
+    base = rows([1.0] * 8, task="gpqa_diamond", output="the secret question")
+    new = rows([0.0] * 8, task="gpqa_diamond", output="the secret question", output_sha256="x", **OTHER)
+    found = compare(*(read_runs([make_run(name, part)], name) for name, part in (("a", base), ("b", new))), Policy())
+    for text in (flips.text(found), flips.markdown(found), FORMATS["json"](Comparison.make(found, flips=True))):
+        assert "withheld" in text
+        assert "secret" not in text
+
+
+def test_answers_of_a_file_are_not_here(make_run, rows, side) -> None:
+    new = read_runs([make_run("b", rows([0.0] * 8, **OTHER))], "b")
+    text = flips.text(compare(side("a", rows([1.0] * 8)), new, Policy()))
+    assert "base  (not in a baseline file)" in text
+    assert "new   answer 0.0" in text
