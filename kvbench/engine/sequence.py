@@ -1,4 +1,4 @@
-"""A sequence while the engine decodes it: tokens, turns, clock, measured time and memory. `Slots` holds all sequences."""
+"""A sequence while the engine decodes it: tokens, turns, clock, measured time and memory. `Slots` holds them all."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ..
 
 
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
-    """Raise UserError when the layers that are evicted differ in heads or dimensions: uneven budgets need equal ones."""
+    """Raise UserError when layers that are evicted differ in heads or dimensions; uneven budgets need equal layers."""
     if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
         raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
 
