@@ -99,7 +99,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """Check that --data exists and is used: a file requires that every task reads data, a folder that one task does."""
+    """Raise SetupError if --data does not exist; warn if some task does not read the file, or no task the folder."""
     if config.data is None:
         return
     data = Path(config.data).expanduser()

@@ -72,7 +72,7 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _nature(name: str, method: Any) -> dict[str, Any]:
-    """Properties of a method with its default options."""
+    """The properties of a method, at its default options, that the list shows."""
     decodes = method.trigger(1).growth is not None
     return {
         "name": name,
@@ -88,7 +88,7 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
 
 
 def _scope(method: Any) -> str:
-    """The entries that compete for a budget, and whether heads get uneven shares."""
+    """A text: which entries compete for a method's budget, and whether heads get uneven shares of it."""
     return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 
