@@ -33,7 +33,7 @@ class Evictor:
     """Applies one method to the sequences of a cache.
 
     Args:
-        rules: their budget is ignored; each sequence has its budget from `start`.
+        rules: the method with its weights. Their budget is ignored, because `start` sets the budget of each sequence.
         log: receives the kept positions of every eviction.
     """
 

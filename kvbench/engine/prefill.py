@@ -77,7 +77,7 @@ class PromptReader:
         self._drafts = Drafts(load_draft(loaded), loaded)
 
     def read(self, ids: Sequence[int], rules: Rules, noise_key: int, compress_at: int | None = None) -> PromptState:
-        """Read a prompt of at least one token. compress_at: tokens after which entries are evicted; default all."""
+        """Read a prompt of at least one token. compress_at: tokens to read before the eviction; default: the prompt."""
         cache, logits, evictions = self._read([ids], rules, [noise_key], compress_at)
         return PromptState(
             layers={index: layer.pack(0) for index, layer in cache.layers.items()},

@@ -131,7 +131,7 @@ class PromptCache:
             layer.keep(verdict.keep)
 
     def reduce(self) -> bool:
-        """Evict all layers if they hold more entries than allowed; return whether the method decided."""
+        """Evict all layers if they hold more entries than allowed; return whether they did."""
         if not (self.acting.evicts and self.full()):
             return False
         indices, most = [g.index for g in self.evicting], self.allowed()
