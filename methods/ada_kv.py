@@ -116,7 +116,7 @@ class AdaKV(Method):
     def _counts(
         self, view: LayerView, score: torch.Tensor, among: torch.Tensor, left: torch.Tensor, sure: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return how many of the layer's best `left` [b] entries each head has, [b, Hk]; at least `sure` [b, 1]."""
+        """Return how many of the layer's best `left` [b] entries each head has, [b, Hk]; at least `sure` [b, Hk]."""
         key = order_key(score, view.positions)
         if sure is not None:
             safe = keep_mask(score, view.positions, among, None, sure)
@@ -127,7 +127,7 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Return each head's scores, times its `best` [b] largest scores' share of the sum of its scores."""
+    """Return each head's scores times a share: the sum of its `best` [b] largest scores over the sum of all."""
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest

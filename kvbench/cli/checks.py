@@ -99,7 +99,7 @@ def _check_budgets(config: RunConfig, context: int | None, group: int, problems:
 
 
 def _check_data(config: RunConfig, problems: Problems) -> None:
-    """Raise SetupError if --data does not exist; warn if some task does not read the file, or no task the folder."""
+    """Raise SetupError if --data does not exist; warn of tasks that read no data (for a folder: if no task does)."""
     if config.data is None:
         return
     data = Path(config.data).expanduser()

@@ -204,7 +204,7 @@ def check(
     Args:
         keeps, musts: [b, Hk, N] of each layer.
         each: mean entries per head that a layer may keep; None if layers share the budget.
-        total: mean entries per head that all layers together may keep, as a sum over layers.
+        total: entries that all layers together may keep: the mean per head, summed over the layers of the model.
     """
     if any(must is not None and bool((must & ~keep).any()) for keep, must in zip(keeps, musts)):
         raise BudgetViolation("a protected entry (sink, recent token or prompt) was evicted.")

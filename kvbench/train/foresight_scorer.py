@@ -27,7 +27,7 @@ MEASURED = 32  # traces from which mean and deviation of the inputs are estimate
 class TrainedScorer:
     """The trained tensors of a scorer of standardised inputs; `scorer()` returns the equivalent scorer of raw inputs.
 
-    start: initial tensors; mean, deviation: [L, Hk, D] of the raw inputs; unit: raw outputs per trained output.
+    start: initial tensors; mean, deviation: [L, Hk, D] of the raw inputs; unit: factor from trained to raw outputs.
     """
 
     def __init__(

@@ -115,7 +115,7 @@ class Evictions:
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """A method that computes the inputs of `scorer`, lets the method `judge` decide, and records it in `choices`."""
+    """A method that computes the inputs of `scorer`, lets `judge` decide, and records decisions in `choices`."""
 
     scorer: Any
     judge: Any
