@@ -68,7 +68,7 @@ class AdaKV(Method):
 
     @cached_property
     def inner(self) -> Method:
-        """The method `base`, which scores."""
+        """The method that the option `base` names; it computes the scores."""
         return from_label(self.base)
 
     def score(self, view: LayerView) -> ScoreOut:
@@ -116,7 +116,7 @@ class AdaKV(Method):
     def _counts(
         self, view: LayerView, score: torch.Tensor, among: torch.Tensor, left: torch.Tensor, sure: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return each head's number of entries among the layer's best `left`, at least `sure`, [b, Hk]."""
+        """Return how many of the layer's best `left` [b] entries each head has, [b, Hk]; at least `sure` [b, Hk]."""
         key = order_key(score, view.positions)
         if sure is not None:
             safe = keep_mask(score, view.positions, among, None, sure)
@@ -127,7 +127,7 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Return each head's scores, times the share of the head's total that its `best` [b] largest scores hold."""
+    """Return each head's scores times a share: the sum of its `best` [b] largest scores over the sum of all."""
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest

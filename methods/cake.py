@@ -13,15 +13,15 @@ count below.
 
 Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 per model and budget (1.6 and 0.4 for
 one model); here both are 1, the code's fallback. The code rounds layer budgets down and gives the missing entries to
-the first layers (`rounding=official`). It evicts nothing from prompts of at most C + window tokens. Its rule for
-decoding, which the paper's experiments do not use (`decode=true`): every layer keeps its number of entries, chosen by
-the pooled attention of the newest query.
+the first layers (`rounding=official`). The code evicts nothing from prompts of at most C + window tokens. Its rule for
+decoding, which the paper's experiments do not use (`decode=true`): every layer keeps the number of entries that the
+first eviction left, chosen by the pooled attention of the newest query.
 
-`compat=reference` reproduces two more properties of the released code. While decoding, slots stay in score order, so
-pooling runs over neighbours in rank. And with `cascade`, a layer is evicted as soon as the model has read the prompt in
-it, at budgets among the layers so far, and again after each layer above. Where an upper layer holds less than its
-budget, lower layers that were evicted before get the remainder: they keep less after the prompt, and grow to their
-budgets while decoding. Without `cascade`, every layer gets its final budget at once.
+`compat=reference` reproduces two more properties of the released code. While decoding, the cache stays in score order,
+so pooling runs over neighbours in rank. And with `cascade`, a layer is evicted as soon as the model has read the prompt
+in it, to its share of the budget among the layers read so far, and again after each further layer. Where an upper layer
+holds less than its budget, lower layers that were evicted before get the remainder: they keep less after the prompt,
+and grow to their budgets while decoding. Without `cascade`, every layer gets its final budget at once.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class CAKE(Method):
     def _in_slot_order(
         self, view: LayerView, votes: torch.Tensor, among: torch.Tensor, stats: dict[str, torch.Tensor]
     ) -> ScoreOut:
-        """Return scores, ranks and states as in the released code, which sorts a layer's slots at every eviction."""
+        """Return scores, ranks and states as in the released code, which sorts a layer's entries at every eviction."""
         states, first, held = view.states, stats["first"], view.held()
         after_prompt = (states["evicted_at"] == states["prompt"])[:, None]
         shrank = held < states["entries"] + (view.seen - states["evicted_at"])[:, None]
@@ -157,7 +157,7 @@ class CAKE(Method):
         return torch.cat(scores, dim=1), entropy, variance
 
     def _share(self, view: LayerView, first: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return new states: `entries`, how many a head keeps from now on, as many as the first eviction left."""
+        """Return the new states. `entries`: how many a later eviction leaves in each head, as many as the first."""
         known = view.states["entries"]
         left = view.held() - (view.seen - view.states["evicted_at"])[:, None]
         entries = torch.where(known > 0, known, left)
@@ -181,9 +181,9 @@ class CAKE(Method):
         return torch.where(first, each, stats["entries"].long())
 
     def _split(self, preference: torch.Tensor, spare: int, room: torch.Tensor) -> torch.Tensor:
-        """Split `spare` entries among layers by preference, at most `room` each; all [b, L].
+        """Split `spare` entries among layers in proportion to preference [b, L], at most `room` [b, L] per layer.
 
-        Without any preference the layers share evenly.
+        The layers share evenly if all preferences are 0.
         """
         total = preference.sum(dim=1, keepdim=True)
         share = torch.where(total > 0, preference / total, 1 / preference.shape[1])
@@ -194,7 +194,7 @@ class CAKE(Method):
         )
 
     def _cascade(self, preference: torch.Tensor, spare: int, room: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
-        """Return the fewest entries outside the window that an eviction of the cascade leaves each layer, [b, L]."""
+        """Return for each layer the fewest entries outside the window that the cascade's evictions leave, [b, L]."""
         least = final.clone()
         for read in range(1, preference.shape[1]):
             part = self._split(preference[:, :read], spare, room[:, :read])
@@ -203,7 +203,7 @@ class CAKE(Method):
 
 
 def _official(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:
-    """Round down and cut to `room`; then spread the missing entries evenly, a remainder over the first layers."""
+    """Round `ideal` down, cap it at `room`, and add what `total` lacks evenly; a remainder goes to the first layers."""
     each = torch.minimum(ideal.long(), room)
     cut = (ideal.long() - each).sum(dim=1)
     for missing in (cut, None):

@@ -49,7 +49,7 @@ class ExpectedAttention(Method):
         return (State(name="count"), State(name="mean", shape=("query_heads", "head_dim")), *spread)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """Merge the moments of new queries into the running moments; sums of squares would cancel in float32."""
+        """Merge the moments of new queries into the running ones; sums of squares would lose precision in float32."""
         queries = view.rotate(view.queries, -view.query_positions)
         counted = (view.query_positions >= self.sinks)[:, None, :, None]  # [b, 1, w, 1]
         new = counted.sum(dim=(1, 2, 3)).float()

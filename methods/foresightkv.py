@@ -75,7 +75,7 @@ class ForesightKV(Method):
         return Protect(recent=max(1, budget // 4), by_interval=True)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """Add a block of queries to its chunk, and a finished chunk to the decayed sum."""
+        """Add the attention of a block of queries to its chunk's statistics, and finished chunks to the decayed sum."""
         group = view.queries.shape[1] // view.keys.shape[1]
         old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         new = dict(zip(("sum", "max", "min"), attention_statistics(view)))

@@ -57,7 +57,7 @@ class GKV(WindowVote):
 
     @property
     def by_rank(self) -> bool:
-        return False  # G-KV's code keeps slots in text order
+        return False  # G-KV's code stores entries in text order
 
     def score(self, view: LayerView) -> ScoreOut:
         among, order = view.older(self.window), view.text_order()

@@ -47,7 +47,7 @@ class Golden(Method):
         return Protect(recent=self.recent)
 
     def score(self, view: LayerView) -> torch.Tensor:
-        """Return the scores that a replay has put into `view.weights`: a table [b, Hk, blocks + 1, T] per layer."""
+        """Return the scores from the tables [b, Hk, blocks + 1, T] that a replay has put into `view.weights`."""
         future = view.weights.get(f"{self.within}.{view.layer}")
         if future is None:
             raise UserError("method 'golden' is an oracle: it knows the future, which only 'kvbench replay' can tell.")

@@ -66,9 +66,9 @@ class LookaheadKV(Method):
 
 
 def _shapes(model: Sizes) -> Shapes:
-    """Return the shapes of embeddings and of an adapter of the attention projections.
+    """Return the shapes of random weights for tests: embeddings, and an adapter of the attention projections.
 
-    Adapters of other projections are not drawn: not every model's configuration states their sizes.
+    Other projections get no adapter, because not every model's configuration states their sizes.
     """
     hidden, dim = model["hidden_size"], model["head_dim"]
     query, key = model["num_attention_heads"] * dim, model["num_key_value_heads"] * dim

@@ -2,8 +2,8 @@
 
 Paper: Make Each Token Count, arXiv 2605.09649 (global retention with weight-tied gates; DBTrimKV in its repository).
 
-The gate is deeper (`gate=rg10`), and its last projection is shared so that betas of different layers and heads are
-comparable: `tie=layers` in the released code, `tie=layers_and_heads` in the paper. An entry's score is
+The gate is deeper than trimkv's (`gate=rg10`). Layers, or layers and heads, share its last projection, so that their
+betas are comparable: `tie=layers` in the released code, `tie=layers_and_heads` in the paper. An entry's score is
 
     log G = log of the sum over the next n queries of beta^age,     n = `horizon`; n = 1 is trimkv's score
 

@@ -8,9 +8,9 @@ mean cosine similarity of key j to the others. In each key's row, the similarity
 README (the released class and script have 0.07).
 
 The paper zeroes similarities below the threshold; the released code, followed here, keeps them and spares one entry per
-row. `compat=reference` reproduces the rest of the code: slots stay in score order, so pooling and "most recent" go by
-rank; a row without a similar key spares slot 0; and the method is called already at exactly the budget. Not reproduced:
-the code scores every sequence of a batch with the redundancy of the first.
+row. `compat=reference` reproduces the rest of the code: the cache stays in score order, so pooling and "most recent" go
+by rank; a row without a similar key spares the first entry (the code's slot 0); and the method is called already at
+exactly the budget. Not reproduced: the code scores every sequence of a batch with the redundancy of the first.
 
 `global_score=max|mean|sum` replaces I by the global score of G-KV (`kvbench.eviction.terms.window_vote`), pooled. This
 I is at most about 1 while R sums to 1, so R is divided by its head's maximum too, as in G-KV.

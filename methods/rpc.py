@@ -91,7 +91,7 @@ class RPC(Method):
 
 
 def _mean_over_heads(votes: torch.Tensor, positions: torch.Tensor, among: torch.Tensor) -> torch.Tensor:
-    """Return votes [b, Hk, N] averaged over the heads by token; heads may store a token in different places."""
+    """Average the votes [b, Hk, N] for each token over the heads, which may store the token in different rows."""
     b, heads, _ = votes.shape
     end = int(positions.max()) + 1
     at = torch.where(among, positions, end)  # all others share an unused column

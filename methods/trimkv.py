@@ -9,7 +9,7 @@ protected (`recent` 0). `kvbench train trimkv` trains gates; `kvbench weights im
 
 The released code adds one to every age (`age_offset=1`), which changes the order because age multiplies log beta. The
 code's `knorm_alpha` is `knorm=true`, its sliding window `recent`. The code evicts when C + buffer entries are held
-(buffer 128; 32 in its examples); here the interval is the buffer, and evictions follow the ticks of all methods.
+(buffer 128; 32 in its examples); here the interval takes the place of the buffer, and the method evicts at its ticks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""`chain`: the model needs every line of a plan in the prompt exactly once, later: a test of foresight.
+"""`chain`: the prompt holds a plan, and the answer needs each of its lines exactly once: a test of foresight.
 
-Variants: chain-4 (default), chain-8. Past attention does not tell which line comes next, so as the only task it is
-unfair to methods that use past attention. The headline score is the share of steps before the first error; the other
+Variants: chain-4 (default), chain-8. Past attention does not show which line comes next, so this task alone is unfair
+to methods that use past attention. The headline score is the share of steps before the first error; the other
 score is exact match.
 """
 

@@ -83,7 +83,7 @@ class GPQADiamond(Task):
 
 
 def option_order(record: str, index: int) -> list[int]:
-    """Return the index into `OPTIONS` for each letter, in order `index` of a question."""
+    """Return for each letter the index into `OPTIONS` of its option, in the question's order number `index`."""
     order = list(range(len(OPTIONS)))
     random.Random(f"gpqa-{SEED}-{record}-{index}").shuffle(order)
     return order

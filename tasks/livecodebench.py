@@ -46,7 +46,7 @@ NO_PROGRAM = Verdict(verdict="runtime_error", code=-4, results=(-4,), detail="no
 
 
 def _files(variant: str) -> range:
-    """Return the numbers of the files that a variant reads; the first file is 1."""
+    """Return the numbers of the data set's files that a variant reads; the first file has number 1."""
     first, _, last = variant.removeprefix("release_").replace("v", "").partition("_")
     return range(1 if variant.startswith("release") else int(first), int(last or first) + 1)
 

@@ -61,7 +61,7 @@ SETS = {
 
 
 def macro(language: str) -> dict[str, float]:
-    """Return each set's weight in the mean over the six categories; code counts in both languages."""
+    """Return each set's weight in a language's mean over six categories; both languages include the code sets."""
     members = {name: one.category for name, one in SETS.items() if one.language in (language, "code")}
     sizes = list(members.values())
     return {name: 1 / (6 * sizes.count(category)) for name, category in members.items()}
@@ -95,7 +95,7 @@ class LongBench(Task):
         )
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """Return the documents. Raises SetupError now if the set's metric will need a package that is missing."""
+        """Return the documents. Raises SetupError at once if a package that the set's metric needs is missing."""
         require(self.variant)
         return documents(self, self.rows(source)[:limit], self.doc, ids="_id")
 

@@ -50,7 +50,7 @@ class LongBenchE(LongBench):
         )
 
     def rows(self, source: DataSource) -> list[Mapping[str, Any]]:
-        """Return the set's rows: files name the set with or without "_e", and the synthetic sample holds all sets."""
+        """Return the rows of this set. A file may name it with or without "_e", or hold rows of other sets too."""
         return [row for row in super().rows(source) if str(row["dataset"]).removesuffix("_e") == self.variant]
 
     def category(self, row: Mapping[str, Any]) -> str:

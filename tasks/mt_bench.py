@@ -56,7 +56,7 @@ class MTBench(Task):
     def score(self, doc: Doc, output: Output) -> Score:
         """Return the judge's ratings or, in judge mode "pair", a comparison with the answers of the full cache.
 
-        Raises `kvbench.scoring.judge.KeyRefused` if the judge refuses the key.
+        Raises `kvbench.scoring.judge.KeyRefused` if the judge's server refuses the API key.
         """
         answers = _answers(output.turns, output.thinking)
         if len(answers) < len(doc.turns):

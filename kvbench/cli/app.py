@@ -127,7 +127,7 @@ def _end(error: KVBenchError) -> int:
 
 
 def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenchError:
-    """Any failure as a KVBenchError with a message of one line."""
+    """Turn any failure into a KVBenchError with a message of one line."""
     if isinstance(error, KVBenchError):
         return error
     if isinstance(error, typer.TyperException):
@@ -148,13 +148,13 @@ def _expected(error: BaseException, given: Sequence[str], debug: bool) -> KVBenc
 
 
 def _system(error: OSError) -> SetupError:
-    """Error for a failed system call that no check covers, such as a file name that is too long."""
+    """Return the error for a failed system call that no check covers, such as a file name that is too long."""
     where = f" {quote(error.filename)}" if error.filename else ""
     return SetupError(f"the system refuses{where}: {(error.strerror or faults.words(error)).lower()}.")
 
 
 def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
-    """typer's parse error as a UserError in kvbench's words."""
+    """Turn typer's parse error into a UserError in kvbench's words. given: the words of the command line."""
     option = getattr(error, "option_name", None)
     if option and "such option" in str(error):
         from kvbench.registry import did_you_mean
@@ -168,7 +168,7 @@ def _usage(error: Any, given: Sequence[str] = ()) -> UserError:
 
 
 def _with_commas(given: Sequence[str]) -> str:
-    """The correction ``--budget 48,64`` for ``--budget 48 64``."""
+    """Return the correction of a list typed with blanks (``--budget 48,64`` for ``--budget 48 64``), or ""."""
     for place, option in enumerate(given):
         values = list(itertools.takewhile(lambda word: not word.startswith("-"), given[place + 1 :]))
         if option in LISTS and len(values) > 1:

@@ -1,4 +1,4 @@
-"""The settings of a continued run: from its record, and from the user, who must give some settings again.
+"""The settings of a continued run: most come from its record; the user must give some again.
 
 A run's folder may come from anyone. Settings that decide rows come from its record. Settings that run code, send data
 or name a variable with a key come from the user's command line, environment or configuration file; the record only
@@ -71,7 +71,7 @@ def continued(
 
 
 def asked(config: RunConfig, gathered: Gathered) -> set[str]:
-    """The models and tasks that the user named: kvbench may ask the hub for them."""
+    """The model and tasks that this command line or environment names; only for these may kvbench ask the hub."""
     named = {config.model} if gathered.typed("model") else set()
     return named | (set(config.tasks) if gathered.typed("task") else set())
 
@@ -128,7 +128,7 @@ def _check_again(
 
 
 def _typed_with(settings: Mapping[str, Any]) -> str:
-    """The command that the user typed, with further settings as options."""
+    """The command that the user typed, with `settings` added as options, for a message."""
     typed = sys.argv[1:]
     end = typed.index("--") if "--" in typed else len(typed)  # arguments after it are no options
     return again.line(["kvbench", *typed[:end], *again.words(settings), *typed[end:]])
@@ -248,10 +248,10 @@ def _check_typed(config: RunConfig, gathered: Gathered) -> None:
 
 
 def _value(kept: Any) -> str:
-    """A setting's stored value, for a message."""
+    """A setting's value in the record, as a message shows it."""
     return "default" if kept in (None, "") else bare(hide_keys(str(kept)))
 
 
 def _said(given: Given, value: Any) -> str:
-    """``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
+    """A setting with its source, for a message: ``--seed 2`` or ``environment variable KVBENCH_SEED=2``."""
     return f"{given.source}{' ' if given.source.startswith('--') else '='}{bare(hide_keys(str(value)))}"

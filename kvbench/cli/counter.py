@@ -27,12 +27,12 @@ class Counter(Progress):
         self.update(done, tokens=0, kv_bytes_now=0, kv_bytes_peak=0)
 
     def advance(self, text: str) -> None:
-        """Count one more item, which `text` names."""
+        """Count one more item as done, and show its name `text`."""
         self.at(self._done + 1)
         self.cell(text)
 
     def begin_next(self, text: str) -> None:
-        """Count all items begun before, and begin the item `text`."""
+        """Count the items begun so far as done, and show the next item's name `text`."""
         self.at(self._begun)
         self._begun += 1
         self.cell(text)

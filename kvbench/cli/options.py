@@ -41,7 +41,7 @@ def _option(
 
 
 def _of_setting(name: str) -> Parameter:
-    """The option of a setting: a switch, a repeatable text or a text, as its parser has it."""
+    """The option of a setting. The setting's parser decides whether it is a switch, a text or a repeatable text."""
     field = settings.SETTINGS[name]
     parser, help, panel, metavar = (field.metadata[key] for key in ("parser", "help", "panel", "metavar"))
     if parser is parsers.flag:
@@ -109,7 +109,7 @@ def plain(flags: str, help: str, metavar: str = "") -> Any:
 
 
 def same_as_run(name: str) -> Any:
-    """The option of a setting, as in ``kvbench run``, outside the help panels."""
+    """The option of a setting with the help of ``kvbench run``, outside the help panels, for ``Annotated``."""
     field = settings.SETTINGS[name].metadata
     return plain(f"--{name.replace('_', '-')}", field["help"], field["metavar"])
 
@@ -122,7 +122,7 @@ Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
 
 
 def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Add named options to a command, which gets the values that the user typed as its argument `typed`."""
+    """Add options of ``kvbench run`` to a command, which gets the typed values, by name, as its argument `typed`."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]

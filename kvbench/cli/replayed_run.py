@@ -49,7 +49,7 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
-    """The typed settings that the run's folder does not decide; the user must give these."""
+    """The typed settings beside the run's record: the files that only the user may name, and the model if it moved."""
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 
@@ -65,6 +65,6 @@ def check_same(config: RunConfig, folder: Path, ready: Inputs) -> None:
 
 
 def named(config: RunConfig, tasks: list[str] | None) -> set[str]:
-    """Names that may be fetched from the hub: draft models and tasks of this command line, not the run's model."""
+    """Names for which kvbench may ask the hub: draft models and tasks of this command line, not the run's model."""
     methods = [choose.make(m.name, dict(m.options)) for m in config.methods if "draft" in dict(m.options)]
     return {draft for method in methods for draft in method.drafts()} | (set(config.tasks) if tasks else set())

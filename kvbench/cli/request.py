@@ -31,7 +31,7 @@ MISSING = {
 
 
 def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
-    """The configuration, or None if no grid could be made. Every error goes to `problems`."""
+    """The configuration that the settings ask for; None if no grid could be made. Every error goes to `problems`."""
     given = gathered.first("plugin")
     before = len(problems.errors)
     with problems.collect():
@@ -99,7 +99,7 @@ class Builder:
         return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), limit=limit)
 
     def axis(self, block: Layer, key: str) -> list[Any]:
-        """The members of an axis, each once."""
+        """The members of an axis (methods, budgets or tasks), each once."""
         given = self._given(block, key)
         if given is None and key == "budget":
             return []
@@ -121,7 +121,7 @@ class Builder:
         return members
 
     def _members(self, key: str, source: str, typed: Any, entry: int | None) -> list[Any]:
-        """A budget, the tasks that a name stands for, or a method's name with its options from the same table."""
+        """What one item of an axis stands for: a budget, one or more tasks, or a method's name with its options."""
         if key == "budget":
             return [parse(source, lambda raw: budget(raw, entry), typed)]
         if key == "task":
@@ -132,13 +132,16 @@ class Builder:
         return [(choose.canonical(str(typed)), ())]
 
     def _given(self, block: Layer, key: str) -> Given | None:
-        """A flag beats a block, a block beats the run's settings; --task selects among the blocks, see `_selected`."""
+        """An axis as the flag gives it, else the block, else the run's settings; but a block's task beats --task.
+
+        --task then selects among the blocks, see `_selected`.
+        """
         if key == "task" and key in block:
             return block[key]
         return self.gathered.typed(key) or block.get(key) or self.gathered.first(key)
 
     def _selected(self, grids: list[Grid]) -> tuple[Grid, ...]:
-        """The blocks' grids, with --task reduced to its tasks."""
+        """The blocks' grids; with --task, only their tasks that it names."""
         wanted = self.gathered.typed("task")
         if wanted is None or not any("task" in block for block in self.gathered.blocks):
             return tuple(grids)
@@ -163,7 +166,7 @@ class Builder:
                 self.options.append((choose.canonical(method) if method else None, name, value))
 
     def _choose(self, name: str, pairs: list[tuple[str, str]], names: list[str]) -> MethodChoice:
-        """A method with its options. An option without a method's name goes to every method of the grid that has it."""
+        """A method with its options. An option typed without a method's name applies to all methods that have it."""
         pairs = [pair for option, value in pairs for pair in choose.addressed(name, option, value)]
         for method, option, value in self.options:
             anyone = [n for n in names if choose.takers(n, option)]
@@ -192,5 +195,5 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def _last_evicting(names: list[str]) -> str:
-    """The method to name in the error about an option that no method has."""
+    """The method named in the error about an option that no method has: the last that takes a budget, else the last."""
     return next((n for n in reversed(names) if MethodChoice(name=n).takes_budget), names[-1])

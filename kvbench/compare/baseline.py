@@ -20,9 +20,9 @@ from typing import Any
 from kvbench import __version__
 from kvbench.compare.cell import COUNTS, MARK, Cell, Decisions, Key, Question, Side
 from kvbench.compare.facts import FACTS
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.report.cells import method_label
-from kvbench.store.files import bare, reason, replacing
+from kvbench.store.files import reason, replacing
 from kvbench.store.identity import digest
 from kvbench.store.strict_json import document
 

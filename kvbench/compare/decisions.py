@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from kvbench.compare.cell import MARK, Cell, Decisions, Side, mark
 from kvbench.console import terminal
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.report.cells import method_label
-from kvbench.store.files import bare
 from kvbench.store.identity import canonical_json
 from kvbench.store.schema import natural
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from kvbench.config.run_config import RunConfig
     from kvbench.engine.model.load import LoadedModel
-    from kvbench.replay.traces import Trace
+    from kvbench.replay.traces import ForcedTrace
 
 MOST = 3  # answers per task that are read again
 
@@ -107,7 +106,9 @@ def _label(name: str, options: dict[str, Any]) -> str:
     return method_label(name, canonical_json(choose.make(name, options).options()))
 
 
-def _read(loaded: LoadedModel, chosen: Any, traces: list[Trace], interval: int, longest: int) -> dict[str, Decisions]:
+def _read(
+    loaded: LoadedModel, chosen: Any, traces: list[ForcedTrace], interval: int, longest: int
+) -> dict[str, Decisions]:
     from kvbench.eviction import choose
     from kvbench.replay.reader import Listener, TraceReader
 

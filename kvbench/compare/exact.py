@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from kvbench.compare.cell import NO_MARK, Cell
 from kvbench.compare.matching import Pair
-from kvbench.store.files import bare
+from kvbench.errors import bare
 from kvbench.store.schema import natural
 
 AROUND = 24  # characters of each output that a message shows

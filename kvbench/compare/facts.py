@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvbench.compare.cell import Cell
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.report.agree import NOTED, SAME
-from kvbench.store.files import bare
 from kvbench.store.identity import canonical_json
 from kvbench.store.schema import natural
 

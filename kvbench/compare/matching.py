@@ -121,7 +121,7 @@ def _refuse_tasks(base: Side, new: Side, old: Mapping[Key, Cell], now: Mapping[K
     for task in sorted({key.task for key in old if key in now}):
         asked = [{q for key, cell in side.items() if key.task == task for q in cell.questions} for side in (old, now)]
         if not asked[0] & asked[1]:
-            raise UserError(f"{_bare(base.name)} and {_bare(new.name)} share no question of task {quote(task)}.")
+            raise UserError(f"{bare(base.name)} and {bare(new.name)} share no question of task {quote(task)}.")
 
 
 def _pair(key: Key, base: Cell, new: Cell, mapped: bool) -> Pair:
@@ -134,7 +134,3 @@ def _pair(key: Key, base: Cell, new: Cell, mapped: bool) -> Pair:
 def _few(keys: Mapping[Key, Cell]) -> str:
     listed = [key.cell for key in sorted(keys, key=Key.order)]
     return ", ".join(listed[:3]) + (f" and {len(listed) - 3} more" if len(listed) > 3 else "")
-
-
-def _bare(name: str) -> str:
-    return quote(name)[1:-1]

@@ -28,7 +28,7 @@ from kvbench.compare.measures import Measure, measures
 from kvbench.compare.policy import Policy
 from kvbench.compare.stages import Tested, Verdict, grouped, judge, test
 from kvbench.compare.stored import Stored
-from kvbench.store.files import bare
+from kvbench.errors import bare
 
 PASS, MISSING, REGRESSION = 0, 4, 5
 

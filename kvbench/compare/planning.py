@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from kvbench.compare.cell import Cell, Side
 from kvbench.compare.policy import Policy
+from kvbench.errors import bare
 from kvbench.report.stats import ALPHA, fewest_clusters
 from kvbench.report.stats.power import POWER
-from kvbench.store.files import bare
 
 SAMPLES = (1, 4, 8, 16, 32, 64)
 FEWEST = fewest_clusters(2 * ALPHA)

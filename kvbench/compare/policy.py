@@ -25,10 +25,10 @@ from typing import Any
 
 from kvbench.compare.cell import Key
 from kvbench.compare.measures import LIMITED
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.eviction.budget import label
 from kvbench.registry import did_you_mean
-from kvbench.store.files import bare, reason
+from kvbench.store.files import reason
 
 TIERS = ("critical", "advisory")
 PATTERNS = ("task", "method", "budget", "model")

@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Any
 from kvbench.compare import baseline
 from kvbench.compare.cell import COUNTS, NO_MARK, Cell, Key, Question, Side, mark
 from kvbench.compare.facts import FACTS, of_record
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.report.agree import BY_QUESTION, judge_of
 from kvbench.report.cells import answered, cells_of, mean, present, speed
 from kvbench.report.load import find_runs
 from kvbench.report.rows import RUN, Rows
 from kvbench.report.tables import headline_of
 from kvbench.store import manifest, read_columns, read_run
-from kvbench.store.files import bare
 from kvbench.store.schema import NAMES
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 from kvbench.compare.facts import Difference
 from kvbench.compare.outcome import Judged, Outcome
+from kvbench.errors import bare
 from kvbench.report.stats import ALPHA, fewest_clusters
-from kvbench.store.files import bare
 
 MOST = 4  # names that a sentence lists
 

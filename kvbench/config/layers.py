@@ -57,7 +57,10 @@ class Gathered:
         return self.flags.get(key) or self.variables.get(key)
 
     def record(self) -> dict[str, list[dict[str, Any]]]:
-        """{setting: [{"source", "value"}, ...]}, weakest first: values that a flag overrode stay visible."""
+        """All sources and values of each setting, weakest first, so that overridden values stay visible.
+
+        The form is {setting: [{"source", "value"}, ...]}.
+        """
         seen: dict[str, list[dict[str, Any]]] = {}
         for layer in (*self.files, self.variables, self.flags):
             for key, given in layer.items():
@@ -71,8 +74,8 @@ def gather(
 ) -> Gathered:
     """Read suite, config file, environment variables and flags.
 
-    flags: the values that the user typed, by option, or `Given` where the flag's name is not the setting's. None and
-    empty lists count as not typed; options that are no settings are left out.
+    flags: the typed value of each option; a `Given` if the flag's name differs from the setting's. None and empty lists
+    count as not typed; options that are no settings are left out.
     """
     files = [read(suite_path(suite), "--suite")] if suite else []
     if config:
@@ -91,7 +94,7 @@ def gather(
 
 
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
-    """A warning, one sentence, per KVBENCH_ variable that kvbench does not read."""
+    """Warnings of one sentence, one per environment variable KVBENCH_... that kvbench does not read."""
     words = {key.lower(): PREFIX + key.upper() for key in (*KEYS, *(n.removeprefix(PREFIX) for n in ELSEWHERE))}
     sentences = []
     for name in sorted(environ):

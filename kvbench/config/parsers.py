@@ -23,7 +23,7 @@ _DECIMAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)", re.ASCII)
 
 
 class BadValue(ValueError):
-    """An invalid value. The message is the label with either "must be" `need` and `got`, or a whole `predicate`."""
+    """An invalid value. The message is "LABEL must be NEED; got GOT.", or the label followed by `predicate`."""
 
     def __init__(self, need: str = "", got: str = "", *, predicate: str = "") -> None:
         super().__init__(predicate or need)
@@ -170,7 +170,10 @@ def _share(literal: str) -> float:
 
 
 def split(label: str, raw: object, hint: str) -> list[Any]:
-    """The members of a list setting: a TOML list, or texts with commas. An empty member is an error; repeats stay."""
+    """The members of a list setting, given as a TOML list or as text with commas. Raises UserError for an empty member.
+
+    Members that occur twice stay twice.
+    """
     members: list[Any] = []
     for item in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:
         if not isinstance(item, str):

@@ -111,7 +111,7 @@ def load_plugins(paths: Sequence[str]) -> list[str]:
 
 
 def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Path and hash of loaded files, as they were when they were imported."""
+    """Path and hash of each plug-in file loaded so far, with the content that was imported."""
     plugins = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
     return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in plugins]
 
@@ -134,7 +134,7 @@ def _run(file: Path, source: bytes, name: str, label: str) -> None:
 
 
 def _cause(error: BaseException, file: Path) -> str:
-    """Why an import failed, with the line of the file, in one line."""
+    """A text of one line: why an import failed, and at which line of the file."""
     if isinstance(error, NameTaken):
         return f": {error} Register it under another name."
     if isinstance(error, KVBenchError):

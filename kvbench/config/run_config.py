@@ -36,13 +36,13 @@ class MethodChoice:
 
     @property
     def label(self) -> str:
-        """``gkv`` or ``snapkv-decode(variant=gkv)``."""
+        """The method as tables show it: ``gkv`` or ``snapkv-decode(variant=gkv)``."""
         options = ", ".join(f"{k}={v}" for k, v in self.options)
         return f"{self.name}({options})" if options else self.name
 
     @property
     def takes_budget(self) -> bool:
-        """False for the full cache, and for methods whose options decide how many entries stay."""
+        """Whether the user gives a budget; false for the full cache and for methods whose options decide the number."""
         if "+" in self.name:  # methods without a budget cannot be combined
             return True
         return bool(registry.methods.get(self.name)(**dict(self.options)).takes_budget)
@@ -58,7 +58,7 @@ class Cell:
 
     @property
     def label(self) -> str:
-        """``walk gkv @48`` or ``walk gkv @25%``."""
+        """The cell as messages name it: ``walk gkv @48`` or ``walk gkv @25%``."""
         return f"{self.task} {self.method.label}" + ("" if self.budget is None else f" @{label(self.budget)}")
 
 
@@ -105,7 +105,7 @@ class RunConfig(Settings):
         return tuple({(cell, cell.label): cell for cell in cells}.values())
 
     def limit_for(self, task: str) -> int | None:
-        """The number of questions to ask of a task; None is all."""
+        """The number of questions to ask of a task; None: all questions."""
         return next((g.limit for g in self.grids if task in g.tasks and g.limit is not None), self.limit)
 
     def services(self) -> Services:
@@ -136,7 +136,7 @@ class RunConfig(Settings):
         return tuple(sorted({label(size): size for grid in self.grids for size in grid.budgets}.values(), key=order))
 
     def hash(self) -> str:
-        """16 hex digits over everything that can change a row; the order in which cells were listed does not count.
+        """A hash (16 hex digits) of all settings that can change a row; the order of the cells does not change it.
 
         Settings at their default are left out, so that a new setting does not rename the runs made before it.
         """
@@ -189,5 +189,5 @@ class RunConfig(Settings):
 
 
 def _plain(size: Budget) -> int | str:
-    """A budget for JSON: a share as its label, since JSON readers do not tell 1.0 from 1."""
+    """A budget in JSON types. A share becomes its label (``100%``), since JSON readers do not tell 1.0 from 1."""
     return size if isinstance(size, int) else label(size)

@@ -13,7 +13,7 @@ from kvbench.errors import KVBenchError
 
 
 class Several(KVBenchError):
-    """More than one problem. The smallest exit code wins: usage errors come before setup errors."""
+    """Several problems in one error. Its exit code is the problems' smallest: usage errors come before setup errors."""
 
     def __init__(self, errors: list[KVBenchError]) -> None:
         super().__init__("\n".join(dict.fromkeys(str(error) for error in errors)))

@@ -20,7 +20,7 @@ PLAIN_SECONDS = 10.0
 
 
 def step(text: str) -> None:
-    """Print the name of the step that begins, for commands that know no number of rows."""
+    """Print what a command does next, for commands without a progress line of rows."""
     if not silenced():
         from kvbench.console import terminal
 
@@ -71,7 +71,7 @@ class Progress:
         score_mean: float | None = None,
         score_halfwidth: float | None = None,
     ) -> None:
-        """Take totals of the run (rows) and of this process (tokens), and the mean score of the current cell."""
+        """Set the rows done in the whole run, the tokens of this process, and the mean score of the current cell."""
         now = self._clock()
         if now > self._tokens_at:
             rate = max(0, tokens - self._tokens) / (now - self._tokens_at)

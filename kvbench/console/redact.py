@@ -1,12 +1,12 @@
 """Keeps secrets out of files and output.
 
-Stored settings and the commands in kvbench's own messages must stay exact. There `hide_secrets` and `hide_keys` hide
-only values that are recognisable as secrets: the usual shapes of keys, users and passwords in URLs, and values of
-environment variables whose names announce a secret. A command refuses what `holds_secret` finds before it stores
-anything. Texts that are only shown, or that other programs wrote, also lose every value behind a name that announces a
-secret: `redact_text` for messages, URLs and paths, `redact_argv` for a command line, `redact_config` for nested
-settings, `safe_environ` for environment variables (an allow-list). A secret of an unknown shape behind an innocent
-name passes, so never put one on a command line.
+Stored settings and the commands in kvbench's own messages must stay exact. In these, `hide_secrets` and `hide_keys`
+hide only values that are recognisable as secrets: the usual shapes of keys, users and passwords in URLs, and values of
+environment variables whose names announce a secret. Before a command stores settings, it refuses those in which
+`holds_secret` finds a secret. Texts that are only shown, or that other programs wrote, also lose every value behind a
+name that announces a secret: `redact_text` for messages, URLs and paths, `redact_argv` for a command line,
+`redact_config` for nested settings, `safe_environ` for environment variables (an allow-list). None of them recognises a
+secret of unknown shape behind an innocent name, so never put such a secret on a command line.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ def fold_home(text: str) -> str:
 
 
 def redact_keys(text: str) -> str:
-    """A text of another program with keys and passwords hidden, by their names too; paths stay."""
+    """Another program's text without recognisable secrets and without values of names such as ``token``; paths stay."""
     text = _BEARER.sub(rf"\1 {HIDDEN}", hide_keys(text))
     return _ASSIGNMENT.sub(rf"\g<1>{HIDDEN}", text)
 
 
 def hide_keys(text: str) -> str:
-    """The text without recognisable secrets: a printed command keeps ``token=abc/q.jsonl``."""
+    """The text without recognisable secrets. No value is hidden for its name: ``token=abc/q.jsonl`` stays."""
     for value in _secret_values(os.environ):
         text = text.replace(value, HIDDEN)
     text = _SHAPES.sub(HIDDEN, text)
@@ -134,6 +134,6 @@ def _kept(name: str, value: Any) -> Any:
 
 
 def _value(name: str, value: str) -> str:
-    """A secret option's value as it is stored. ``--judge-key-env`` takes a variable's name, which is no secret."""
+    """The stored form of a secret option's value. ``--judge-key-env`` takes a variable's name, which is no secret."""
     names_variable = name.lower().replace("-", "_").endswith("_env") and _VARIABLE_NAME.fullmatch(value)
     return value if names_variable and not _SHAPES.search(value) else HIDDEN

@@ -124,7 +124,7 @@ def not_at_end(clean: Callable[[], None]) -> None:
 
 
 def say(error: Interrupted, tell: Callable[[Interrupted], None]) -> None:
-    """Clean up, then let `tell` print the line of an interrupted command, unless the watching thread printed it."""
+    """Clean up, then call `tell` to print an interrupted command's line, unless the watching thread has printed it."""
     clean_up()
     if _handling is None or _handling.claim():
         tell(error)
@@ -199,7 +199,7 @@ class _Handling:
         self.raise_if_due()
 
     def _swallowed(self, unraisable: Any) -> None:
-        """Raise `Signalled` again shortly after Python discarded it in a destructor."""
+        """If a destructor raised `Signalled`, which Python discards there, raise it again shortly afterwards."""
         if unraisable.exc_type is Signalled and self.number is not None:
             self._raised = False
             again = threading.Timer(SOON, self._again, [self.number])

@@ -53,7 +53,7 @@ def _tell(kind: str, text: str) -> None:
 
 
 def _redact() -> ModuleType:
-    """Import `redact` with the first message, to keep the start fast."""
+    """Import the module `redact` only when the first message needs it, so that commands start fast."""
     from kvbench.console import redact
 
     return redact

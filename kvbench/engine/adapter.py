@@ -1,4 +1,4 @@
-"""A low-rank adapter, active only while the model reads a probe: W x + scaling B A x in the linear layers it names.
+"""A low-rank adapter, active only while the model reads a probe: linear layers that it names give W x + scaling B A x.
 
     with adapted(model, weights):
         model(inputs_embeds=...)

@@ -1,4 +1,4 @@
-"""Evictions while decoding: a method decides about the slots that are due; the cache of those slots is compacted.
+"""Evictions while decoding: at a slot's tick the method decides which entries stay, and the cache drops the others.
 
 `cache.prompt.PromptCache` evicts while a prompt is read.
 """
@@ -18,7 +18,7 @@ from kvbench.eviction.view import LayerView
 
 @contextlib.contextmanager
 def one_thread(device: torch.device) -> Iterator[None]:
-    """Run the block on one CPU thread: with more, last bits depend on which sequences are evicted together."""
+    """Run the block on one CPU thread: with more threads, the scores' last bits depend on the sequences of a batch."""
     before = torch.get_num_threads()
     if device.type == "cpu" and before > 1:
         torch.set_num_threads(1)
@@ -33,7 +33,7 @@ class Evictor:
     """Applies one method to the sequences of a cache.
 
     Args:
-        rules: their budget is ignored; each sequence has its budget from `start`.
+        rules: the method with its weights. Their budget is ignored, because `start` sets the budget of each sequence.
         log: receives the kept positions of every eviction.
     """
 
@@ -84,7 +84,7 @@ class Evictor:
         return allowed(self.method, self.budget[slot], self.prompt_len[slot], seen, self.evictions[slot])
 
     def _batches(self, slots: Sequence[int], stores: Sequence[EvictingStore], sizes: dict[int, int]) -> list[SlotBatch]:
-        """Group slots that the cache can show together and that may keep equally many entries."""
+        """Group slots that one view can show together and that may keep equally many entries."""
         batches = []
         for group in self.cache.batches(slots, stores):
             for size in sorted({sizes[s] for s in group}):

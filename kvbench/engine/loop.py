@@ -218,7 +218,7 @@ class Engine:
         return follow is not None
 
     def _queries_wanted(self, live: list[tuple[int, Sequence]]) -> bool:
-        """Return whether some sequence's next tick can read the queries of this step: later queries overwrite them."""
+        """Return whether to store this step's queries: whether a sequence ticks before newer queries overwrite them."""
         width = self.cache.shape.queries
         if width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
             return width > 0
@@ -231,7 +231,7 @@ class Engine:
             self.on_step(len(live), total, len(live))
 
     def _hold(self, sequence: Sequence, slot: int) -> int:
-        """Note the entries and bytes that a slot holds in its sequence's meter; return its live bytes."""
+        """Record in the sequence's meter the entries and bytes that its slot holds; return the slot's live bytes."""
         cache, size = self.cache, self.cache.live_bytes(slot)
         sequence.meter.note_held(cache.held(slot) * self._copies, size, cache.extra_bytes(slot))
         return size
@@ -243,7 +243,7 @@ class Engine:
         self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes()))
 
     def _release(self, slot: int) -> None:
-        """Free a slot. Each step still computes an idle slot, as one entry at position 0 whose output is ignored."""
+        """Free a slot. Every step still runs an idle slot, with one entry at position 0, and ignores its output."""
         self.slots.clear(slot)
         self.cache.clear(slot)
 

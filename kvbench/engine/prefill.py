@@ -77,7 +77,7 @@ class PromptReader:
         self._drafts = Drafts(load_draft(loaded), loaded)
 
     def read(self, ids: Sequence[int], rules: Rules, noise_key: int, compress_at: int | None = None) -> PromptState:
-        """Read a prompt of at least one token. compress_at: tokens after which entries are evicted; default all."""
+        """Read a prompt of at least one token. compress_at: tokens to read before the eviction; default: the prompt."""
         cache, logits, evictions = self._read([ids], rules, [noise_key], compress_at)
         return PromptState(
             layers={index: layer.pack(0) for index, layer in cache.layers.items()},
@@ -105,7 +105,10 @@ class PromptReader:
         return cache, logits
 
     def go_on(self, cache: PromptCache, tokens: Sequence[Sequence[int]], heard: Heard | None = None) -> torch.Tensor:
-        """Read the next t tokens of every sequence of an open cache; return the logits [b, t, V] after each token."""
+        """Read the next t tokens of every sequence of an open cache; return the logits [b, t, V] after each token.
+
+        heard: called with every attention call and its output.
+        """
         writer = BlockWriter(cache, self.chunk, heard=heard, flash=self._flash)
         logits = self._forward(writer, tokens, cache.seen, keep=0)
         cache.seen += len(tokens[0])
@@ -251,7 +254,7 @@ class _PromptEvictions:
         self.seconds += now(device) - began
 
     def _note(self, before: float) -> None:
-        """Count a decision as an eviction if it dropped entries; `before`: entries per head held before it."""
+        """Count the method's decision as an eviction if entries were dropped. before: entries per head until then."""
         cache = self.cache
         if cache.held() < before:
             self.dropped += 1

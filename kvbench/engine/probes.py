@@ -24,7 +24,7 @@ Forward = Callable[[BlockWriter, Probe, int], tuple[torch.Tensor, int]]
 
 @dataclass(slots=True)
 class Drafts:
-    """Draft models, each loaded once. `load` returns the loaded model of a name; target: the model they draft for."""
+    """Draft models, each loaded once. load: loads the model of a name; target: the model whose answers they draft."""
 
     load: Callable[[str], Any]
     target: Any
@@ -49,7 +49,10 @@ class Drafts:
 
 
 def _vocabulary(loaded: Any) -> Any:
-    """Return a model's vocabulary; without a tokenizer the size of its embedding table, which families pad."""
+    """Return a model's vocabulary, for comparison with another model's; without a tokenizer, its number of embeddings.
+
+    The vocabulary comes first because models that share a tokenizer may pad their embedding tables differently.
+    """
     if hasattr(loaded.tokenizer, "get_vocab"):
         return loaded.tokenizer.get_vocab()
     return loaded.model.get_input_embeddings().weight.shape[0]

@@ -1,4 +1,4 @@
-"""The slow reference: one dense forward pass under masks.
+"""The slow reference for the engine's logits: one dense forward pass under masks.
 
 While the engine runs, `KeptHistory` logs the entries that every eviction kept. Afterwards one dense forward pass over
 the whole sequence, with a mask per layer and head built from the log, must give the engine's logits. The reference

@@ -93,7 +93,8 @@ class Rules:
     ) -> LayerView:
         """Build the view of a layer that the method reads.
 
-        ordinals: layer index -> its ordinal among the layers that are evicted; probe: the view's fields for a probe.
+        ordinals: maps a layer's index to its number among the layers that are evicted; probe: further fields of the
+        view while a probe is read.
         """
         valid = rows.valid
         if valid is None:  # expanding one element takes no memory

@@ -1,4 +1,4 @@
-"""One sequence while the engine decodes it: tokens, turns, clock, measured time and memory. `Slots`: all by slot."""
+"""A sequence while the engine decodes it: tokens, turns, clock, measured time and memory. `Slots` holds them all."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ class Sequence:
 
 
 class Slots:
-    """The slots of a cache: per slot its sequence and the token it reads next. An idle slot reads token 0."""
+    """The sequence in every slot of a cache, and the token that the slot reads next; an idle slot reads token 0."""
 
     def __init__(self, count: int) -> None:
         self.sequences: list[Sequence | None] = [None] * count
@@ -215,11 +215,14 @@ class Slots:
         return [slot for slot, sequence in enumerate(self.sequences) if sequence is None]
 
     def of(self, slots: Iterable[int]) -> list[tuple[int, Sequence]]:
-        """Return those of `slots` that are in use, with their sequences."""
+        """Return the slots among `slots` that are in use, with their sequences."""
         return [(slot, sequence) for slot in slots if (sequence := self.sequences[slot]) is not None]
 
     def seat(self, slot: int, sequence: Sequence) -> None:
-        """Put a sequence in a slot, or keep it there. It reads its next pending token, else its last drawn token."""
+        """Put a sequence in a slot, or keep it there, and choose the token that the slot reads next.
+
+        This is the first of the sequence's `pending` tokens (of its next turn), else the token drawn last.
+        """
         self.sequences[slot] = sequence
         self.inputs[slot] = sequence.pending.popleft() if sequence.pending else sequence.tokens[-1]
 

@@ -121,8 +121,8 @@ LENGTH_STEP = 64  # rows; in longer caches each slot is read up to its own lengt
 class StepWriter(ABC):
     """Appends one token to every slot and attends to all its live rows.
 
-    The number of rows read changes the last bits of the result, so it never depends on other slots: all rows where a
-    budget bounds them or the cache is small, else as many as the slot's own length requires.
+    The number of rows read changes the last bits of the result, so it never depends on other slots. A step reads all
+    rows of a slot where a budget bounds them or the cache is small, else as many as the slot's own length requires.
     """
 
     def __init__(self, cache: SlotCache, rules: Rules) -> None:
@@ -210,7 +210,7 @@ class DenseStepWriter(StepWriter):
 
 
 class PagedStepWriter(StepWriter):
-    """A step writer that gathers each head's rows through its block table (a kernel would replace `attend`)."""
+    """A step writer for `PagedCache`: it copies each head's rows together through its block table, then attends."""
 
     cache: PagedCache
 
@@ -255,7 +255,7 @@ class PagedStepWriter(StepWriter):
         return call.attend(call.query, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
 
     def _bucket(self, rows: int) -> int:
-        """Return how many rows to read for a slot whose longest head has `rows`: a base size, doubled as needed."""
+        """Return how many rows to read for a slot whose longest head has `rows`: a base size, doubled until it fits."""
         size = self.cache.shape.rows if self.fixed else FIXED_ROWS
         while size < rows:
             size *= 2

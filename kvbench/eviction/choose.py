@@ -46,7 +46,7 @@ def parse(name: str, pairs: list[tuple[str, str]]) -> Method:
 
 
 def _made(name: str, options: Pairs, build: Callable[[str, Pairs], Method]) -> Method:
-    """Return one method with all options, or two combined, each built with the options that carry its name."""
+    """Return one method with all options, or two combined; of two, each gets the options prefixed with its name."""
     parts = canonical(name).split("+")
     if len(parts) == 1:
         return build(parts[0], options)
@@ -73,7 +73,7 @@ def addressed(name: str, option: str, value: str) -> list[tuple[str, str]]:
 
 
 def takers(name: str, option: str) -> list[str]:
-    """Return the methods of a name (one, or two joined by ``+``) that have an option."""
+    """Return those methods in `name` (one, or two joined by ``+``) that have this option."""
     return [part for part in name.split("+") if any(i.name == option for i in describe(methods.get(part)))]
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Combined(Method):
-    """The method `first` right after the prompt, the method `second` at every later eviction; options stay separate."""
+    """Two methods: `first` decides right after the prompt, `second` at every later eviction. Options stay separate."""
 
     names: tuple[str, str]
     first: Method
@@ -82,7 +82,7 @@ class Combined(Method):
         return self.first.states() + self.second.states()
 
     def protect(self, budget: int) -> Protect:
-        """Return the larger protection of the two; an eviction uses that of the method of its phase."""
+        """Return the larger protection of the two methods; at an eviction, only that of the deciding method applies."""
         a, b = self.first.protect(budget), self.second.protect(budget)
         return Protect(sinks=max(a.sinks, b.sinks), recent=max(a.recent, b.recent), prompt=a.prompt or b.prompt)
 

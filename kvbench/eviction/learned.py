@@ -14,7 +14,7 @@ Sizes = Mapping[str, int]  # of a model, named as in its configuration: num_hidd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedWeights(Weights):
-    """Weights that only training makes."""
+    """Weights that a method can get by training only, with their tensor shapes and a check of their fit."""
 
     what: str  # their name in messages: "gate", "scorer"
     option: str  # the method's option that names the file

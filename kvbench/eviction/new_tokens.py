@@ -1,4 +1,4 @@
-"""Tokens as they enter the cache: the only moment at which a method sees their hidden states."""
+"""Tokens at the moment when they enter the cache; only then can a method read their hidden states."""
 
 from __future__ import annotations
 

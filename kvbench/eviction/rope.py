@@ -11,7 +11,7 @@ from kvbench.lazy import torch
 class Rope:
     """A model's rotary embedding: frequencies [r / 2] of the first r dimensions, and how dimensions are paired.
 
-    interleaved: neighbours (0, 1), (2, 3) ... form pairs; otherwise dimensions i and i + r / 2.
+    interleaved: dimensions (0, 1), (2, 3) ... form pairs; otherwise dimensions i and i + r / 2 do.
     """
 
     frequencies: torch.Tensor

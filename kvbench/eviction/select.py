@@ -91,7 +91,7 @@ def allocation_of(views: Sequence[LayerView], outs: Sequence[ScoreOut]) -> Alloc
 def _jointly(
     method: Method, views: Sequence[LayerView], outs: Sequence[ScoreOut], musts: Sequence[torch.Tensor | None]
 ) -> list[torch.Tensor]:
-    """Return masks of kept entries if all layers and heads compete together; they are joined in axis 1."""
+    """Let the entries of all layers and heads compete for one budget; return each layer's mask of kept entries."""
     longest = max(v.positions.shape[-1] for v in views)
 
     def join(parts: Sequence[torch.Tensor], fill: float | bool) -> torch.Tensor:
@@ -113,7 +113,7 @@ def _jointly(
 
 
 def kept_always(method: Method, view: LayerView) -> Protect:
-    """Return the method's protection at the budget and interval of a view."""
+    """Return the method's protection (`Method.protect`) at the budget and interval of a view."""
     return method.protect(view.budget).at(view.interval)
 
 
@@ -165,11 +165,11 @@ def keep_mask(
     """Return the mask of entries that stay: min(count, valid entries) per head, or min(count * Hk, ...) over the heads.
 
     Args:
-        score: [b, Hk, N] float32, as all masks (for scope "model": layers and heads joined in axis 1).
+        score: [b, Hk, N] float32; all masks have this shape too. For scope "model", axis 1 joins layers and heads.
         valid: None if all entries are valid; must: entries that stay whatever their score, or None.
         count: entries to keep per head; a tensor [b, Hk] gives each head's quota.
         scope: "head" picks within each head; otherwise the heads of axis 1 share `count * Hk`.
-        selector: how to pick by keys; default the largest.
+        selector: picks entries by their `order_key`; default: the largest keys.
     """
     selector = selector or TopK()
     if valid is not None:
@@ -204,7 +204,7 @@ def check(
     Args:
         keeps, musts: [b, Hk, N] of each layer.
         each: mean entries per head that a layer may keep; None if layers share the budget.
-        total: mean entries per head, summed over all layers of the model.
+        total: entries that all layers together may keep: the mean per head, summed over the layers of the model.
     """
     if any(must is not None and bool((must & ~keep).any()) for keep, must in zip(keeps, musts)):
         raise BudgetViolation("a protected entry (sink, recent token or prompt) was evicted.")

@@ -12,7 +12,7 @@ class Every:
     """Evict after every `interval` generated tokens of a sequence if it then holds more than its budget.
 
     at_budget: call the method also when the sequence holds exactly its budget; columns may change, nothing is evicted.
-    after: tokens by which the first eviction is delayed.
+    after: generated tokens by which the first interval is delayed.
     """
 
     interval: int
@@ -25,7 +25,7 @@ class Every:
         return self.interval + self.after
 
     def due(self, clock: int) -> bool:
-        """Whether this trigger ticks after `clock` generated tokens."""
+        """Whether a sequence has a tick after `clock` generated tokens."""
         return clock > self.after and (clock - self.after) % self.interval == 0
 
     def full(self, held: float, budget: int) -> bool:

@@ -1,4 +1,4 @@
-"""One layer as a method sees it at an eviction: entries of several sequences, and helpers that go by text order.
+"""One layer as a method sees it at an eviction: the entries of several sequences, and helpers that follow text order.
 
 Entries lie in storage order, which differs from text order after the first eviction. Use `positions`, or the helpers
 below: `pool` smooths along the text, `recent` and `older` separate the newest tokens from the others.

@@ -104,7 +104,7 @@ class KVBenchLM(TemplateLM):
         return str(self.tokenizer.name_or_path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
-        """Encode a text. A rendered template, or a text that begins with the start token, gets no other start token."""
+        """Encode a text, with a start token unless it is a rendered template or begins with the start token."""
         if add_special_tokens is None:
             add_special_tokens = not (self._templated or has_bos_prefix(string, self.tokenizer.bos_token))
         return prompts.encode(self.tokenizer, string, chat=not add_special_tokens)
@@ -211,9 +211,9 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return a prompt that leaves room for `least` tokens; ``truncate=left`` drops tokens to leave `output`.
+        """Return the prompt; with ``truncate=left``, without the first tokens that leave no room for `output` tokens.
 
-        Raises UserError when the prompt is too long.
+        Raises UserError when the model's context has no room for `least` tokens after the prompt.
         """
         if self.args.truncate == "left" and output < self.max_length:
             ids = ids[-(self.max_length - output) :]
@@ -282,7 +282,7 @@ class KVBenchLM(TemplateLM):
     # --- records ------------------------------------------------------------------------------------------------------
 
     def set_cache_hook(self, cache_hook: CacheHook) -> None:
-        """Accept lm-eval's file of answers (``--use_cache``), whose keys are prompts only.
+        """Accept lm-eval's file of stored answers (``--use_cache``), which finds an answer by its prompt alone.
 
         Raises UserError when the file holds answers of another model, method or budget.
         """

@@ -88,7 +88,7 @@ def _read(values: dict[str, Any]) -> ModelArgs:
 
 @contextlib.contextmanager
 def in_its_words() -> Iterator[None]:
-    """Rewrite errors raised in the block: ``--prefill``, a flag of `kvbench run`, is ``prefill`` in model_args."""
+    """Make errors raised in the block name arguments of model_args (``prefill``) instead of flags (``--prefill``)."""
     try:
         yield
     except (UserError, SetupError) as error:

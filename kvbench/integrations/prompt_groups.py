@@ -27,7 +27,7 @@ class PromptGroup:
     writer: BlockWriter
 
     def of(self, call: AttentionCall) -> AttentionCall:
-        """Return the group's part of a call, without pads."""
+        """Return the part of an attention call that belongs to the group's rows, without pads."""
         rows, first = self.rows, self.pads
         hidden = None if call.hidden is None else call.hidden[rows, first:]
         query, key, value = (x[rows, :, first:] for x in (call.query, call.key, call.value))

@@ -259,7 +259,7 @@ class EvictionCache(Cache):
             self._writer.begin(keep_queries=True)
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
-        """Create caches that hold the prompt of every row in full."""
+        """Create the prompt caches, which hold every row's prompt without eviction."""
         # The dtype under autocast is known only now, and the model may have moved to another device.
         loaded = replace(self._setup.loaded, device=call.query.device, dtype=call.key.dtype)
         self._setup = self._reader.setup = replace(self._setup, loaded=loaded)
@@ -320,7 +320,7 @@ class EvictionCache(Cache):
 
 
 def _of(cache: weakref.ref[EvictionCache], kwargs: dict[str, Any], hook: str, *args: Any) -> Any:
-    """Call a method of the cache if this forward pass uses the cache; return what it returns."""
+    """Call the cache's method `hook` if this forward pass uses the cache, and return its result; else return None."""
     mine = cache()
     if mine is not None and kwargs.get("past_key_values") is mine:
         return getattr(mine, hook)(kwargs, *args)

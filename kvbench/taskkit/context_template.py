@@ -13,7 +13,7 @@ def bundled(path: str) -> str:
 
 
 def parts(template: str, mark: str) -> tuple[str, str]:
-    """Split a template after `mark`, which stands for the long text, and the line ends that follow it."""
+    """Split a template in two: up to `mark` (the place of the long text) with the line ends after it, and the rest."""
     head, _, tail = template.partition(mark)
     question = tail.lstrip("\n")
     return head + mark + tail[: len(tail) - len(question)], question

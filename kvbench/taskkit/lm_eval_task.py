@@ -62,7 +62,7 @@ class LMEvalTask(Task):
         return "+".join((str(own), f"lm-eval-{importlib.metadata.version('lm_eval')}", *self._marks))
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the YAML's settings. Greedy answers are all equal, so a greedy task gets one sample per question."""
+        """Return the YAML's generation settings. Greedy answers are equal, so a greedy task gets a single sample."""
         config = definition(self.known_as).config
         spec = generation(config.generation_kwargs)
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
@@ -211,7 +211,7 @@ def _instance(name: str, doc: Any, text: str) -> Any:
 
 
 def _metric(task: Any, name: str) -> str:
-    """Return the first metric that gives each answer a number and averages these. Raises UserError without one."""
+    """Return the task's first metric that is a mean of numbers per answer. Raises UserError if there is none."""
     from lm_eval.api.registry import get_aggregation
 
     better = task.higher_is_better()
@@ -226,7 +226,7 @@ def _metric(task: Any, name: str) -> str:
 
 
 def _filters(config: Any, name: str) -> list[Any]:
-    """Return the task's filters, built by lm-eval, except `VOTES`. Raises UserError if none is left."""
+    """Return the task's filters, built by lm-eval, without votes over several answers. Raises UserError without any."""
     from lm_eval.filters import build_filter_ensemble
 
     listed = config.filter_list or [{"name": "none", "filter": [{"function": "take_first"}]}]

@@ -38,7 +38,7 @@ _RKV = (
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """The text around a problem. `chat` False: raw text, even if the task uses the chat template by default."""
+    """A prompt style: the text around a problem. `chat` False: no chat template, even if the task's default is one."""
 
     name: str
     before: str
@@ -154,7 +154,7 @@ def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
 
 
 def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tuple[list[int], int]:
-    """Return the token ids as `encode` does, and how many leading tokens end no later than the turn's context.
+    """Return the token ids as `encode` does, and how many leading tokens lie entirely before the context's end.
 
     Raises UserError if the template changed the turn's text, or if the tokenizer gives no offsets.
     """

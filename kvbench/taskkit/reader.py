@@ -74,8 +74,8 @@ class ModelReader:
 class Talk:
     """The later turns of a document, for `kvbench.records.Request`.
 
-    With `keep`, and if the template only appends, the engine continues from the cache of the turn before. Otherwise
-    (many templates drop the thinking block of earlier turns) each turn is a new prompt.
+    If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
+    before. Otherwise (many templates drop the thinking block of earlier turns) each turn is a new prompt.
     """
 
     doc: Doc
@@ -102,7 +102,7 @@ class Talk:
         return FollowUp(ids=tuple(self.reader.ids(text)), fresh=True)
 
     def tokens(self) -> int:
-        """Return how many tokens the later turns have without their answers."""
+        """Return how many tokens the later turns add to the prompt, answers not counted."""
         empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in self._turns()]
         return self.reader.count(empty[-1]) - self.reader.count(empty[0])
 
@@ -110,7 +110,7 @@ class Talk:
         return range(len(self.doc.turns))
 
     def _appended(self, turn: int) -> str | None:
-        """Return the text that the template adds after answer `turn`; None if it changes earlier text."""
+        """Return the text that the template appends after answer number `turn`; None if it changes earlier text."""
         appended = None
         for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):
             answers = (answer,) * turn

@@ -15,8 +15,8 @@ def documents(
 ) -> list[Doc]:
     """Return one document per row.
 
-    Raises SetupError if a row lacks a column, or if two documents share an id, which is in the column `ids`. `lacks`:
-    what `make` lacks when it raises KeyError, for the message.
+    Raises SetupError if `make` raises KeyError for a row, or if two documents share an id. ids: the column of the ids;
+    without it ids are not checked. lacks: for the message, the kind of name that the KeyError holds.
     """
     try:
         docs = [make(row) for row in rows]

@@ -15,9 +15,9 @@ class Entry:
         location: ``module:class`` of its `Recipe`; about: one line for ``--help``.
         tasks: built-in tasks that give the questions when --data is not given.
         traces, held_out: numbers of questions or examples to train on and to hold out.
-        learns_from: the model's answers to the questions, the questions alone, or examples with answers
-            (`kvbench.train.head_data`).
-        tested_on: the model's answers to held-out questions, or these questions alone, which the recipe asks.
+        learns_from: what the recipe trains on: the model's answers to the questions, the questions alone, or examples
+            with answers (`kvbench.train.head_data`).
+        tested_on: the model's answers to held-out questions, or the held-out questions, which the recipe itself asks.
         dtype: of the loaded model; float32 where the model is trained, so that small steps are not rounded away.
         options: the recipe's settings and their defaults. `longest`: most new tokens of an answer to a question from
             --data.

@@ -1,8 +1,8 @@
 """The scorer of `foresightkv` in training, and the base of its two recipes.
 
 The scorer's inputs differ by orders of magnitude: numbers of keys, sums of attention over 8 queries or over thousands.
-The optimiser's steps have one size for all parameters, so the first layer is trained on inputs with mean 0 and variance
-1, and the last layer on outputs divided by `unit`. The weights file holds a scorer of raw inputs and outputs.
+The optimiser's steps have one size for all parameters, so training standardises the inputs to mean 0 and variance 1 and
+divides the outputs by a constant, `unit`. The weights file holds the equivalent scorer of raw inputs and outputs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ MEASURED = 32  # traces from which mean and deviation of the inputs are estimate
 
 
 class TrainedScorer:
-    """The trained tensors of a scorer of standardised inputs; `scorer()` converts them to raw inputs.
+    """The trained tensors of a scorer of standardised inputs; `scorer()` returns the equivalent scorer of raw inputs.
 
-    start: initial tensors, for standardised inputs and outputs in units of `unit`; mean, deviation: [L, Hk, D] of the
-    inputs.
+    start: initial tensors; mean, deviation: [L, Hk, D] of the raw inputs; unit: factor from trained to raw outputs.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class TrainedScorer:
 
     @classmethod
     def random(cls, shapes: Shapes, readings: Sequence[Sequence[Choice]], seed: int, unit: float) -> TrainedScorer:
-        """Return a randomly initialised scorer of these shapes. readings: evictions, for the moments of the inputs."""
+        """Return a randomly initialised scorer of these shapes. readings: evictions that give the inputs' moments."""
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
         spread = {"w1": inputs**-0.5, "w2": hidden**-0.5, "b1": 0.0, "b2": 0.0}

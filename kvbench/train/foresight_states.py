@@ -1,4 +1,4 @@
-"""The inputs of ForesightKV's scorer at every eviction of a trace, where the oracle or the scorer decides.
+"""The inputs of ForesightKV's scorer at every eviction of a trace; the oracle or the scorer decides what is evicted.
 
 Traces are read as `kvbench replay` reads them; the inputs are computed by the method's own code.
 
@@ -47,10 +47,10 @@ class TraceReading:
 
 
 class Evictions:
-    """Reads traces with a method's features and protection.
+    """Reads traces under eviction, and records the scorer's inputs and the decision at every eviction.
 
-    method: a `foresightkv`, used without its weights file; longest: tokens of the longest trace; within: the oracle's
-    option, see `methods/golden.py`.
+    method: a `foresightkv`, which sets features and protected entries, without its weights file; longest: tokens of the
+    longest trace; within: the oracle's option, see `methods/golden.py`.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Evictions:
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """The method `scorer`, except that `judge` decides; appends every decision to `choices`."""
+    """A method that computes the inputs of `scorer`, lets `judge` decide, and records decisions in `choices`."""
 
     scorer: Any
     judge: Any

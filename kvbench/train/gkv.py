@@ -1,9 +1,9 @@
 """Training a model to work with an evicted cache (G-KV, arXiv 2512.00504): the base of `gkv-distill` and `gkv-rl`.
 
 All weights are trained, in float32, because steps of 1e-6 would vanish in bfloat16. A step generates or reads answers
-under eviction with the current weights; in the forward pass with a gradient, queries see only the entries that were
-left (`kvbench.train.sparse_masks`). The held-out figures are the shares of questions that the model answers correctly,
-with an evicted and with a full cache.
+under eviction with the current weights; in the forward pass with a gradient, queries see only the entries that eviction
+had left (`kvbench.train.sparse_masks`). The held-out figures are the shares of questions that the model answers
+correctly, with an evicted and with a full cache.
 """
 
 from __future__ import annotations

@@ -79,9 +79,10 @@ def tiny_examples(count: int, seed: int) -> list[Example]:
 
 
 def _of_lookup(problem: Problem) -> Example:
-    """Return the example of a problem, whose answer repeats asked keys with their values of two digits.
+    """Return a lookup problem as an example. Its answer lists the asked keys, each with its value of two digits.
 
-    The query at a key predicts the tens and the query at the tens the units; both can be copied from the key's fact.
+    The query at a key predicts the tens digit and the query at the tens digit predicts the units; the model can copy
+    both from the key's fact.
     """
     prompt, trace = problem.prompt_pieces, problem.trace_pieces
     stops = prompt.index("Ask")

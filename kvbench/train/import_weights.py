@@ -40,7 +40,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors of a checkpoint's gates or scorers, their files, and the checkpoint's configuration, or {}."""
+    """The tensors of a checkpoint's gates or scorers, the files that hold them, and its configuration ({} if none)."""
 
     layers: Layers
     files: list[Path]

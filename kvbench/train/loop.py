@@ -161,7 +161,7 @@ class _Training:
             forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # the last figures are computed again
 
     def _gradients(self) -> tuple[float, dict[str, float]]:
-        """Put the gradient of the whole batch into every parameter; return its loss and this share's figures."""
+        """Put the whole batch's gradient into every parameter; return the batch's loss and this process's figures."""
         size = self.share.stop - self.share.start
         once = self.recipe.at_once or size
         loss, figures = 0.0, dict[str, float]()

@@ -48,7 +48,7 @@ def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
 
 
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return an equal loss with a graph that holds only the parameters' gradients, taken now, to save memory."""
+    """Compute the parameters' gradients now; return an equal loss whose graph holds only these, to save memory."""
     parameters = list(parameters)
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
     pulls = [((p - p.detach()) * slope).sum() for p, slope in zip(parameters, slopes) if slope is not None]
@@ -143,7 +143,7 @@ class TraceRecipe(Recipe):
 
     @abstractmethod
     def begin(self) -> None:
-        """Make the tensors to train. Called with model, settings and traces set."""
+        """Make the tensors to train. Called once model, settings and traces are set."""
 
     def batch(self, step: int, share: slice) -> list[Trace]:
         return draw_batch(self.traces, self.settings, step)[share]

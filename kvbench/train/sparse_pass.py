@@ -38,8 +38,8 @@ class Answered:
 class Part:
     """A micro-batch of sequences, `ids` [b, S], padded on the right, where no answer token sees the padding.
 
-    targets: [b, n] tokens that the logits of the last rows predict; weights: [b, n] of them in the loss, 0 outside
-    answers.
+    targets: [b, n] tokens that the logits of the last rows predict; weights: [b, n] weight of each target in the loss,
+    0 outside answers.
     """
 
     def __init__(self, sequences: Sequence[Answered], device: torch.device) -> None:

@@ -34,7 +34,7 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, the most tokens of its answer, the judge of answers, if any, and the right answer from a file."""
+    """A prompt, the most tokens of its answer, and, if known, a function that judges answers and the right answer."""
 
     name: str
     ids: tuple[int, ...]
@@ -61,7 +61,10 @@ class Trace:
         return self.prompt + self.answer
 
     def forced(self, seed: int = 0) -> ForcedTrace:
-        """Return the trace as a replay reads it, its answer forced. seed: of the method's random draws."""
+        """Return the trace in the form that a replay reads: a request whose answer is forced.
+
+        seed: of the method's random draws.
+        """
         request = Request(task="train", doc_id=self.name, prompt_ids=self.prompt, max_new_tokens=len(self.answer))
         return ForcedTrace(request=replace(request, forced=self.answer, seed=seed), cluster=self.name)
 

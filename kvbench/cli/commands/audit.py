@@ -147,7 +147,7 @@ def _chosen(names: list[str], every: bool, method_opts: list[str]) -> list[tuple
 
 
 def _taken(name: str, owner: str | None, option: str, value: str) -> list[tuple[str, str]]:
-    """The option in the form that `choose.parse` takes, if it applies to this method; else empty."""
+    """The (option, value) pairs that `choose.parse` takes for the method `name`; empty if the option is not for it."""
     if "(" in name:
         return []
     parts = name.split("+")

@@ -76,7 +76,7 @@ def bench(
 
 
 def _parsed(method: str, sequences: str, raw: dict[str, tuple[Any, str]]) -> dict[str, Any]:
-    """Checked values, by field of `Setting`. raw: each option's parser and text."""
+    """The parsed and checked options, keyed by field of `Setting`. raw: per option, its parser and the typed text."""
     problems = Problems()
     values: dict[str, Any] = {}
     for name, (parser, text) in raw.items():

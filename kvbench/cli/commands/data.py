@@ -190,7 +190,7 @@ def _source(data: str | None, revision: str | None = None) -> Data:
 
 
 def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | None]:
-    """Named tasks, each once, with the manifests of their data; None for a task without data files."""
+    """The manifest of each named task's data; None for a task without data files."""
     manifests: dict[str, Manifest | None] = {}
     for name in names:
         with problems.collect():

@@ -13,7 +13,7 @@ from kvbench import registry
 from kvbench.cli.options import Document, Plugins, plain
 from kvbench.config.plugins import load_plugins
 from kvbench.console import terminal
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.registry import did_you_mean
 from kvbench.taskkit.names import LM_EVAL, expand, get_task, task_names
 
@@ -85,7 +85,7 @@ def _list_runs(name: str | None, out: str | None, json: bool) -> None:
     from kvbench.report.runs import described
 
     if name is not None:
-        raise UserError(f"'kvbench list runs' takes no name; 'kvbench show {quote(name)[1:-1]}' shows one run.")
+        raise UserError(f"'kvbench list runs' takes no name; 'kvbench show {bare(name)}' shows one run.")
     folder = Path("results" if out is None else out)
     if not folder.is_dir():
         raise UserError(f"there is no folder {quote(folder)}; --out DIR names the folder of all runs.")
@@ -118,7 +118,7 @@ def _methods() -> list[dict[str, Any]]:
 
 
 def _nature(name: str, method: Any) -> dict[str, Any]:
-    """Properties of a method with its default options."""
+    """The properties of a method, at its default options, that the list shows."""
     decodes = method.trigger(1).growth is not None
     return {
         "name": name,
@@ -134,7 +134,7 @@ def _nature(name: str, method: Any) -> dict[str, Any]:
 
 
 def _scope(method: Any) -> str:
-    """The entries that compete for a budget, and whether heads get uneven shares."""
+    """A text: which entries compete for a method's budget, and whether heads get uneven shares of it."""
     return str(method.scope) if method.uniform or method.scope != "head" else "head, uneven"
 
 

@@ -103,7 +103,7 @@ def _tell(result: Rescored, folder: Path, config: RunConfig, *, json: bool) -> N
 
 
 def _again(folder: Path, config: RunConfig) -> dict[str, Any]:
-    """The settings that the same command needs again, with their present values."""
+    """The settings, with their values, that the user must type to repeat this command."""
     info = manifest.read(folder)
     now = {key: getattr(config, key) for key in OPERATIONAL}
     unsafe = {"unsafe_run_code": True} if config.unsafe_run_code else {}

@@ -39,7 +39,7 @@ def flash_attention(
     softcap: float | None = None,
     window: int | None = None,
 ) -> torch.Tensor:
-    """Return the causal attention [b, t, Hq, D] of the newest t tokens to n rows, their own rows included.
+    """Return the causal attention [b, t, Hq, D] of the newest t tokens to n cached rows, which include the tokens' own.
 
     query: [b, Hq, t, D]; keys, values: [b, Hk, n, D], oldest first. window: rows that a query sees, its own included.
     """

@@ -39,7 +39,7 @@ class LayerGeometry:
     sinks: bool = False
 
     def entry_bytes(self, element: int) -> int:
-        """Bytes of one entry over all KV heads: K, V and a 4-byte position per head. `element`: bytes per number."""
+        """Bytes of a token's entries in all KV heads: K, V and a 4-byte position each. element: bytes per number."""
         return self.kv_heads * ((self.head_dim + self.value_dim) * element + (4 if self.window is None else 0))
 
     def state_shape(self, state: State) -> tuple[int, ...]:
@@ -116,7 +116,7 @@ def _check_windows(config: Any, layers: Sequence[LayerGeometry]) -> None:
 
 @contextlib.contextmanager
 def own_failures(model: Any) -> Iterator[None]:
-    """Turn errors of the model's code into ProbeFailed, naming the model type. Errors of the machine pass through."""
+    """Turn errors of the model's code into ProbeFailed; errors of memory and devices pass through unchanged."""
     try:
         yield
     except Exception as error:
@@ -135,7 +135,10 @@ def largest_group(geometry: Sequence[LayerGeometry]) -> int:
 
 
 def for_lengths(geometry: Sequence[LayerGeometry], longest: int) -> tuple[LayerGeometry, ...]:
-    """Return the geometry without sliding windows that hold `longest` tokens: no sequence exceeds them."""
+    """Return the geometry with full attention in place of sliding windows of `longest` or more tokens.
+
+    No sequence is longer than such a window, so the window hides no key.
+    """
     return tuple(replace(g, window=None) if g.window is not None and g.window >= longest else g for g in geometry)
 
 
@@ -155,7 +158,7 @@ def per_query_head(geometry: Sequence[LayerGeometry]) -> tuple[LayerGeometry, ..
 
 
 def check_equal_heads(geometry: Sequence[LayerGeometry]) -> None:
-    """Raise UserError when layers that are evicted differ in heads or dimensions: uneven budgets need equal ones."""
+    """Raise UserError when layers that are evicted differ in heads or dimensions; uneven budgets need equal layers."""
     if len({(g.kv_heads, g.head_dim, g.value_dim) for g in geometry if g.evicts}) > 1:
         raise UserError("layers of this model differ in their heads; methods with uneven budgets do not serve it.")
 

@@ -108,8 +108,8 @@ def run(model: Any, **inputs: Any) -> Any:
 class RoutedModel:
     """A model whose every forward pass, inside `with model.routed()`, names the handler of its attention calls.
 
-    Routing costs about a millisecond, changing the handler nothing: so prefill and decoding alternate within one
-    routing. hidden: see `route`.
+    Registering the function with transformers takes about a millisecond, changing the handler no time; so prefill and
+    decoding alternate within one `routed()` block. hidden: see `route`.
     """
 
     def __init__(self, model: Any, hidden: bool) -> None:
@@ -121,7 +121,7 @@ class RoutedModel:
 
     @contextlib.contextmanager
     def attend(self, handler: Handler) -> Iterator[None]:
-        """Forward passes inside the block attend with `handler`."""
+        """Make `handler` compute the attention of forward passes inside the block."""
         self._handlers.append(handler)
         try:
             yield

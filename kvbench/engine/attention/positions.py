@@ -21,10 +21,10 @@ class _Stop(BaseException):
 
 @torch.no_grad()
 def check_positions(model: Any) -> None:
-    """Check that the last of a few tokens has the same queries alone at its position as among the other tokens.
+    """Check that a token has the same queries when the model reads it alone as when it reads it after other tokens.
 
-    Only the first layer runs. Raises UserError for a model that ignores the positions it is given, or mixes
-    neighbouring tokens outside attention.
+    In both passes the token is at the same position. Only the first layer runs. Raises UserError for a model that
+    ignores the positions it is given, or mixes neighbouring tokens outside attention.
     """
     ids = torch.arange(1, TOKENS + 1, device=next(model.parameters()).device)[None]
     together = first_queries(model, ids, None)[:, :, -1:].float()
@@ -38,9 +38,9 @@ def check_positions(model: Any) -> None:
 
 
 def first_queries(model: Any, ids: torch.Tensor, position: int | None) -> torch.Tensor:
-    """Return the queries [b, Hq, t, D] of the first attention layer after RoPE.
+    """Return the first attention layer's queries [b, Hq, t, D] after RoPE.
 
-    position: of the first token; None: the model chooses the positions.
+    position: that of the first token; None: the model chooses the positions.
     """
     queries: list[torch.Tensor] = []
 

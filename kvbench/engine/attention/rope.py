@@ -13,11 +13,11 @@ from kvbench.eviction.rope import Rope
 
 @torch.no_grad()
 def read_rope(model: Any) -> Rope:
-    """Return the rotation of the layers that methods evict.
+    """Return the model's RoPE in the layers that methods evict.
 
     The model reads one token at two positions. The token's queries in the first layer must differ by exactly this
-    rotation; the pairing of dimensions and the frequencies are never guessed. Raises UserError when no known rotation
-    explains the difference.
+    rotation, so the frequencies and the pairing of dimensions are never guessed. Raises UserError when no known
+    rotation explains the difference.
     """
     token = torch.ones(1, 1, dtype=torch.long, device=next(model.parameters()).device)
     near, far = (first_queries(model, token, position) for position in (3, 40))

@@ -1,1 +1,2 @@
-"""KV memory: `slot_cache` is the interface, `dense` and `paged` the layouts, `prompt` a prompt being read."""
+"""KV memory. `slot_cache` is the interface of the slots, `dense` and `paged` its layouts; `prompt` holds a prompt's
+entries while the model reads the prompt."""

@@ -35,10 +35,10 @@ class Lengths:
 
 
 def entry_budget(method: Method, budget: float | None, prompt_len: int, group: int) -> int | None:
-    """Return a budget in entries per head of the cache for a prompt; None when the method takes no budget.
+    """Return the budget for a prompt in entries per head of the cache; None when the method takes no budget.
 
     If the method keeps entries per query head, the `group` query heads of a KV head split its budget. A budget given as
-    a share is raised to the smallest that the method works with.
+    a share of the prompt is raised to the method's smallest budget.
     """
     if budget is None or not method.takes_budget:
         return None
@@ -49,7 +49,7 @@ def entry_budget(method: Method, budget: float | None, prompt_len: int, group: i
 
 
 def capacity(method: Method, budget: float | None, interval: int, lengths: Lengths, group: int = 1) -> int:
-    """Return the mean rows per head of a slot: budget plus growth between evictions, or the whole sequence."""
+    """Return how many rows per head a slot needs: budget plus growth between evictions, or the whole sequence."""
     if not method.takes_budget or budget is None:
         return lengths.total
     growth = method.during("decode").trigger(interval).growth
@@ -59,7 +59,7 @@ def capacity(method: Method, budget: float | None, interval: int, lengths: Lengt
 
 
 def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, int]:
-    """Return the number of newest queries to store while a prompt is read, and in the slots afterwards."""
+    """Return how many of the newest queries to store while a prompt is read, and how many in the slots afterwards."""
     decode = method.during("decode")
     trigger, needs = decode.trigger(interval), decode.needs()
     after = 0
@@ -72,8 +72,9 @@ def stored_queries(method: Method, interval: int, longest: int) -> tuple[int, in
 def fit(geometry: Sequence[LayerGeometry], method: Method, longest: int) -> tuple[LayerGeometry, ...]:
     """Return the geometry of the cache for a method and sequences of at most `longest` tokens.
 
-    Windows of at least `longest` tokens are dropped; a method that keeps entries per query head gets query heads as KV
-    heads. Raises UserError when no layer can be evicted, or when layers with an uneven budget differ in heads.
+    Sliding windows of at least `longest` tokens become full attention. For a method that keeps entries per query head,
+    every query head counts as a KV head. Raises UserError when no layer can be evicted, or when layers with an uneven
+    budget differ in heads.
     """
     fitted = layer_shapes.for_lengths(geometry, longest)
     if method.evicts:

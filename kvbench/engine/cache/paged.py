@@ -81,7 +81,7 @@ class PagedStore(EvictingStore):
                 row[want:had] = 0
 
     def physical(self, slot: Index, head: Index, row: Index) -> torch.Tensor:
-        """Return the pool rows of logical rows."""
+        """Return the indices in the pool of these heads' logical rows."""
         return torch.from_numpy(self.table[slot, head, row // PAGE] * PAGE + row % PAGE).to(self.device)
 
     def live(self, slots: np.ndarray, first: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -95,7 +95,7 @@ class PagedStore(EvictingStore):
         return place, head, row
 
     def shown(self, slot: int) -> tuple[int, bool]:
-        """Return the rows of a slot that a method sees, and whether some heads are padded to that number.
+        """Return how many rows of a slot a method sees, and whether some heads are padded to that number.
 
         A slot with uneven heads is padded to whole pages: slots of equal padded length can form one batch, and no
         slot's padding depends on another slot.
@@ -233,6 +233,9 @@ class PagedCache(SlotCache):
 
 
 def pages(layers: Sequence[LayerGeometry], shape: Shape) -> int:
-    """Return a number of pages that always suffices: full ones for the entries, and a part-filled one per head."""
+    """Return how many pages suffice for all slots: the pages that `shape.rows` rows per head fill, plus one per head.
+
+    The additional page is for a head's last page, which may be partly filled.
+    """
     heads = sum(g.kv_heads for g in layers)
     return shape.slots * heads * (-(-shape.rows // PAGE) + 1)

@@ -25,8 +25,8 @@ from kvbench.eviction.view import LayerView
 class PromptCache:
     """All layers of b equally long prompts.
 
-    queries: number of newest queries that every layer stores; size: tokens to allocate at first; noise_keys: one per
-    prompt.
+    queries: number of newest queries that every layer stores; size: tokens to allocate at first; noise_keys: per
+    prompt, the seed of the method's random numbers.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class PromptCache:
         probe: Probe | None = None,
         own: tuple[torch.Tensor, torch.Tensor] | None = None,
     ) -> LayerView:
-        """Build the method's view of a layer's first `rows` rows. own: keys and positions of the probe's rows."""
+        """Build the method's view of a layer's first `rows` rows. own: keys and positions of the probe's tokens."""
         b = len(self.noise_keys)
 
         def same(value: int) -> torch.Tensor:
@@ -108,7 +108,7 @@ class PromptCache:
         layer.write(self.rules.method.observe(view))
 
     def hand_over(self, layer: PromptLayer, queries: torch.Tensor, positions: torch.Tensor, rows: int) -> None:
-        """Let the method observe a block of the prompt's queries; the last query sees `rows` rows."""
+        """Let the method observe a block of the prompt's queries; the last query attends to the first `rows` rows."""
         before, self.seen = self.seen, int(positions[-1]) + 1
         self.observe(layer, self.view(layer, queries, positions, rows))
         self.seen = before
@@ -120,7 +120,7 @@ class PromptCache:
         return bool(held) and trigger.full(sum(held) / len(held), self.allowed())
 
     def evict(self, indices: Sequence[int]) -> None:
-        """Let the method decide about these layers, and drop the entries that it does not keep."""
+        """Ask the method which entries of these layers to keep, and drop the others."""
         layers = [self.layers[i] for i in indices]
         for layer, verdict in zip(layers, self._decide(self.acting, layers)):
             layer.write(verdict.columns)
@@ -131,7 +131,7 @@ class PromptCache:
             layer.keep(verdict.keep)
 
     def reduce(self) -> bool:
-        """Evict all layers if they hold more entries than allowed; return whether the method decided."""
+        """Evict all layers if they hold more entries than allowed; return whether they did."""
         if not (self.acting.evicts and self.full()):
             return False
         indices, most = [g.index for g in self.evicting], self.allowed()
@@ -142,7 +142,7 @@ class PromptCache:
         return True
 
     def begin_decoding(self, noise_keys: Sequence[int]) -> None:
-        """Switch to generated tokens: the rules for decoding apply, with the noise keys of the samples."""
+        """Switch from the prompt to generated tokens: from now on the rules for decoding and these noise keys apply."""
         self.rules = self.rules.decoding()
         self.acting = self.rules.method
         self.noise_keys = [noise.signed64(key) for key in noise_keys]
@@ -157,7 +157,7 @@ class PromptCache:
         self.reduce()
 
     def evicted_by(self, method: Method) -> PromptCache:
-        """Return a copy of the cache, evicted by another method to the same budget; probes read against it."""
+        """Return a copy of the cache that another method has evicted to the same budget, for probes to read."""
         rules = replace(self.rules, method=method, weights={})
         other = PromptCache(
             self.geometry,

@@ -45,7 +45,7 @@ class SlotBatch(Batch):
 
 
 class Store:
-    """The part that layers of all kinds share: the newest queries and the method's states, per slot."""
+    """Base of all layers of a cache. It stores, per slot, the newest queries and the method's states."""
 
     def __init__(self, geometry: LayerGeometry, shape: Shape, device: torch.device, dtype: torch.dtype) -> None:
         g = self.geometry = geometry
@@ -57,7 +57,7 @@ class Store:
         }
 
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
-        """Copy a layer of one sequence with `seen` tokens to several slots (index: as a tensor)."""
+        """Copy a layer of one sequence with `seen` tokens to several slots. index: the slots as a tensor."""
         for name, state in self.states.items():
             state[index] = packed.states[name]
         if width := self.queries.shape[2]:
@@ -172,7 +172,7 @@ class SlotCache(ABC):
 
     @abstractmethod
     def batches(self, slots: Sequence[int], stores: Sequence[EvictingStore]) -> list[list[int]]:
-        """Group slots that a method can decide about together in these layers; no result depends on the group."""
+        """Group slots that a method can decide about together in these layers; no decision depends on the grouping."""
 
     @abstractmethod
     def settle(self, slots: Sequence[int]) -> None:

@@ -99,7 +99,8 @@ def load(
 def auto_class(config: Any) -> Any:
     """Return the transformers auto class that builds the model with its language-model head.
 
-    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText. Raises UserError for neither.
+    AutoModelForCausalLM if it knows the configuration, else AutoModelForImageTextToText. Raises UserError when neither
+    knows it.
     """
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoModelForImageTextToText):
         if type(config) in auto._model_mapping:
@@ -143,5 +144,5 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
 
 
 def _move(model: Any, where: torch.device) -> Any:
-    """`model.to` without the overloads that transformers' decorator hides from type checkers."""
+    """Call `model.to(where)`; transformers' decorator hides the type of `to` from type checkers."""
     return model.to(where)

@@ -1,8 +1,8 @@
-"""Capacity loss of retention gates: softly alive entries in excess of a budget.
+"""Capacity loss of retention gates: the number of entries, each weighted by its decay beta^age, in excess of a budget.
 
 TRIM-KV (arXiv 2512.03324) compares the entries of each layer and head with a budget of M; global retention (arXiv
-2605.09649) compares the entries of all L layers and Hk heads together with M L Hk. Both papers divide by the time; the
-released code divides by the largest possible excess, and averages over positive terms only.
+2605.09649) compares the entries of all L layers and Hk heads together with M L Hk. Both papers divide the excess at
+time t by t; the released code divides it by the largest possible excess, and averages over positive terms only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def capacity_loss(
 ) -> torch.Tensor:
     """Return the excess over a budget, [b], between 0 and 1.
 
-    h heads (h = 1 or L Hk) share h M entries; A_t entries are softly alive at time t:
+    h heads (h = 1 or L Hk) share h M entries. A_t is the sum of their entries' decays at time t (`occupancy`):
 
         released   mean over positive terms of  max(0, A_t - h M) / max(1, h t - h M)
         paper      mean over all times t of     max(0, A_t - h M) / (h t)

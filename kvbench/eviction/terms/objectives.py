@@ -1,4 +1,4 @@
-"""Losses of ForesightKV's scorer (arXiv 2602.03203), from scores and log-probabilities."""
+"""Losses that train ForesightKV's scorer (arXiv 2602.03203), computed from its scores and log-probabilities."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def ranking_losses(
     """Return the pairwise hinge loss of each row against the oracle's ranking (supervised stage).
 
     A row's loss is the mean of max(0, margin - (score_i - score_j)) over all pairs with wanted_i > wanted_j; scores and
-    wanted are [rows, n]. Returns the losses [rows], 0 for a row without a pair, and bool [rows], whether it has one.
+    wanted are [rows, n]. Returns the losses [rows], 0 for a row without such a pair, and bool [rows]: rows with a pair.
     """
     losses, slopes, counts = [], [], []
     size = max(1, PAIRS // max(1, scores.shape[1] ** 2))

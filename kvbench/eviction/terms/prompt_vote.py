@@ -1,6 +1,6 @@
 """SnapKV's score, the base of several methods: the last queries of the prompt vote for its entries (arXiv 2404.14469).
 
-Votes are softmax attention over all keys, summed over the window, reduced over the group, then pooled along the text.
+A vote is softmax attention over all keys, summed over the window, reduced over the group, then pooled along the text.
 The window's entries always stay.
 """
 

@@ -36,7 +36,7 @@ UNUSED = ("feature_norm.weight", "feature_norm.bias")
 
 
 def wanted(names: Iterable[str], module: str) -> dict[str, tuple[int, str]]:
-    """Return the tensor names of `module` (GATE or SCORER), each with its layer and the rest of the name."""
+    """Return the names of the tensors of `module` (GATE or SCORER), each with its layer and its name in the module."""
     matches = ((name, NAMES.search(name)) for name in names)
     return {name: (int(m[1]), m[3]) for name, m in matches if m is not None and m[2] == module}
 
@@ -53,7 +53,7 @@ def dimensions(module: str, name: str) -> int | None:
 
 
 def gate_kinds(layer: Mapping[str, torch.Tensor]) -> list[Gate]:
-    """Return the gates that a layer's tensors may belong to: rg and rg2 use the same names."""
+    """Return the kinds of gate that have these tensor names in a layer; rg and rg2 have the same names."""
     return [gate for gate, names in GATES.items() if layer.keys() == names.keys() | {"bias"}]
 
 

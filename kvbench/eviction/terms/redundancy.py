@@ -59,8 +59,9 @@ def _column_sums(
 ) -> torch.Tensor:
     """Return the column sums [h, N] of the similarities after each row spared an entry.
 
-    unit: [h, N, d]; place: [h, N], 0..N; by_place: [h, N + 1], the entry at each place; default: [h, N], the entry
-    spared in a row without a similar key.
+    unit: [h, N, d] normalised keys; place: [h, N], 0..N: of a row's similar keys, the row spares the one with the
+    highest place; by_place: [h, N + 1], the entry at each place; default: [h, N], the entry that a row without a
+    similar key spares.
     """
     h, n, _ = unit.shape
     scratch = CPU_SCRATCH_FLOATS if unit.device.type == "cpu" else SCRATCH_FLOATS

@@ -30,7 +30,7 @@ def log_gain(log_beta: torch.Tensor, age: torch.Tensor, horizon: int = 1) -> tor
 
 
 def _log1mexp(x: torch.Tensor) -> torch.Tensor:
-    """Return log(1 - e^x) for x < 0, by the formula without cancellation at x."""
+    """Return log(1 - e^x) for x < 0, by the one of two formulas that keeps precision at x."""
     return torch.where(x < math.log(0.5), torch.log1p(-x.exp()), (-torch.expm1(x)).log())
 
 
@@ -43,10 +43,10 @@ def decay(log_beta: torch.Tensor) -> torch.Tensor:
 
 
 def occupancy(log_beta: torch.Tensor, block: int = 256) -> torch.Tensor:
-    """Return the softly alive entries at each time t, [..., n]: the sum over i <= t of beta_i^(t - i).
+    """Return the sum of the entries' decays at each time t, [..., n]: the sum over i <= t of beta_i^(t - i).
 
-    The capacity loss is a hinge of this above a budget. Blocks of `block` times bound memory; with more than one block,
-    the backward pass computes each block again.
+    The capacity loss is the excess of this sum over a budget. Blocks of `block` times bound memory; with more than one
+    block, the backward pass computes each block again.
     """
     n = log_beta.shape[-1]
     times = torch.arange(n, device=log_beta.device)

@@ -1,4 +1,4 @@
-"""The slot order of the released R-KV code, for ``compat=reference`` only.
+"""The order in which the released R-KV code stores entries (its "slots"), for ``compat=reference`` only.
 
 The released code stores the survivors of an eviction in the order of their scores, followed by the window and then by
 new tokens. From its second eviction on, "neighbour" (pooling) and "last" (redundancy) therefore go by rank instead of
@@ -16,14 +16,17 @@ RANK = Column(name="rank", init=float("nan"))
 
 
 def slot_order(view: LayerView) -> torch.Tensor:
-    """Return the indices of the entries in the released code's slot order, invalid entries last, [b, Hk, N] int64."""
+    """Return the indices of the entries in the released code's storage order, invalid ones last, [b, Hk, N] int64."""
     rank = view.columns[RANK.name]
     key = torch.where(rank.isnan(), view.positions + (1 << 32), rank.nan_to_num().long())
     return torch.where(view.valid, key, torch.iinfo(torch.int64).max).argsort(dim=-1)
 
 
 def keep_in_score_order(view: LayerView, score: torch.Tensor, order: torch.Tensor, window: int) -> ScoreOut:
-    """Return scores and ranks of the entries outside the window in ``topk``'s order; other entries get neither."""
+    """Choose the best entries outside the window by ``torch.topk``; return their ranks, and scores made of the ranks.
+
+    Every other entry has no rank (NaN) and the score -inf.
+    """
     outside = int(view.older(window).sum(dim=-1).max())
     row = score.gather(-1, order)[..., :outside]  # the window and invalid entries lie behind
     top = row.topk(min(view.budget - window, outside), dim=-1).indices

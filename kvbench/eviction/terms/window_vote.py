@@ -52,12 +52,12 @@ class WindowVote(Method):
 
     @property
     def memory(self) -> tuple[str, float] | None:
-        """Form and alpha of the global score; None if votes are not merged with earlier ones."""
+        """Form (max, mean or sum) and alpha of the global score; None if votes are not merged with earlier ones."""
         return (self.global_score, self.alpha) if self.global_score != "none" else None
 
     @property
     def by_rank(self) -> bool:
-        """Whether to reproduce R-KV's code: slots in score order, and an eviction already at exactly the budget."""
+        """Whether to store entries in score order and to call the method at exactly the budget, as R-KV's code does."""
         return self.compat == "reference"
 
     def needs(self) -> Needs:
@@ -77,7 +77,7 @@ class WindowVote(Method):
     def remember(
         self, view: LayerView, local: torch.Tensor, among: torch.Tensor
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Return F, from the local score and the stored F', and the column to store; without memory the local score."""
+        """Return F, merged from the local score and the stored F', and the new F to store. Without memory F = local."""
         if self.memory is None:
             return local, {}
         (form, alpha), before = self.memory, view.columns[MEMORY.name]

@@ -1,4 +1,4 @@
-"""Common words extraction: a numbered list in which ten words appear more often than the others, after one example."""
+"""Common words extraction: find the ten words that a numbered list repeats most. A solved example comes first."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ SANDWICH_PROMPT = (
 
 @dataclass(kw_only=True)
 class Grid:
-    """The prompts of one length."""
+    """Makes the prompts of one length, with needles at any depth."""
 
     room: Room
     material: Material

@@ -32,23 +32,23 @@ class Room:
 
     @property
     def length(self) -> int:
-        """Return the tokens that the text and its answer may take."""
+        """Return how many tokens the prompt's text and the answer may have together, without the chat template."""
         return self.asked - self.wrapping
 
     def tokens(self, prompt: Filled) -> int:
         return self.count(prompt.text) + self.new_tokens
 
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
-        """Return the largest haystack found whose draw fits with `extra` further tokens; `step` if no size fits."""
+        """Return the largest size found whose drawn prompt fits beside `extra` tokens; `step` if no size fits."""
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)
         return largest(lambda size: self.tokens(draw(size)) + extra <= self.length, step, high) or step
 
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
-        """Return the first draw that fits. The first draw has `size`, each later one `step` less.
+        """Draw prompts until one fits, and return it. The first has haystack size `size`, each later one `step` less.
 
-        needle: count the tokens before the first answer. Raises UserError if none of `DRAWS` draws of the smallest size
-        fits.
+        needle: also count the tokens before the first answer. Raises UserError if none of `DRAWS` draws of the smallest
+        size fits.
         """
         shortest: int | None = None
         draws = 0
@@ -70,7 +70,7 @@ class Room:
         raise self.too_short(shortest)
 
     def too_short(self, shortest: int | None = None) -> UserError:
-        """Return the error for a task of which no prompt fits. `shortest`: tokens of the shortest prompt drawn."""
+        """Return the error for a task whose prompts are all too long. `shortest`: tokens of the shortest prompt."""
         needed = (shortest or self.new_tokens) + self.wrapping
         enough = 1024
         while enough < needed or enough <= self.asked:

@@ -1,4 +1,6 @@
-"""Frequent words extraction: coded words with the frequencies of a zeta distribution; the most frequent is noise.
+"""Frequent words extraction: find the three most frequent of many coded words; their frequencies are zeta-distributed.
+
+The prompt declares the most frequent word to be noise.
 
 The official script sets the seed, then imports transformers and thereby rich, which draws one random number on import.
 To match the official rows, this module draws one number too and drops it.

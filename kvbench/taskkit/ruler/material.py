@@ -66,7 +66,7 @@ WORD_LISTS = {
 
 
 class Material(Protocol):
-    """The interface of `Sources`."""
+    """The texts that the generators ask for; `Sources` provides them."""
 
     def words(self, name: str) -> list[str]: ...
 

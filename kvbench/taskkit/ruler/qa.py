@@ -1,4 +1,4 @@
-"""RULER's question answering: the documents that answer a question, among other documents of the same set."""
+"""RULER's question answering: a question, the documents that answer it, and other documents of the data set."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class QuestionAnswering:
         return [room.fit(partial(self.draw, index), size, STEP) for index in range(n)]
 
     def draw(self, index: int, size: int) -> Filled:
-        """Draw a prompt of `size` documents for one question. Raises ValueError if its own documents are more."""
+        """Draw a prompt of `size` documents for a question. Raises ValueError if more than `size` belong to it."""
         questions, documents = self._set
         question = questions[index]
         if size >= len(documents):

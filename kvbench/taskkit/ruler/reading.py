@@ -14,7 +14,7 @@ from kvbench.taskkit.ruler.recipes import Row
 
 @contextmanager
 def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
-    """Yield the room for prompts of `task.length` tokens without thinking.
+    """Yield the `Room` of a task: prompts of `task.length` tokens, answers of `new_tokens`, thinking off.
 
     Raises UserError if the model's context is shorter, or if the task has no reader.
     """

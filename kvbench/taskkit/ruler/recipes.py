@@ -17,7 +17,7 @@ LENGTHS = (4096, 8192, 16384, 32768, 65536, 131072)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filled(Turn):
-    """A filled template with its answers. `cluster` names a source that several filled templates share."""
+    """A filled prompt template with its answers. `cluster` names the source text that several prompts share."""
 
     outputs: tuple[str, ...]
     cluster: str = ""
@@ -38,7 +38,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of prompt. `any_reference`: one reference gives the full score, otherwise each gives its share."""
+    """A kind of prompt. `any_reference`: one reference gives the full score; else the score is the share found."""
 
     new_tokens: int
     template: str

@@ -39,7 +39,7 @@ class VariableTracking:
         return [room.fit(lambda s: self._after(example, self.draw(s)), size, step) for _ in range(n)]
 
     def draw(self, size: int, *, example: bool = False) -> Filled:
-        """Draw a prompt with `size` copies of the noise. Raises ValueError if these are fewer than the assignments."""
+        """Draw a prompt with `size` copies of the noise. Raises ValueError if the assignments are more than `size`."""
         names: list[str] = []
         while len(names) <= HOPS:
             name = self._name(3 if example else 5)
@@ -67,7 +67,7 @@ class VariableTracking:
         return f"{prompt.text} {' '.join(prompt.outputs)}\n"
 
     def _after(self, example: str, prompt: Filled) -> Filled:
-        """Return the prompt after the example, which gets new names and a new value."""
+        """Return the prompt with the example in front of it; the example gets new names and a new value."""
         for name in example.split()[-HOPS - 1 :]:
             example = example.replace(name, self._name(len(name)))
         example = example.replace(EXAMPLE_VALUE, self._value())

@@ -59,11 +59,11 @@ CELLS = {cell.name: cell for cell in _cells()}
 
 
 def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
-    """Return how many tokens a model generates from the full cache, before any eviction shows.
+    """Return how many tokens a model generates before the first token that an eviction can change.
 
     A prompt over the budget is evicted right after its prefill. A shorter one is evicted at the first tick (whole
-    interval of generated tokens) at which the cache holds more than the budget. The step that triggers the eviction
-    still yields its token from the full cache, hence the 1.
+    interval of generated tokens) at which the cache holds more than the budget. The step before the eviction still
+    draws its token from the full cache; the formula adds 1 for this token.
     """
     if n_prompt > budget:
         return 1
@@ -83,7 +83,7 @@ def floor(knobs: Knobs, budget: int, interval: int) -> float:
 
 
 def _tail_pieces(problem: Problem) -> int:
-    """Return how many pieces at the end of the trace spell the tail."""
+    """Return how many pieces the problem's tail (the trace after its last step) has."""
     count = length = 0
     while length < len(problem.tail):
         count += 1

@@ -1,7 +1,7 @@
 """`chain`: the prompt lists a plan of additions; the trace works through it and reads each plan line exactly once.
 
-This tests foresight: past attention does not tell which plan line comes next, or points at lines that are done.
-It suits methods that predict future attention; as the only task it is unfair to methods that use past attention.
+This tests foresight: past attention does not show which plan line comes next, and may point at lines already done.
+The task suits methods that predict future attention; alone, it is unfair to methods that use past attention.
 
 Sums are digit by digit without carry, unless the knob `carry` is set (mod 100; the shipped model never saw that).
 The last plan line is the word "Answer", so the model finds the stop by lookup and need not count steps.

@@ -53,7 +53,7 @@ def said(output: str) -> str:
 
 
 def right_steps(problem: Problem, text: str) -> int:
-    """Return how many of the problem's steps `text` begins with, character for character."""
+    """Return how many of the problem's steps, in order, `text` repeats character for character from its start."""
     position = 0
     for count, step in enumerate(problem.steps):
         if not text.startswith(step, position):

@@ -127,7 +127,7 @@ class DuoRecipe(Recipe):
 
 
 class _Mixture:
-    """An attention handler: alpha times full attention, and the rest streaming attention."""
+    """An attention handler that mixes full attention (share alpha) and streaming attention (share 1 - alpha)."""
 
     def __init__(self, alpha: dict[int, torch.Tensor], sinks: int, recent: int) -> None:
         self.alpha, self.sinks, self.recent = alpha, sinks, recent

@@ -124,14 +124,14 @@ class GateRecipe(TraceRecipe):
 
 
 class TrimKVRecipe(GateRecipe):
-    """Gates of `trimkv`."""
+    """Trains the gates of `trimkv`."""
 
     name = kind = "trimkv"
     over = "head"
 
 
 class RetentionRecipe(GateRecipe):
-    """Gates of `retention`."""
+    """Trains the gates of `retention`."""
 
     name = kind = "retention"
     over = "model"

@@ -34,7 +34,7 @@ EPSILON = 1e-6  # against a standard deviation of 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One sampled answer. cut: it was truncated at its longest length, or failed."""
+    """One sampled answer. cut: the answer reached its longest length without an end token, or failed."""
 
     answered: Answered
     reward: float

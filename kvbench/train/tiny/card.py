@@ -34,7 +34,7 @@ def export(trainer: Trainer, folder: Path, n_problems: int) -> dict[str, Any]:
 
 
 def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
-    """Accuracy with the full cache, greedy, on the first held-out problems of every cell."""
+    """Return the accuracy of greedy answers with the full cache, on the first held-out problems of every setting."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return {name: summary(solve(model, tokenizer, cell, n_problems)) for name, cell in CELLS.items()}

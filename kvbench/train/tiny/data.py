@@ -1,8 +1,8 @@
-"""Training data of the tiny model: stages, a mixture of tasks per stage, a ladder of difficulty per task.
+"""Training data of the tiny model: stages, a mixture of tasks per stage, levels of difficulty per task.
 
-A task climbs one level when its token accuracies of the kinds in `GATES` are all above their gates. A batch is a pure
-function of (seed, step, stage, ladder): nothing to shuffle or seek. It has one task and one setting of the knobs, so
-its rows have equal length and no padding.
+A task climbs one level when, for each kind of token in `GATES`, its accuracy is above the kind's threshold. A batch is
+a pure function of (seed, step, stage, levels), so a resumed training draws the same batches. All problems of a batch
+have one task and the same generator settings (knobs), so they have equal length and no padding.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Ladder:
     accuracy: dict[str, dict[str, float]] = field(default_factory=lambda: {task: {} for task in LEVELS})
 
     def learn(self, batch: Batch, right: dict[str, float]) -> bool:
-        """Update running accuracies with one batch; True if its task climbs."""
+        """Update the running accuracies with one batch; return whether the batch's task climbs a level."""
         task = batch.task
         if batch.level != self.level[task]:
             return False  # the running accuracies are those of the current level
@@ -127,7 +127,7 @@ def pack(task: str, level: int, problems: list[Problem]) -> Batch:
 
 
 def draw_knobs(task: str, level: int, draw: Draw) -> Knobs:
-    """Draw random knobs of one level."""
+    """Draw random generator settings (knobs) from the ranges of one level."""
     if task == "chain":
         facts, steps, distract, fill = (draw.between(*span) for span in CHAIN[level])
         s0 = draw.between(1, 99 - steps) if draw.chance(0.3) else 1

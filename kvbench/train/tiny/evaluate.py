@@ -2,7 +2,8 @@
 
     python -m kvbench.train.tiny.evaluate [--model FOLDER] [--problems 128] [--cells orbit-300 chain-4]
 
-Prints one line per cell, then one JSON document. The problems of a cell have equal length, so a batch needs no padding.
+Prints one line per setting of a task (a `Cell`), then one JSON document. The problems of a setting have equal length,
+so a batch needs no padding.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ SLACK = 8  # tokens beyond the true trace, so that a late stop counts as wrong
 
 @torch.inference_mode()
 def solve(model: Any, tokenizer: Any, cell: Cell, n_problems: int, first: int = 0) -> list[Score]:
-    """Return the scores of problems `first` .. `first + n_problems - 1` of a cell."""
+    """Return the scores of the model's answers to problems `first` .. `first + n_problems - 1` of a setting."""
     problems = [cell.generate(HELD_OUT + first + i) for i in range(n_problems)]
     prompts = tokenizer([p.prompt for p in problems], return_tensors="pt")["input_ids"]  # [problems, prompt]
     length = prompts.shape[1]

@@ -76,10 +76,10 @@ def warm_start(seed: int) -> Qwen3ForCausalLM:
 
 
 def _look_back(attention: Qwen3Attention, kv_head: int, offsets: tuple[int, int], gen: torch.Generator) -> None:
-    """Make the two query heads of one KV head attend to fixed offsets.
+    """Make the two query heads of one KV head attend to the tokens at fixed offsets before the query.
 
-    With a constant key and a query turned back by the offset, RoPE makes the score the sum over the fast pairs of
-    cos(angle * (distance - offset)).
+    The key is constant, and the query is the key turned back by the offset. Under RoPE their product is the sum, over
+    the fast pairs of dimensions, of cos(angle * (distance - offset)), which is largest at the offset.
     """
     angles = THETA ** (-torch.arange(FAST) / PAIRS)  # [FAST] rad per token
     key = torch.zeros(HEAD)
@@ -99,7 +99,10 @@ def _set_constant(weight: torch.Tensor, head: int, vector: torch.Tensor, gen: to
 
 
 def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Tensor, gen: torch.Generator) -> None:
-    """Make head 0 an induction head: query = token, key = previous token, both on the slow pairs only."""
+    """Make head 0 an induction head: a token's query matches the keys of positions whose previous token is the same.
+
+    Both use only the pairs of dimensions that RoPE turns slowly.
+    """
     slow = [*range(SLOW, PAIRS), *range(PAIRS + SLOW, HEAD)]
     for weight, reader in ((attention.q_proj.weight, identity), (attention.k_proj.weight, written)):
         weight[:HEAD].normal_(0.0, 0.02, generator=gen)
@@ -107,6 +110,6 @@ def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Te
 
 
 def _orthonormal(rows: int, columns: int, gen: torch.Generator) -> torch.Tensor:
-    """Return [rows, columns] random orthonormal rows with 0 in the constant channel."""
+    """Return [rows, columns] random orthonormal rows with 0 in column `CONSTANT`."""
     basis = torch.linalg.qr(torch.randn(columns - 1, rows, generator=gen)).Q.T
     return torch.cat([torch.zeros(rows, 1), basis], dim=1)
