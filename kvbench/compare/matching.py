@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from kvbench.compare.cell import Cell, Key, Side
 from kvbench.compare.facts import Difference, differences, not_comparable, refuse
-from kvbench.errors import UserError, quote
+from kvbench.errors import UserError, bare, quote
 from kvbench.registry import did_you_mean
 from kvbench.report.agree import SAME
 
