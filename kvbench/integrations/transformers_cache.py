@@ -12,6 +12,7 @@ The class is for use in other code; the benchmark runs on `loop.Engine`.
 from __future__ import annotations
 
 import contextlib
+import inspect
 import weakref
 from dataclasses import replace
 from types import TracebackType
@@ -84,7 +85,11 @@ class EvictionCache(Cache):
         self.name = method if isinstance(method, str) else type(method).__name__
         self.interval, self.seed = interval, seed
         loaded = prepare(model, tokenizer)
-        self.max_tokens = max_tokens or loaded.context
+        if max_tokens is not None and (
+            isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1
+        ):
+            raise UserError(f"max_tokens must be a whole number of tokens, 1 or more; got {max_tokens!r}.")
+        self.max_tokens = loaded.context if max_tokens is None else max_tokens
         self._group = largest_group(loaded.geometry)
         self.budget = self._checked(budget) if self.method.takes_budget else None
         self._setup = set_up(
@@ -104,13 +109,14 @@ class EvictionCache(Cache):
         self._writer: StepWriter | None = None
         self._seen = self._clock = 0
         self._ids = torch.empty(0)
+        self._routed = False  # whether a forward pass with this cache is going on
         # The hooks act only in forward passes with this cache. They hold the cache by a weak reference, and are removed
         # when the cache is deleted.
         myself, self._routing = weakref.ref(self), contextlib.ExitStack()
         hooks = contextlib.ExitStack()
-        before = model.register_forward_pre_hook(lambda _, a, k: _of(myself, k, "_enter", a), with_kwargs=True)
+        before = model.register_forward_pre_hook(lambda m, a, k: _of(myself, m, a, k, "_enter"), with_kwargs=True)
         after = model.register_forward_hook(
-            lambda _, a, k, out: _of(myself, k, "_leave"), with_kwargs=True, always_call=True
+            lambda m, a, k, out: _of(myself, m, a, k, "_leave"), with_kwargs=True, always_call=True
         )
         hooks.callback(before.remove)
         hooks.callback(after.remove)
@@ -127,7 +133,15 @@ class EvictionCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Any, Any]:
-        """Return the new keys and values unchanged: `_attend` stores them, because a method also needs the queries."""
+        """Return the new keys and values unchanged: `_attend` stores them, because a method also needs the queries.
+
+        Raises UserError outside a forward pass that the cache serves: nothing would be stored there.
+        """
+        if not self._routed:
+            raise UserError(
+                "EvictionCache serves forward passes of the module that it was made for, until it is closed; make a new "
+                "cache for this module."
+            )
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -170,6 +184,9 @@ class EvictionCache(Cache):
             f"tokens={self._seen}, entries per layer and head={entries}, bytes={self.bytes():,})"
         )
 
+    def __deepcopy__(self, memo: Any) -> EvictionCache:
+        raise UserError("EvictionCache cannot be copied; make a new cache and read the prompt again.")
+
     def close(self) -> None:
         """Remove the cache's hooks from the model; the cache cannot be used afterwards."""
         self._close()
@@ -182,19 +199,21 @@ class EvictionCache(Cache):
     ) -> None:
         self.close()
 
-    def _enter(self, kwargs: dict[str, Any], args: tuple[Any, ...]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _enter(self, inputs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Route the model's attention to the cache before a forward pass; return the inputs of that pass.
 
         The first pass reads the prompt, later ones one token per row. Before the second, the prompt is evicted.
         """
-        ids = kwargs.get("input_ids", args[0] if args else None)
+        ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None:
             raise UserError("EvictionCache needs input_ids; it does not serve inputs_embeds.")
-        mask = kwargs.get("attention_mask")
-        if not self._seen:
-            self._ids, self._pads = ids, pads_before(mask, *ids.shape)
-        else:
+        if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
+            raise UserError("EvictionCache takes an attention_mask of one number per token [rows, tokens].")
+        if self._seen:
             ids = self._turn(ids, mask)
+        else:
+            self._ids, self._pads = ids, pads_before(mask, *ids.shape)
+            self._check_positions(inputs.get("position_ids"), mask)
         self._routing.enter_context(self._reader.model.routed())
         self._routing.enter_context(self._reader.model.attend(self._attend))
         try:
@@ -204,8 +223,17 @@ class EvictionCache(Cache):
         except BaseException:
             self._routing.close()
             raise
+        self._routed = True
         own = {"input_ids": ids, "position_ids": self._positions(ids), "attention_mask": None}
-        return args[1:], {**kwargs, **own}
+        return (), {**inputs, **own}
+
+    def _check_positions(self, given: torch.Tensor | None, mask: torch.Tensor | None) -> None:
+        """Raise UserError for a caller's positions of the prompt that are not 0, 1, ... from its first token on."""
+        if given is None or given.shape[-2:] != self._ids.shape:
+            return
+        differ = given != self._positions(self._ids)
+        if bool((differ if mask is None else differ & mask.bool()).any()):
+            raise UserError("EvictionCache counts positions from each row's first token; leave out position_ids.")
 
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Read all but the last of a later pass's tokens [b, t], one by one as the engine reads later turns.
@@ -237,8 +265,9 @@ class EvictionCache(Cache):
         pads = torch.tensor(self._pads, device=ids.device)[:, None]
         return (self._seen + torch.arange(ids.shape[1], device=ids.device) - pads).clamp(min=0)
 
-    def _leave(self, kwargs: dict[str, Any]) -> None:
+    def _leave(self, inputs: dict[str, Any]) -> None:
         """Restore the model's attention after a forward pass, also a failed one."""
+        self._routed = False
         self._routing.close()
 
     def _attend(self, call: AttentionCall) -> torch.Tensor:
@@ -319,9 +348,8 @@ class EvictionCache(Cache):
             self._evictor.start(row, prompt.rules.budget, prompt.prompt_len, self._noise_key(row, 0), prompt.evictions)
 
 
-def _of(cache: weakref.ref[EvictionCache], kwargs: dict[str, Any], hook: str, *args: Any) -> Any:
-    """Call the cache's method `hook` if this forward pass uses the cache, and return its result; else return None."""
+def _of(cache: weakref.ref[EvictionCache], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hook: str) -> Any:
+    """Call a method of the cache with the pass's inputs by name, if the pass uses the cache; return its result."""
+    inputs = {**dict(zip(inspect.signature(model.forward).parameters, args)), **kwargs} if args else kwargs
     mine = cache()
-    if mine is not None and kwargs.get("past_key_values") is mine:
-        return getattr(mine, hook)(kwargs, *args)
-    return None
+    return getattr(mine, hook)(inputs) if mine is not None and inputs.get("past_key_values") is mine else None

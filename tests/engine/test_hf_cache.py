@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 
 import pytest
@@ -208,6 +209,8 @@ def test_caches_live_beside_each_other_and_beside_plain_calls():
         ({"budget": 1.5}, "150% is above 100%"),
         ({"budget": 32, "interval": 0}, "interval"),
         ({"budget": 32, "interval": "8"}, "interval"),
+        ({"budget": 32, "max_tokens": 0}, "max_tokens"),
+        ({"budget": 32, "max_tokens": -5}, "max_tokens"),
         ({"budget": 32, "method": 42}, "Method"),
         ({"budget": 20, "method": "snapkv(heads=query, window=12)"}, "at least 26"),
     ],
@@ -243,3 +246,49 @@ def test_a_sequence_must_not_outgrow_the_cache():
     ids = torch.randint(0, 100, (1, 10))
     with EvictionCache(loaded.model, "full", max_tokens=14) as cache, pytest.raises(UserError, match="max_tokens=14"):
         generate(loaded, ids[0].tolist(), cache, 20, rows=1)
+
+
+def test_a_closed_cache_and_a_foreign_module_are_refused():
+    """Nothing would be stored there, and every token would attend to itself alone."""
+    loaded = build("qwen3")
+    ids = torch.randint(5, 100, (1, 20))
+    closed = EvictionCache(loaded.model, "full")
+    closed.close()
+    with pytest.raises(UserError, match="until it is closed"):
+        generate(loaded, ids[0].tolist(), closed, 5, rows=1)
+    other = build("llama").model
+    with (
+        EvictionCache(loaded.model, "full") as cache,
+        pytest.raises(UserError, match="the module that it was made for"),
+    ):
+        other(ids, past_key_values=cache, use_cache=True)
+
+
+def test_inputs_by_place_are_inputs_by_name():
+    loaded = build("qwen3")
+    ids = torch.randint(5, 100, (2, 20))
+    with torch.no_grad(), EvictionCache(loaded.model, "full") as cache, EvictionCache(loaded.model, "full") as named:
+        out = loaded.model(ids, torch.ones_like(ids), None, cache)
+        want = loaded.model(input_ids=ids, past_key_values=named)
+    assert torch.equal(out.logits, want.logits)
+    assert "tokens=20" in repr(cache)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"attention_mask": {"full_attention": None}}, "one number per token"),
+        ({"attention_mask": torch.ones(1, 1, 20, 20)}, "one number per token"),
+        ({"position_ids": torch.arange(5, 25)[None]}, "leave out position_ids"),
+    ],
+)
+def test_other_masks_and_positions_are_refused(inputs, message):
+    loaded = build("qwen3")
+    ids = torch.randint(5, 100, (1, 20))
+    with EvictionCache(loaded.model, "full") as cache, pytest.raises(UserError, match=message):
+        loaded.model(ids, past_key_values=cache, **inputs)
+
+
+def test_a_cache_is_not_copied():
+    with pytest.raises(UserError, match="cannot be copied"):
+        copy.deepcopy(EvictionCache(build("qwen3").model, "full"))
