@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
@@ -60,3 +61,18 @@ def pads_before(mask: torch.Tensor | None, rows: int, tokens: int) -> list[int]:
     if not min(counts):
         raise UserError(f"row {counts.index(0)} of the batch has no token, only pads.")
     return [tokens - count for count in counts]
+
+
+def check_mask(mask: Any) -> None:
+    """Raise UserError for an attention mask other than None or a tensor [b, t]."""
+    if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
+        raise UserError("EvictionCache takes an attention_mask of one number per token [rows, tokens].")
+
+
+def check_positions(given: torch.Tensor | None, own: torch.Tensor, mask: torch.Tensor | None) -> None:
+    """Raise UserError if the caller's positions of a prompt differ from `own` [b, t] at a token that is no pad."""
+    if given is None or given.shape[-1] != own.shape[-1]:
+        return
+    differ = given != own
+    if bool((differ if mask is None else differ & mask.bool()).any()):
+        raise UserError("EvictionCache counts positions from each row's first token; leave out position_ids.")

@@ -38,7 +38,7 @@ from kvbench.eviction.api import Method
 from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.choose import from_label
 from kvbench.eviction.options import check_budget
-from kvbench.integrations.prompt_groups import PromptGroup, attend, pads_before
+from kvbench.integrations.prompt_groups import PromptGroup, attend, check_mask, check_positions, pads_before
 from kvbench.records import Request
 
 BLOCK = 512  # prompt queries per attention call
@@ -79,17 +79,12 @@ class EvictionCache(Cache):
         super().__init__(layers=[])
         if not hasattr(model, "config") or not isinstance(method, (str, Method)):
             raise UserError("EvictionCache(model, method): a transformers model, and a method's name or a Method.")
-        if isinstance(interval, bool) or not isinstance(interval, int) or interval < 1:
-            raise UserError(f"interval must be a whole number of tokens, 1 or more; got {interval!r}.")
+        _check_tokens("interval", interval)
         self.method = from_label(method) if isinstance(method, str) else method
         self.name = method if isinstance(method, str) else type(method).__name__
         self.interval, self.seed = interval, seed
         loaded = prepare(model, tokenizer)
-        if max_tokens is not None and (
-            isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1
-        ):
-            raise UserError(f"max_tokens must be a whole number of tokens, 1 or more; got {max_tokens!r}.")
-        self.max_tokens = loaded.context if max_tokens is None else max_tokens
+        self.max_tokens = loaded.context if max_tokens is None else _check_tokens("max_tokens", max_tokens)
         self._group = largest_group(loaded.geometry)
         self.budget = self._checked(budget) if self.method.takes_budget else None
         self._setup = set_up(
@@ -139,8 +134,7 @@ class EvictionCache(Cache):
         """
         if not self._routed:
             raise UserError(
-                "EvictionCache serves forward passes of the module that it was made for, until it is closed; make a new "
-                "cache for this module."
+                "EvictionCache serves the module that it was made for until it is closed; make a new cache for this one."
             )
         return key_states, value_states
 
@@ -207,13 +201,12 @@ class EvictionCache(Cache):
         ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
         if ids is None:
             raise UserError("EvictionCache needs input_ids; it does not serve inputs_embeds.")
-        if mask is not None and not (isinstance(mask, torch.Tensor) and mask.dim() == 2):
-            raise UserError("EvictionCache takes an attention_mask of one number per token [rows, tokens].")
+        check_mask(mask)
         if self._seen:
             ids = self._turn(ids, mask)
         else:
             self._ids, self._pads = ids, pads_before(mask, *ids.shape)
-            self._check_positions(inputs.get("position_ids"), mask)
+            check_positions(inputs.get("position_ids"), self._positions(ids), mask)
         self._routing.enter_context(self._reader.model.routed())
         self._routing.enter_context(self._reader.model.attend(self._attend))
         try:
@@ -226,14 +219,6 @@ class EvictionCache(Cache):
         self._routed = True
         own = {"input_ids": ids, "position_ids": self._positions(ids), "attention_mask": None}
         return (), {**inputs, **own}
-
-    def _check_positions(self, given: torch.Tensor | None, mask: torch.Tensor | None) -> None:
-        """Raise UserError for a caller's positions of the prompt that are not 0, 1, ... from its first token on."""
-        if given is None or given.shape[-2:] != self._ids.shape:
-            return
-        differ = given != self._positions(self._ids)
-        if bool((differ if mask is None else differ & mask.bool()).any()):
-            raise UserError("EvictionCache counts positions from each row's first token; leave out position_ids.")
 
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
         """Read all but the last of a later pass's tokens [b, t], one by one as the engine reads later turns.
@@ -353,3 +338,10 @@ def _of(cache: weakref.ref[EvictionCache], model: Any, args: tuple[Any, ...], kw
     inputs = {**dict(zip(inspect.signature(model.forward).parameters, args)), **kwargs} if args else kwargs
     mine = cache()
     return getattr(mine, hook)(inputs) if mine is not None and inputs.get("past_key_values") is mine else None
+
+
+def _check_tokens(name: str, value: Any) -> int:
+    """Return a number of tokens, 1 or more. Raises UserError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"{name} must be a whole number of tokens, 1 or more; got {value!r}.")
+    return value
