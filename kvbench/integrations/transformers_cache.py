@@ -134,7 +134,7 @@ class EvictionCache(Cache):
         """
         if not self._routed:
             raise UserError(
-                "EvictionCache serves the module that it was made for until it is closed; make a new cache for this one."
+                "EvictionCache serves the module that it was made for until it is closed; make a new one for this."
             )
         return key_states, value_states
 
