@@ -107,7 +107,7 @@ def _print_summary(document: dict[str, Any]) -> None:
         terminal.warning(text)
     for key, value in lines.items():
         if value:
-            terminal.console().print(f"{key:<9} {terminal.clean(str(value))}")
+            terminal.console().print(f"{key:<9} {terminal.clean(str(value))}", soft_wrap=True)
 
 
 def _questions(folder: Path) -> list[dict[str, Any]]:

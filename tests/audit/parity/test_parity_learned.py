@@ -159,5 +159,5 @@ def test_a_head_without_entries_is_not_covered():
     case = CASES[KNORM]
     offsets = case.tensors["kept_off.1"].clone()
     offsets[1] = 0
-    with pytest.raises(NotCoveredError, match="left without entries"):
+    with pytest.raises(NotCoveredError, match="leaves a head without entries"):
         plans(spoiled(KNORM, **{"kept_off.1": offsets}))

@@ -74,7 +74,7 @@ def test_a_download_is_kept_and_told(web: str, tmp_path: Path) -> None:
         ("dev.json", {"limit": 100}, "is larger than 100 bytes; it was not kept"),
         ("none", {}, "it answers 404"),
         ("cut", {}, "cannot be reached: .*closed"),
-        ("elsewhere", {}, "sent on to 'http://example.com/dev.json', which is not https"),
+        ("elsewhere", {}, "redirects the download to 'http://example.com/dev.json', which is not https"),
     ],
 )
 def test_what_is_not_kept(web: str, tmp_path: Path, name: str, more: dict, what: str) -> None:
