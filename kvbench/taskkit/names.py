@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.registry import did_you_mean, tasks
 from kvbench.task import Task
 
@@ -30,10 +30,14 @@ class _Parts:
 def is_gated(name: str) -> bool:
     """Whether a task's data may not be shown. False for a task that is not installed: nothing is known about it."""
     try:
-        manifest = get_task(name).manifest
-    except UserError:
+        return get_task(name).gated
+    except (UserError, SetupError):
         return False
-    return bool(manifest and manifest.gated)
+
+
+def gated_data() -> set[str]:
+    """The hub's names of the data sets that may not be shown."""
+    return {cls.manifest.hub for _, cls in tasks.items() if cls.manifest and cls.manifest.gated and cls.manifest.hub}
 
 
 def get_task(name: str) -> Task:

@@ -18,8 +18,9 @@ from pathlib import Path
 import kvbench
 from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
+from kvbench.eviction.budget import named
 from kvbench.report.blocks import with_error
-from kvbench.report.page.scored import Scored, size
+from kvbench.report.page.scored import Scored
 
 FILE = Path(kvbench.__file__).parents[1] / "results" / "published" / "published.csv"
 SCORE = re.compile(r"accuracy|pass@1( \(.*\))?")  # not "pass@1 gain"
@@ -64,12 +65,12 @@ def read(tables: list[Scored]) -> Published:
 def _matches(scored: Scored, printed: dict[tuple[str, ...], dict[str, str]]) -> Iterator[Line]:
     task, (model, *others) = scored.table.task, _models(scored) or [""]
     for cell in scored.table.cells if not others else ():
-        row = printed.get((_plain(model.rsplit("/", 1)[-1]), _task(task), cell.method, size(cell.budget)))
+        row = printed.get((_plain(model.rsplit("/", 1)[-1]), _task(task), cell.method, named(cell.budget)))
         if row is not None:
             value = f"{float(row['value']):g} {row['unit']}, {row['metric']}"
             own = with_error(cell.score.mean, cell.score.se)
             source = f"{row['paper']}, {row['table_or_figure']}"
-            yield Line(scored.title, cell.method, size(cell.budget), own, value, source, row["notes"])
+            yield Line(scored.title, cell.method, named(cell.budget), own, value, source, row["notes"])
 
 
 def _models(scored: Scored) -> list[str]:

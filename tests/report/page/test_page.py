@@ -59,7 +59,10 @@ def test_the_policy_names_the_hash_of_the_only_script(run: Path, page: Page) -> 
     scripts = [s for s in whole.xpath("//script") if s.get("type") != "application/json"]
     digest = base64.b64encode(hashlib.sha256(scripts[0].text.encode()).digest()).decode()
     assert len(scripts) == 1
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    assert (
+        policy
+        == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:; base-uri 'none'; form-action 'none'"
+    )
     assert not whole.xpath("//body//*[@style]/@onload | //@onclick | //iframe | //object | //link | //base")
 
 
