@@ -4,10 +4,9 @@
         best.leader.method, [cell.method for cell in best.rivals], best.told
 
 All methods at a budget are compared on the questions that all of them have. The leader has the highest mean score on
-them. Every other method is compared with it, question by question, with p-values adjusted by Holm over the budget. A method
-that is not significantly worse stays a rival. The leader is chosen
-after its scores were seen, which favours it: a list without rivals is weaker evidence than one comparison planned
-beforehand.
+them. Every other method is compared with it, question by question, with p-values adjusted by Holm over the budget. A
+method that is not significantly worse stays a rival. The leader is chosen after its scores were seen, which favours it:
+a list without rivals is weaker evidence than one comparison planned beforehand.
 """
 
 from __future__ import annotations

@@ -110,8 +110,9 @@ def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
         columns=columns,
         grids=[chosen(columns, ("task", "budget", "best", "score", "not told apart from it"))],
         notes=[
-            "Best by mean score on the questions that all methods at the budget have. Not told apart: not significantly "
-            "below it, paired by question, Holm over the budget; the best was chosen by its score, which favours it."
+            "Best by mean score on the questions that all methods at the budget have. Not told apart: not "
+            "significantly below it, paired by question, Holm over the budget; the best was chosen by its score, which "
+            "favours it."
         ],
     )
 
