@@ -62,7 +62,8 @@ def read(tables: list[Scored]) -> Published:
                 printed[key].append(row)
     lines = [line for scored in tables for line in _matches(scored, printed)]
     models = ", ".join(sorted({model for scored in tables for model in _models(scored)}))
-    reason = f"None of the {sum(map(len, printed.values()))} published scores is of {models} on these tasks, with these methods and budgets."
+    count = sum(map(len, printed.values()))
+    reason = f"None of the {count} published scores is of {models} on these tasks, with these methods and budgets."
     return Published(lines, "" if lines else reason)
 
 

@@ -17,7 +17,7 @@ import pytest
 from kvbench.errors import SetupError
 from kvbench.report.load import load
 from kvbench.report.overview import overview
-from kvbench.report.page import kept, matrix, questions, scored, write
+from kvbench.report.page import kept, matrix, published, questions, scored, write
 from kvbench.report.scores import ScoreReport, block
 from kvbench.store import read_rows
 
@@ -204,6 +204,25 @@ def test_published_scores_stand_beside_equal_cells(make_run: Callable, rows: Cal
     panel = tree(page(make_run("r", cells))).get_element_by_id("published")
     assert "ForesightKV (arXiv 2602.03203)" in panel.text_content()
     assert "0.500" in panel.xpath(".//tbody/tr")[0].text_content()
+
+
+def test_every_published_score_of_a_cell_is_shown(
+    make_run: Callable, rows: Callable, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "published.csv"
+    lines = [f"{paper},Table 1,Qwen3-4B,ForesightKV,AIME24,1024,pass@1,50,%,a note" for paper in ("one", "two")]
+    head = published.FILE.read_text(encoding="utf-8").splitlines()[0]
+    copy.write_text("\n".join([head, *lines]), encoding="utf-8")
+    monkeypatch.setattr(published, "FILE", copy)
+    cells = rows("foresightkv", 1024, [1.0] * 8, task="aime24", model="Qwen/Qwen3-4B")
+    panel = tree(page(make_run("r", cells))).get_element_by_id("published")
+    shown = [line.text_content() for line in panel.xpath(".//tbody/tr")]
+    assert ["one, Table 1" in line for line in shown] == [True, False]
+    assert ["two, Table 1" in line for line in shown] == [False, True]
+    assert "±0" not in shown[0]
+    failed = rows("foresightkv", 1024, [1.0], task="aime24", model="Qwen/Qwen3-4B", status="error")
+    failed = [row | {"score": None, "score_partial": None} for row in failed]
+    assert "nan" not in tree(page(make_run("f", failed))).get_element_by_id("published").text_content()
 
 
 def test_without_vl_convert_the_page_names_the_installation(
