@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kvbench.errors import SetupError, UserError, quote
 from kvbench.registry import did_you_mean, tasks
-from kvbench.task import Task
+from kvbench.task import Manifest, Task
 
 LM_EVAL = "lm_eval:"  # prefix of the names of lm-eval's tasks
 _NAME = re.compile(r"[^\W.][\w.-]{0,63}")
@@ -37,7 +37,8 @@ def is_gated(name: str) -> bool:
 
 def gated_data() -> set[str]:
     """The hub's names of the data sets that may not be shown."""
-    return {cls.manifest.hub for _, cls in tasks.items() if cls.manifest and cls.manifest.gated and cls.manifest.hub}
+    manifests = (cls.manifest for _, cls in tasks.items())
+    return {one.hub for one in manifests if isinstance(one, Manifest) and one.gated and one.hub}
 
 
 def get_task(name: str) -> Task:
