@@ -37,7 +37,7 @@ def is_gated(name: str) -> bool:
 
 def gated_data() -> set[str]:
     """The hub's names of the data sets that may not be shown."""
-    manifests = (cls.manifest for _, cls in tasks.items())
+    manifests = (getattr(cls, "manifest", None) for _, cls in tasks.items())
     return {one.hub for one in manifests if isinstance(one, Manifest) and one.gated and one.hub}
 
 
