@@ -75,7 +75,8 @@ def few(words: Sequence[str], most: int) -> str:
 
 
 def _escape(character: str) -> str:
-    if unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
-        code = ord(character)
+    code = ord(character)
+    noncharacter = code & 0xFFFE == 0xFFFE or 0xFDD0 <= code <= 0xFDEF  # no XML may hold it
+    if noncharacter or unicodedata.category(character) in ("Cc", "Cf", "Cs", "Zl", "Zp"):
         return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}"
     return character

@@ -222,6 +222,11 @@ class Task(ABC):
         """Number of documents when it is known without loading data."""
         return self.manifest.rows if self.manifest else None
 
+    @property
+    def gated(self) -> bool:
+        """Whether the data may not be shown: their hub asks every reader to accept terms."""
+        return bool(self.manifest and self.manifest.gated)
+
     def floor(self, budget: int, interval: int) -> float | None:
         """Headline score that every method reaches at this budget (in the built-in model's tokens); None if unknown."""
         return None

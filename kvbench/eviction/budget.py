@@ -1,7 +1,7 @@
 """Budgets: whole numbers of KV entries per layer and KV head (512), or shares of each prompt (0.25, written 25%).
 
-A share is a float, a number of entries an int. Compare budgets by `order` or `label`: to ``==``, 1 (one entry) equals
-1.0 (100%).
+A share is a float, a number of entries an int. Compare budgets by `order`, `label` or `named`: to ``==``, 1 (one entry)
+equals 1.0 (100%).
 """
 
 from __future__ import annotations
@@ -21,6 +21,11 @@ def entries(budget: Budget, prompt_tokens: int) -> int:
 def label(budget: Budget) -> str:
     """Return a budget as the user types it: ``512`` or ``25%``."""
     return f"{budget * 100:.10g}%" if isinstance(budget, float) else str(budget)
+
+
+def named(budget: Budget | None) -> str:
+    """Return a budget as tables name it, and as a key of them: its label, or ``-`` without a budget."""
+    return "-" if budget is None else label(budget)
 
 
 def order(budget: Budget) -> tuple[bool, Budget]:

@@ -1,30 +1,35 @@
 """Records which tokens each method keeps at each eviction, while it reads its own stored answers again.
 
-    rows = record(loaded, work, answers(folder, "walk", names), config, say, tick)
+    rows = Recorder(loaded, config, inputs, say, tick).record(work, answers(folder, "walk", names))
 
-Reading decides as generation did, up to rounding (`kvbench.replay.reader`). A recording must also agree with what the
-run measured: as many tokens, as many evictions, the first after as many tokens. Otherwise the answer is left out.
-A stored answer lacks its end token, so an eviction after the last token, which nothing reads, is not recorded.
+Reading decides as generation did, up to rounding (`kvbench.replay.reader`). Methods and budgets are those of the run's
+configuration; a row only chooses among them. The method must have the row's version, source and artefacts, and a
+recording must agree with what the run measured: as many tokens, as many evictions, the first after as many tokens.
+Otherwise the answer is left out. A stored answer lacks its end token, so an eviction after the last token, which
+nothing reads, is not recorded.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from kvbench.config.run_config import RunConfig
+from kvbench.config.run_config import Cell, MethodChoice, RunConfig
 from kvbench.engine.model.load import LoadedModel
-from kvbench.errors import UserError
-from kvbench.eviction import choose
+from kvbench.errors import MethodError, SetupError, UserError, quote
+from kvbench.eviction.budget import Budget
 from kvbench.replay.reader import Listener, TraceReader
 from kvbench.replay.traces import ForcedTrace, read_trace
-from kvbench.runner.workload import TaskWork
+from kvbench.runner.cell import MethodState
+from kvbench.runner.inputs import Inputs
+from kvbench.runner.workload import TaskWork, make_method
 from kvbench.store import read_rows, read_texts
 from kvbench.store.decisions import Decisions
+from kvbench.store.schema import as_stored
 
 MOST_LAYERS = 8  # evenly spread
 Notice = Callable[[str], None]
@@ -41,62 +46,105 @@ def check(config: RunConfig) -> None:
 
 
 def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows to record, with their texts: the first sample of every cell that evicts, for the questions `names`."""
+    """The rows to record, with their texts: the first sample of every cell that evicts, for the questions `names`.
+
+    A missing value is None.
+    """
     rows = read_rows(folder)
     mine = (rows["task"] == task) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
     rows = rows[mine & rows["interval"].notna()].sort_values("sample", kind="stable")
     rows = rows.drop_duplicates(["doc_id", "method", "options", "budget_share", "budget"])
-    return list(rows.merge(read_texts(folder, keys=set(rows["row_key"])), on="row_key").to_dict("records"))
+    found = rows.merge(read_texts(folder, keys=set(rows["row_key"])), on="row_key").astype(object)
+    return list(found.where(found.notna(), None).to_dict("records"))
 
 
-def record(
-    loaded: LoadedModel,
-    work: TaskWork,
-    rows: Sequence[dict[str, Any]],
-    config: RunConfig,
-    say: Notice,
-    tick: Callable[[str, int, int], None],
-) -> list[Decisions]:
-    """Read the answers of `answers`; return their decisions.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorder:
+    """Reads answers of a run again. tick: called per answer as (method and question, 1, tokens of the answer)."""
 
-    tick: called per answer as (method and question, 1, tokens of the answer).
-    """
-    prompts = {p.doc.doc_id: p for p in work.prompts}
-    longest = max((prompts[row["doc_id"]].max_tokens for row in rows if row["doc_id"] in prompts), default=1)
-    found: list[Decisions] = []
-    for row in rows:
-        label = f"{row['method']} {row['doc_id']}"
-        trace = read_trace(row, prompts.get(row["doc_id"]), work, loaded.tokenizer, loaded.context, config.seed)
-        decisions = None if trace is None else _read(loaded, row, trace, config.interval, longest)
-        if decisions is None:
-            say(f"{label}: not recorded, since a reading of its answer does not repeat the run's evictions.")
-        found += decisions or []
-        tick(label, 1, 0 if trace is None else len(trace.answer))
-    return found
+    loaded: LoadedModel
+    config: RunConfig
+    inputs: Inputs
+    say: Notice
+    tick: Callable[[str, int, int], None]
+    _states: dict[MethodChoice, MethodState] = field(default_factory=dict)
+
+    def record(self, work: TaskWork, rows: Sequence[dict[str, Any]]) -> list[Decisions]:
+        """Read the answers of `answers`; return their decisions."""
+        prompts = {p.doc.doc_id: p for p in work.prompts}
+        longest = max((prompts[row["doc_id"]].max_tokens for row in rows if row["doc_id"] in prompts), default=1)
+        found: list[Decisions] = []
+        for row in rows:
+            label = f"{row['method']} {row['doc_id']}"
+            prompt = prompts.get(row["doc_id"])
+            trace = read_trace(row, prompt, work, self.loaded.tokenizer, self.loaded.context, self.config.seed)
+            try:
+                found += self._read(row, trace, longest)
+            except (UserError, SetupError, MethodError) as error:
+                self.say(f"{label}: not recorded: {error}")
+            self.tick(label, 1, 0 if trace is None else len(trace.answer))
+        return found
+
+    def _read(self, row: dict[str, Any], trace: ForcedTrace | None, longest: int) -> list[Decisions]:
+        """The decisions on one answer. Raises UserError where they are not the run's."""
+        cell = cell_of(row, self.config)
+        state = self._state(cell.method)
+        check_method(row, state)
+        if trace is None:
+            raise UserError("the stored answer is empty, or not to this prompt.")
+        log = _Log()
+        reader = TraceReader(
+            self.loaded,
+            state.method,
+            budget=cell.budget,
+            interval=self.config.interval,
+            max_tokens=longest,
+            log=log,
+        )
+        if reader.within is not None:
+            raise UserError("an oracle decides with a future that only a comparison knows.")
+        reader.read([trace], log)
+        seen = log.seen()
+        if not seen or not _as_in_run(row, trace, seen):
+            raise UserError("a reading of its answer does not repeat the run's evictions.")
+        tokens = [self.loaded.tokenizer.decode([token]) for token in (*trace.prompt, *trace.answer)]
+        return _decisions(row, len(trace.prompt), tokens, log)
+
+    def _state(self, choice: MethodChoice) -> MethodState:
+        if choice not in self._states:
+            self._states[choice] = MethodState.of(choice, self.inputs.config, self.inputs.info)
+        return self._states[choice]
 
 
-def _read(
-    loaded: LoadedModel, row: dict[str, Any], trace: ForcedTrace, interval: int, longest: int
-) -> list[Decisions] | None:
-    """The decisions on one answer; None where they are not the run's."""
-    method = choose.make(row["method"], json.loads(row["options"]))
-    share = row["budget_share"]
-    log = _Log()
-    reader = TraceReader(
-        loaded,
-        method,
-        budget=float(share) if share == share else int(row["budget"]),
-        interval=interval,
-        max_tokens=longest,
-        log=log,
-    )
-    if reader.within is not None:  # an oracle decides with a future that only a comparison knows
-        return None
-    reader.read([trace], log)
+def cell_of(row: dict[str, Any], config: RunConfig) -> Cell:
+    """The cell of the configuration that a row is of. Raises UserError for a row of another method or budget."""
+    budget = _budget(row)
+    for cell in config.cells():
+        same = cell.method.name == row["method"] and (type(cell.budget), cell.budget) == (type(budget), budget)
+        if same and as_stored("options", make_method(cell).options()) == row["options"]:
+            return cell
+    raise UserError("the run's configuration has no such method with these options at this budget.")
+
+
+def check_method(row: dict[str, Any], state: MethodState) -> None:
+    """Raise UserError where a row's method is not the one of today."""
+    used = state.used(row["task"])
+    today = {"method_version": state.version, "method_source": state.source.hash, "artefacts": used}
+    for column, value in today.items():
+        if (was := row[column]) != (now := as_stored(column, value)):
+            raise UserError(f"column {column} says {quote(was)}, but the method has {quote(now)} now.")
+
+
+def _budget(row: dict[str, Any]) -> Budget | None:
+    """A row's budget as the user gave it."""
+    if row["budget_share"] is not None:
+        return float(row["budget_share"])
+    return None if row["budget"] is None else int(row["budget"])
+
+
+def _decisions(row: dict[str, Any], prompt: int, tokens: list[str], log: _Log) -> list[Decisions]:
+    """What every head of some layers kept. prompt: tokens of the prompt."""
     seen = log.seen()
-    if not seen or not _as_in_run(row, trace, seen):
-        return None
-    tokens = [loaded.tokenizer.decode([token]) for token in (*trace.prompt, *trace.answer)]
     return [
         Decisions(
             row_key=row["row_key"],
@@ -104,7 +152,7 @@ def _read(
             doc_id=row["doc_id"],
             layer=layer,
             head=head,
-            prompt=len(trace.prompt),
+            prompt=prompt,
             tokens=tokens,
             seen=seen,
             dropped=_dropped(kept, seen, len(tokens)),
@@ -116,6 +164,8 @@ def _read(
 
 def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> bool:
     """Whether tokens and evictions are the run's, but for the end token and an eviction at the end."""
+    if row["output_tokens"] is None or row["evictions"] is None:
+        return False
     tokens, evictions = row["output_tokens"] - len(trace.answer), row["evictions"] - len(seen)
     return tokens in (0, 1) and evictions in (0, 1) and seen[0] == row["first_eviction"]
 

@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 from kvbench.errors import KVBenchError
-from kvbench.eviction.budget import Budget, label
+from kvbench.eviction.budget import Budget, label, named
 from kvbench.report.agree import SAME, values_of
 from kvbench.report.blocks import NAMED, Block, Column, chosen, difference, with_error, with_interval
 from kvbench.report.cells import ScoreCell
@@ -181,10 +181,10 @@ def _table(
     explained: Sequence[str],
 ) -> AverageTable:
     """One row per method and budget, from the cells of all members; `explained` averages get a note on gaps."""
-    parts: dict[tuple[str, Budget | None], dict[str, Part]] = {}
+    parts: dict[tuple[str, str], dict[str, Part]] = {}
     for member, cells in members.items():
         for cell, mean in cells:
-            parts.setdefault((cell.method, cell.budget), {})[member] = cell, mean
+            parts.setdefault((cell.method, named(cell.budget)), {})[member] = cell, mean
     rows = [_row(by_member, averages) for by_member in parts.values()]
     names = [name for name in averages if any(not row.means[name].missing for row in rows)]
     notes = [

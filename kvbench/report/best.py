@@ -3,10 +3,10 @@
     for best in best_per_budget(cells, scores, clusters):
         best.leader.method, [cell.method for cell in best.rivals], best.told
 
-The leader has the highest mean score. Every other method at the budget is compared with it, question by question, with
-p-values adjusted by Holm over the budget. A method that is not significantly worse stays a rival. The leader is chosen
-after its scores were seen, which favours it: a list without rivals is weaker evidence than one comparison planned
-beforehand.
+All methods at a budget are compared on the questions that all of them have. The leader has the highest mean score on
+them. Every other method is compared with it, question by question, with p-values adjusted by Holm over the budget. A
+method that is not significantly worse stays a rival. The leader is chosen after its scores were seen, which favours it:
+a list without rivals is weaker evidence than one comparison planned beforehand.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kvbench.eviction.budget import Budget
+from kvbench.eviction.budget import Budget, named
 from kvbench.report import stats
 from kvbench.report.cells import ScoreCell
 
@@ -26,7 +26,7 @@ PERMUTATIONS = 1_000  # sign flips; p of 5% is then known to 0.7 points
 class Best:
     """The methods of a task at one budget. `told`: False where all scores are at the floor or at the ceiling."""
 
-    budget: Budget
+    budget: Budget | None
     leader: ScoreCell
     rivals: list[ScoreCell]  # not significantly worse than the leader, by falling score
     compared: int  # methods beside the leader
@@ -36,45 +36,32 @@ class Best:
 def best_per_budget(
     cells: Sequence[ScoreCell], scores: Sequence[Mapping[str, list[float]]], clusters: Mapping[str, str]
 ) -> list[Best]:
-    """The best methods of each budget at which two methods or more have scores."""
-    at: dict[Budget, list[int]] = {}
+    """The best methods of each budget at which two methods or more have scores, and questions in common."""
+    at: dict[str, list[int]] = {}
     for place, cell in enumerate(cells):
         if cell.budget is not None and not math.isnan(cell.score.mean):
-            at.setdefault(cell.budget, []).append(place)
-    return [_best(budget, places, cells, scores, clusters) for budget, places in at.items() if len(places) > 1]
+            at.setdefault(named(cell.budget), []).append(place)
+    found = []
+    for places in (places for places in at.values() if len(places) > 1):
+        mine = [scores[place] for place in places]
+        if shared := [question for question in mine[0] if all(question in other for other in mine)]:
+            by_cell = [[own[question] for question in shared] for own in mine]
+            found.append(_best([cells[place] for place in places], by_cell, [clusters[q] for q in shared]))
+    return found
 
 
-def _best(
-    budget: Budget,
-    places: Sequence[int],
-    cells: Sequence[ScoreCell],
-    scores: Sequence[Mapping[str, list[float]]],
-    clusters: Mapping[str, str],
-) -> Best:
-    first, *others = sorted(places, key=lambda place: -cells[place].score.mean)
-    pairs = {place: _paired(scores[place], scores[first], clusters) for place in others}
-    known = {place: paired for place, paired in pairs.items() if paired is not None}
-    judged = dict(zip(known, stats.judge(list(known.values()), floors=[cells[place].floor for place in known])))
-    verdicts = [one.verdict for one in judged.values()]
+def _best(cells: Sequence[ScoreCell], scores: Sequence[list[list[float]]], clusters: Sequence[str]) -> Best:
+    """The best of the cells at a budget. scores: of each cell, per shared question; clusters: the questions'."""
+    means = [stats.question_means(own).mean() for own in scores]
+    first, *others = sorted(range(len(cells)), key=lambda place: -means[place])
+    paired = [
+        stats.paired(scores[place], scores[first], clusters=clusters, permutations=PERMUTATIONS) for place in others
+    ]
+    judged = stats.judge(paired, floors=[cells[place].floor for place in others])
     return Best(
-        budget=budget,
+        budget=cells[first].budget,
         leader=cells[first],
-        rivals=[cells[place] for place in others if place not in judged or judged[place].verdict != "worse"],
+        rivals=[cells[place] for place, one in zip(others, judged, strict=True) if one.verdict != "worse"],
         compared=len(others),
-        told=not verdicts or any(verdict != "cannot tell" for verdict in verdicts),
-    )
-
-
-def _paired(
-    mine: Mapping[str, list[float]], leader: Mapping[str, list[float]], clusters: Mapping[str, str]
-) -> stats.Paired | None:
-    """A method against the leader over the questions that both have; None without one."""
-    shared = [question for question in mine if question in leader]
-    if not shared:
-        return None
-    return stats.paired(
-        [mine[question] for question in shared],
-        [leader[question] for question in shared],
-        clusters=[clusters[question] for question in shared],
-        permutations=PERMUTATIONS,
+        told=any(one.verdict != "cannot tell" for one in judged),
     )

@@ -138,8 +138,13 @@ def with_error(value: float, se: float, *, sign: str = "", digits: int = 3) -> s
 
 
 def with_interval(value: float, low: float, high: float) -> str:
-    """A share with its interval, as in "0.000 (0, 0.125)"; for shares without spread, whose error says nothing."""
-    ends = ", ".join(f"{end:.3f}" if 0 < end < 1 else f"{end:.0f}" for end in (low, high))
+    """A share with its interval, as in "0.000 (0, 0.125)"; for shares without spread, whose error says nothing.
+
+    An end within 0.0005 of the share has digits enough to differ from it.
+    """
+    near = min((abs(end - value) for end in (low, high) if end != value), default=1.0)
+    digits = max(3, -math.floor(math.log10(max(near, 1e-6))))
+    ends = ", ".join(f"{end:.{digits}f}" if 0 < end < 1 else f"{end:.0f}" for end in (low, high))
     return f"{value:.3f} ({ends})" if low < high else f"{value:.3f}"
 
 

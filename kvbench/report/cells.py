@@ -61,14 +61,14 @@ class ScoreCell:
     kv_bytes_peak: float  # of one sequence, mean over samples
     kv_bytes_mean: float
     tokens_per_second: float
-    tokens_per_second_sd: float  # over samples
+    tokens_per_second_sd: float  # over batches
     machine_load: float  # per core, mean over samples; NaN: not recorded
     roofline_share: float
     evict_share: float
     progress: str  # "412 of 960 rows" of an unfinished run
     against: Against | None = None
     # Score, bytes and speed as shares of the full cache's on shared questions, and the standard deviation of the share
-    # of speed over samples; empty without a full cache.
+    # of speed over batches; empty without a full cache.
     of_full: Mapping[str, float] = field(default_factory=dict)
 
     @property
@@ -238,10 +238,16 @@ def speed(rows: Rows) -> float:
 
 
 def speed_sd(rows: Rows) -> float:
-    """Standard deviation over samples of decoded tokens per second; NaN with fewer than two samples."""
+    """Standard deviation over batches of decoded tokens per second; NaN with fewer than two.
+
+    Samples that are decoded side by side have equal seconds and give one measurement.
+    """
+    import numpy as np
+
     busy = _seconds(rows, "decode_seconds") + _seconds(rows, "evict_seconds")
     timed = (busy > 0) & (rows.number("output_tokens") > 1)
-    rates = (rows.number("output_tokens")[timed] - 1) / busy[timed]
+    seconds, of, samples = np.unique(busy[timed], return_inverse=True, return_counts=True)
+    rates = np.bincount(of, weights=rows.number("output_tokens")[timed] - 1) / (seconds * samples)
     return float(rates.std(ddof=1)) if len(rates) > 1 else math.nan
 
 

@@ -11,10 +11,9 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from kvbench.console.progress import size
-from kvbench.eviction.budget import label
+from kvbench.eviction.budget import label, named
 from kvbench.report.best import Best
 from kvbench.report.blocks import NAMED, Block, Column, chosen, estimated, number, percent
 from kvbench.report.cells import ScoreCell
@@ -54,10 +53,10 @@ def frontier(table: TaskTable) -> list[ScoreCell]:
 
 def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
     """Methods down, tasks across: mean scores with the verdicts of the tasks' tables."""
-    rows: dict[tuple[str, Any], dict[str, ScoreCell]] = {}
+    rows: dict[tuple[str, str], dict[str, ScoreCell]] = {}
     for table in tables:
         for cell in table.cells:
-            rows.setdefault((cell.method, cell.budget), {})[table.task] = cell
+            rows.setdefault((cell.method, named(cell.budget)), {})[table.task] = cell
     lines = sorted(rows.values(), key=lambda by_task: _budget_order(next(iter(by_task.values()))))
     tasks = [Column("", partial(_scored, table.task), table.task) for table in tables]
     identity = [Column("", partial(_of_first, column), column.header) for column in chosen(NAMED, ("method", "budget"))]
@@ -111,8 +110,9 @@ def best_block(group: str, tables: Sequence[TaskTable]) -> Block:
         columns=columns,
         grids=[chosen(columns, ("task", "budget", "best", "score", "not told apart from it"))],
         notes=[
-            "Best by mean score. Not told apart: not significantly below it, paired by question, Holm over the budget; "
-            "the best was chosen by its score, which favours it."
+            "Best by mean score on the questions that all methods at the budget have. Not told apart: not "
+            "significantly below it, paired by question, Holm over the budget; the best was chosen by its score, which "
+            "favours it."
         ],
     )
 

@@ -50,7 +50,7 @@ class ScoreReport(Report):
         "Budget: KV entries per layer and KV head right after an eviction, everything included; entries and bytes are "
         "measured (after an eviction, at the peak), bytes are of one sequence. Errors are standard errors over "
         "questions; without spread, 95% intervals. Differences are paired by question, with 95% intervals and "
-        "Holm-adjusted p. Errors of tok/s and speed are standard deviations over samples."
+        "Holm-adjusted p. Errors of tok/s and speed are standard deviations over batches."
     )
     tables: list[TaskTable]
     averages: list[AverageTable]

@@ -44,6 +44,10 @@ class MethodState:
             artefacts=artefacts(method, model_config, choice.name.split("+"), info),
         )
 
+    def used(self, task: str) -> dict[str, str] | None:
+        """What the rows of a task state as artefacts: the method's, and the task's plug-in."""
+        return (self.artefacts or {}) | _plug_ins([base_name(task)]) or None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellPlan:
@@ -74,8 +78,7 @@ class CellPlanner:
         """The rows of a cell, and how they will run. Raises KVBenchError when the engine cannot serve the method."""
         config, context = self.config, self.context
         check_prefill(state.method, config.prefill, cell.method.label)
-        used = (state.artefacts or {}) | _plug_ins([base_name(cell.task)])
-        rows = work.rows(cell, config, {**self.model, "artefacts": used or None}, dtype_name(self.dtype))
+        rows = work.rows(cell, config, {**self.model, "artefacts": state.used(cell.task)}, dtype_name(self.dtype))
         fitting = [p for p in work.prompts if p.max_tokens <= context and len(p.ids) < context]  # others get rows too
         lengths = {
             "max_tokens": max((p.max_tokens for p in fitting), default=1),

@@ -100,6 +100,5 @@ class RowWriter:
             self.failed[row["status"]] += 1
         elif score is not None and (headline := row[task.headline]) is not None:
             self.scores.append(headline)
-        gated = bool(task.manifest and task.manifest.gated)
-        prompt = answer.planned.prompt.text if self.keep_prompts or not gated else None
+        prompt = answer.planned.prompt.text if self.keep_prompts or not task.gated else None
         self.saved += len(self.journal.append(row, prompt=prompt, output=generation.text, turns=generation.turns))

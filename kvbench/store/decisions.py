@@ -6,20 +6,23 @@ back, so one number per token says all: the eviction that dropped it. A run with
 
 from __future__ import annotations
 
+import functools
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvbench.errors import SetupError, quote
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.store import parquet
 from kvbench.store.files import open_plain, reason, replacing
 from kvbench.store.schema import FORMAT, FORMAT_KEY
 from kvbench.store.strict_json import parse
 
 NAME = "decisions.parquet"
+MOST = 256 << 20  # bytes of all lists as text: a small file may repeat a long text in every row
+_LISTS = ("tokens", "seen", "dropped")
 _ROW = 4 << 20  # upper limit of a row's bytes
 
 
@@ -47,15 +50,19 @@ class Decisions:
 
 
 def write(folder: Path, rows: Sequence[Decisions]) -> Path:
-    """Write the file of a run, in place of an older one. Raises SetupError when the folder cannot be written."""
+    """Write the file of a run, in place of an older one.
+
+    Raises UserError for more than MOST bytes, SetupError when the folder cannot be written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    lists = ("tokens", "seen", "dropped")
     columns = {
-        name: [json.dumps(v) if name in lists else v for v in (getattr(row, name) for row in rows)]
+        name: [json.dumps(v) if name in _LISTS else v for v in (getattr(row, name) for row in rows)]
         for name in Decisions.__slots__
     }
+    if (size := sum(len(text) for name in _LISTS for text in columns[name])) > MOST:
+        raise UserError(f"the decisions take {size} bytes; at most {MOST} can be kept. Record fewer questions.")
     table = pa.Table.from_pydict(columns, schema=_schema())
     try:
         with replacing(folder / NAME) as file:
@@ -65,36 +72,53 @@ def write(folder: Path, rows: Sequence[Decisions]) -> Path:
     return folder / NAME
 
 
-def read(folder: Path) -> list[Decisions]:
-    """The decisions of a run; none without the file. Raises SetupError for a file that `write` did not write."""
+def read(folder: Path) -> Iterator[Decisions]:
+    """Yield the decisions of a run; none without the file. Raises SetupError for a file that `write` did not write.
+
+    Rows with equal lists share them.
+    """
     try:
         file = os.fdopen(open_plain(folder / NAME), "rb")
     except FileNotFoundError:
-        return []
+        return
     except OSError as error:
         raise SetupError(f"cannot read {quote(folder / NAME)} ({reason(error)}).") from None
     with file:
         try:
             table = parquet.decode(NAME, file, _schema(), _schema().names, _ROW)
-            return [_row(row) for row in table.to_pylist()]
+            _check_size(table)
+            parsed = functools.lru_cache(2 * len(_LISTS))(parse)  # the rows of an answer have the same tokens
+            for batch in table.to_batches(max_chunksize=1):
+                yield from (_row(row, parsed) for row in batch.to_pylist())
         except ValueError as error:
             raise SetupError(
                 f"{quote(folder / NAME)} is damaged ({error}). Remove it; 'kvbench record' makes it again."
             ) from None
 
 
+def _check_size(table: Any) -> None:
+    """Raise ValueError for lists of more than MOST bytes, each counted in every row that has it."""
+    import pyarrow.compute as pc
+
+    size = 0
+    for chunk in (chunk for name in _LISTS for chunk in table.column(name).chunks):
+        size += pc.sum(pc.take(pc.binary_length(chunk.dictionary), chunk.indices).cast("int64")).as_py() or 0
+    if size > MOST:
+        raise ValueError(f"its lists take {size} bytes")
+
+
 def _schema() -> Any:
     import pyarrow as pa
 
-    name, text, number = pa.dictionary(pa.int32(), pa.string()), pa.string(), pa.int32()
+    name, number = pa.dictionary(pa.int32(), pa.string()), pa.int32()
     kinds = {"row_key": name, "task": name, "doc_id": name, "layer": number, "head": number, "prompt": number}
-    kinds |= {"tokens": name, "seen": name, "dropped": text}
+    kinds |= dict.fromkeys(_LISTS, name)
     return pa.schema(kinds, metadata={FORMAT_KEY: str(FORMAT)})
 
 
-def _row(row: dict[str, Any]) -> Decisions:
+def _row(row: dict[str, Any], parsed: Callable[[str], Any]) -> Decisions:
     """A row with its lists. Raises ValueError for lists that do not fit together."""
-    lists = {name: parse(row[name]) for name in ("tokens", "seen", "dropped")}
+    lists = {name: parsed(row[name]) for name in _LISTS}
     tokens, seen, dropped = lists.values()
     if not (_all(tokens, str) and _all(seen, int) and _all(dropped, int) and len(tokens) == len(dropped)):
         raise ValueError("a row's lists do not fit together")

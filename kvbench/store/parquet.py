@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from kvbench.errors import UserError, bare
 from kvbench.store import manifest
@@ -35,14 +35,17 @@ def decode(name: str, file: BinaryIO, schema: pa.Schema, required: Sequence[str]
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    options: dict[str, Any] = {"page_checksum_verification": True, "pre_buffer": False}
     try:
-        with pq.ParquetFile(file, page_checksum_verification=True, pre_buffer=False) as parquet:
+        with pq.ParquetFile(file, **options) as parquet:
             metadata = parquet.schema_arrow.metadata or {}
             if FORMAT_KEY.encode() not in metadata:
                 raise UserError(f"{bare(name)} has no kvbench metadata.")
             manifest.check_format(name, int(metadata[FORMAT_KEY.encode()]))
             _check_columns(parquet.schema_arrow, schema)
             _check_size(parquet.metadata, schema.names, os.fstat(file.fileno()).st_size, row_bytes)
+            texts = _repeated(parquet.schema_arrow, schema)
+        with pq.ParquetFile(file, metadata=parquet.metadata, read_dictionary=texts, **options) as parquet:
             table = parquet.read(columns=schema.names)
             table.validate(full=True)
         for name in set(schema.names) - set(table.column_names):
@@ -71,6 +74,13 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
             raise Damaged(f"it has several columns {name}")
         if pa.types.is_nested(stored.field(name).type):
             raise Damaged(f"column {name} holds {bare(stored.field(name).type)}")
+
+
+def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
+    """The stored columns whose repeated values are read once, so that a small file stays small."""
+    import pyarrow as pa
+
+    return [field.name for field in schema if field.name in stored.names and pa.types.is_dictionary(field.type)]
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:

@@ -141,7 +141,7 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
     unknown = sorted(set(row) - set(NAMES))
     if unknown:
         raise ValueError(f"unknown columns {unknown}")
-    checked = {c.name: None if (v := row.get(c.name)) is None else _convert(c, v) for c in COLUMNS}
+    checked = {name: as_stored(name, row.get(name)) for name in NAMES}
     checked["created"] = checked["created"] or datetime.now(UTC).isoformat(timespec="microseconds")
     missing = [n for n in REQUIRED if checked[n] in (None, "")]
     if missing:
@@ -149,6 +149,11 @@ def check_row(row: Mapping[str, object]) -> dict[str, Any]:
     if checked["status"] != OK and checked["score"] is not None:
         raise ValueError(f"a row with status {checked['status']!r} must have no score")
     return checked
+
+
+def as_stored(column: str, value: Any) -> Any:
+    """A value as rows hold it in a column, in JSON types. Raises ValueError on a wrong type."""
+    return None if value is None else _convert(_BY_NAME[column], value)
 
 
 def read_row(row: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -29,6 +29,7 @@ from kvbench.sources import hub
 from kvbench.sources.data import hub_error
 from kvbench.task import DataSource, Doc, GenSpec, Manifest, Output, Score, Task, Turn
 from kvbench.taskkit.lm_eval_source import Definition, LocalRows, commit, definition, generation, quiet, special_stops
+from kvbench.taskkit.names import gated_data
 
 RAW, CHAT = "lm_eval", "plain"  # prompt styles
 SEED, OTHER_SEED = 0, 1234  # lm-eval's defaults for Python's random numbers, and for NumPy's and few-shot examples
@@ -60,6 +61,11 @@ class LMEvalTask(Task):
 
         own = (definition(self.known_as).config.metadata or {}).get("version", "?")
         return "+".join((str(own), f"lm-eval-{importlib.metadata.version('lm_eval')}", *self._marks))
+
+    @property
+    def gated(self) -> bool:
+        """Whether the data are those of a gated task of kvbench. Raises UserError, SetupError as `definition` does."""
+        return definition(self.known_as).config.dataset_path in gated_data()
 
     def gen(self, model_type: str) -> GenSpec:
         """Return the YAML's generation settings. Greedy answers are equal, so a greedy task gets a single sample."""

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvbench.errors import UserError, quote
+from kvbench.errors import SetupError, UserError, quote
 from kvbench.registry import did_you_mean, tasks
-from kvbench.task import Task
+from kvbench.task import Manifest, Task
 
 LM_EVAL = "lm_eval:"  # prefix of the names of lm-eval's tasks
 _NAME = re.compile(r"[^\W.][\w.-]{0,63}")
@@ -30,10 +30,15 @@ class _Parts:
 def is_gated(name: str) -> bool:
     """Whether a task's data may not be shown. False for a task that is not installed: nothing is known about it."""
     try:
-        manifest = get_task(name).manifest
-    except UserError:
+        return get_task(name).gated
+    except (UserError, SetupError):
         return False
-    return bool(manifest and manifest.gated)
+
+
+def gated_data() -> set[str]:
+    """The hub's names of the data sets that may not be shown."""
+    manifests = (getattr(cls, "manifest", None) for _, cls in tasks.items())
+    return {one.hub for one in manifests if isinstance(one, Manifest) and one.gated and one.hub}
 
 
 def get_task(name: str) -> Task:

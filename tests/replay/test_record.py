@@ -8,10 +8,18 @@ from typing import Any
 
 import pytest
 
-from kvbench.replay.decisions import _dropped
+from kvbench.config.run_config import Grid, MethodChoice, RunConfig
+from kvbench.errors import UserError
+from kvbench.eviction import choose
+from kvbench.replay.decisions import _dropped, cell_of, check_method
+from kvbench.runner.cell import MethodState
+from kvbench.runner.method_source import source_of
+from kvbench.runner.workload import version
 from kvbench.store import decisions, read_rows
+from kvbench.store.identity import canonical_json
 
 RUN = "run --method full,gkv,h2o,snapkv --budget 34,50% --task walk/orbit-100,lookup --limit 2 --interval 16 -q"
+NATIVE_OPTIONS = "--method-opt form=native --method-opt P=16 --method-opt R=8"
 SESSION = {
     "run": f"{RUN} --run-name r1",
     "record": "record r1",
@@ -22,6 +30,8 @@ SESSION = {
     "refused": "record r2",
     "full": "run --method full --task walk/orbit-100 --limit 1 --run-name r3 -q",
     "nothing": "record r3",
+    "own": f"run --method rpc {NATIVE_OPTIONS} --task walk/orbit-300 --limit 1 --run-name r4 -q",
+    "unbudgeted": "record r4",
 }
 
 
@@ -38,7 +48,7 @@ def session(folder: Path, calls: Callable[..., Any]) -> dict[str, Any]:
 def test_every_cell_of_the_first_questions_is_recorded(session: dict[str, Any], folder: Path) -> None:
     assert session["record"].code == 0, session["record"].err
     rows = read_rows(folder / "results" / "r1").set_index("row_key")
-    found = decisions.read(folder / "results" / "r1")
+    found = list(decisions.read(folder / "results" / "r1"))
     recorded = rows.loc[list({d.row_key for d in found})]
     assert sorted(set(recorded["task"])) == ["lookup", "walk/orbit-100"]
     assert set(recorded["method"]) == {"gkv", "h2o", "snapkv"}
@@ -50,7 +60,7 @@ def test_every_cell_of_the_first_questions_is_recorded(session: dict[str, Any], 
 def test_what_is_held_is_what_the_run_measured(session: dict[str, Any], folder: Path) -> None:
     """After each eviction the heads hold the run's entries on average; the largest of these counts is in the row."""
     rows = read_rows(folder / "results" / "r1").set_index("row_key")
-    found = decisions.read(folder / "results" / "r1")
+    found = list(decisions.read(folder / "results" / "r1"))
     for key in {d.row_key for d in found}:
         heads = [d for d in found if d.row_key == key]
         row = rows.loc[key]
@@ -90,3 +100,60 @@ def test_the_eviction_that_dropped_a_token() -> None:
     kept = {4: {0, 2, 3}, 6: {0, 3, 5}}
     assert _dropped(kept, [4, 6], 7) == [0, 1, 2, 0, 2, 0, 0]
     assert _dropped({6: {5}}, [4, 6], 7) == [2, 2, 2, 2, 2, 0, 0]
+
+
+NATIVE = MethodChoice(name="rpc", options=(("form", "native"),))
+CONFIG = RunConfig(
+    model="tiny",
+    grids=(Grid(methods=(MethodChoice(name="gkv"), NATIVE), tasks=("walk",), budgets=(1, 1.0)),),
+)
+
+
+def row(method: str, **changes: Any) -> dict[str, Any]:
+    """A row of gkv at one entry, or with changes."""
+    options = canonical_json(choose.make(method, {}).options())
+    made = {"method": method, "task": "walk", "options": options, "budget": 1, "budget_share": None}
+    own = choose.make(method, {})
+    made |= {"method_version": version(method), "method_source": source_of(own).hash, "artefacts": None}
+    return made | changes
+
+
+def test_a_row_chooses_among_the_cells_of_the_configuration() -> None:
+    assert cell_of(row("gkv"), CONFIG).budget == 1
+    share = cell_of(row("gkv", budget=40, budget_share=1.0), CONFIG).budget
+    assert (type(share), share) == (float, 1.0)
+    native = canonical_json(choose.make("rpc", {"form": "native"}).options())
+    assert cell_of(row("rpc", options=native, budget=None), CONFIG).method == NATIVE
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"options": "[1]"},
+        {"options": '{"alpha":"x"}'},
+        {"options": "{"},
+        {"options": None},
+        {"budget": None},
+        {"budget": 2},
+        {"method": "no-such-method"},
+        {"method": "h2o"},
+    ],
+)
+def test_a_row_that_the_run_did_not_plan_is_left_out(changes: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match="no such method"):
+        cell_of(row("gkv") | changes, CONFIG)
+
+
+@pytest.mark.parametrize("column", ["method_version", "method_source", "artefacts"])
+def test_a_row_of_another_state_of_the_method_is_left_out(column: str) -> None:
+    method = choose.make("gkv", {})
+    state = MethodState(method=method, version=version("gkv"), source=source_of(method), artefacts=None)
+    check_method(row("gkv"), state)
+    with pytest.raises(UserError, match=f"column {column} says 'other', but the method has"):
+        check_method(row("gkv") | {column: "other"}, state)
+
+
+def test_a_method_without_a_budget_is_recorded(session: dict[str, Any], folder: Path) -> None:
+    assert session["own"].code == 0, session["own"].err
+    assert session["unbudgeted"].code == 0, session["unbudgeted"].err
+    assert list(decisions.read(folder / "results" / "r4"))

@@ -91,6 +91,16 @@ def test_rivals_are_those_that_a_test_does_not_put_below(make_run: Callable, row
     assert worse
 
 
+def test_the_best_is_best_on_the_questions_that_all_have(make_run: Callable, rows: Callable) -> None:
+    """rkv answered the easy half alone: its own mean is the highest, though gkv beats it there."""
+    easy, hard = [1.0 - 0.01 * (i % 3) for i in range(20)], [0.1] * 20
+    cells = rows("gkv", 48, easy + hard) + rows("rkv", 48, [score - 0.2 for score in easy])
+    (table,) = ScoreReport.make(load([make_run("r2", cells)])).tables
+    (best,) = table.best
+    assert best.leader.method == "gkv"
+    assert best.rivals == []
+
+
 def _beats(other, cell) -> bool:
     """Whether another cell scores as much with fewer bytes, or more with as few; of equals the first stays."""
     mine, its = ((c.score.mean, -c.kv_bytes_peak) for c in (cell, other))

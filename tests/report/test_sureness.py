@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvbench.report import stats
-from kvbench.report.blocks import difference, with_error
+from kvbench.report.blocks import difference, with_error, with_interval
 from kvbench.report.load import load
 from kvbench.report.render import FORMATS
 from kvbench.report.scores import ScoreReport
@@ -151,3 +151,9 @@ def test_the_correction_for_unequal_clusters_is_named(
     )
     notes = [note for note in one(make_run("r1", full, mine)).notes if "clusters" in note]
     assert [note[: len(words)] for note in notes] == ([words] if words else [])
+
+
+def test_an_interval_near_its_share_has_digits_enough() -> None:
+    assert with_interval(0.0, 0.0, 0.0004) == "0.000 (0, 0.0004)"
+    assert with_interval(1.0, 0.99996, 1.0) == "1.000 (0.99996, 1)"
+    assert with_interval(0.0, 0.0, 0.125) == "0.000 (0, 0.125)"

@@ -47,7 +47,7 @@ def test_means_errors_ratios_and_costs(make_run: Callable, rows: Callable) -> No
         "score": pytest.approx(statistics.mean(BAD) / statistics.mean(GOOD)),
         "bytes": pytest.approx(0.25),
         "speed": pytest.approx((100 / 1.25) / (100 / 2.5)),
-        "speed_sd": 0.0,
+        "speed_sd": pytest.approx(math.nan, nan_ok=True),
     }
     assert (gkv.entries_after_evict, gkv.entries_peak, gkv.floor) == (48, 80, 0.1)
     assert gkv.evict_share == pytest.approx(0.2)
@@ -60,7 +60,15 @@ def timed(rows: list[dict[str, Any]], seconds: list[float], load: float | None) 
     return [row | {"decode_seconds": s, "evict_seconds": 0.0, "machine_load": load} for row, s in zip(rows, seconds)]
 
 
-def test_speeds_have_their_spread_over_samples_and_the_load(make_run: Callable, rows: Callable) -> None:
+def test_samples_decoded_side_by_side_are_one_measurement_of_speed(make_run: Callable, rows: Callable) -> None:
+    batches = timed(rows("gkv", 48, [1.0] * 6), [1.0] * 3 + [1.5] * 3, None)
+    together = timed(rows("gkv", 64, [1.0] * 6), [1.0] * 6, None)
+    table = one(make_run("r1", batches, together))
+    assert cell(table, "gkv", 48).tokens_per_second_sd == pytest.approx(statistics.stdev([99 / 1.0, 99 / 1.5]))
+    assert math.isnan(cell(table, "gkv", 64).tokens_per_second_sd)
+
+
+def test_speeds_have_their_spread_over_batches_and_the_load(make_run: Callable, rows: Callable) -> None:
     slow, fast = [9.9, 8.9, 10.9], [4.4, 4.95, 5.5]
     run = make_run("r1", timed(rows("full", None, [1.0] * 3), slow, 1.0), timed(rows("gkv", 48, [1.0] * 3), fast, 3.5))
     table = one(run)
@@ -149,7 +157,8 @@ def test_shares_of_the_full_cache_are_over_shared_questions(make_run: Callable, 
     easy = [row | {"kv_bytes_peak": 1_000, "decode_seconds": 100.0} for row in easy]
     full = make_run("a", rows("full", None, [0.5, 0.5]), easy)
     gkv = cell(*make_tables(load([full, make_run("b", rows("gkv", 48, [0.5, 0.25]))])), "gkv", 48)
-    shares = {"score": pytest.approx(0.75), "bytes": pytest.approx(0.25), "speed": pytest.approx(2.0), "speed_sd": 0.0}
+    shares = {"score": pytest.approx(0.75), "bytes": pytest.approx(0.25), "speed": pytest.approx(2.0)}
+    shares["speed_sd"] = pytest.approx(math.nan, nan_ok=True)  # equal seconds: one batch
     assert gkv.of_full == shares
 
 

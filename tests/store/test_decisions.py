@@ -21,13 +21,13 @@ ROW = Decisions(
 def test_reads_what_it_wrote(tmp_path: Path) -> None:
     rows = [ROW, replace(ROW, head=0, dropped=[0, 0, 0, 0])]
     assert decisions.write(tmp_path, rows).name == "decisions.parquet"
-    assert decisions.read(tmp_path) == rows
+    assert list(decisions.read(tmp_path)) == rows
     decisions.write(tmp_path, rows[:1])
-    assert decisions.read(tmp_path) == rows[:1]
+    assert list(decisions.read(tmp_path)) == rows[:1]
 
 
 def test_a_run_without_the_file_has_none(tmp_path: Path) -> None:
-    assert decisions.read(tmp_path) == []
+    assert list(decisions.read(tmp_path)) == []
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_run_without_the_file_has_none(tmp_path: Path) -> None:
 def test_lists_that_do_not_fit_are_refused(spoilt: Decisions, tmp_path: Path) -> None:
     decisions.write(tmp_path, [spoilt])
     with pytest.raises(SetupError, match=r"decisions\.parquet.* is damaged"):
-        decisions.read(tmp_path)
+        list(decisions.read(tmp_path))
 
 
 def test_damage_foreign_files_and_links_are_refused(tmp_path: Path) -> None:
@@ -52,13 +52,33 @@ def test_damage_foreign_files_and_links_are_refused(tmp_path: Path) -> None:
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(SetupError, match="is damaged"):
-        decisions.read(tmp_path)
+        list(decisions.read(tmp_path))
     pq.write_table(pq.read_table(decisions.write(tmp_path, [ROW])).replace_schema_metadata(None), file)
     with pytest.raises(UserError, match="no kvbench metadata"):
-        decisions.read(tmp_path)
+        list(decisions.read(tmp_path))
     elsewhere = tmp_path / "elsewhere"
     elsewhere.write_bytes(whole)
     file.unlink()
     file.symlink_to(elsewhere)
     with pytest.raises(SetupError, match="is a link"):
-        decisions.read(tmp_path)
+        list(decisions.read(tmp_path))
+
+
+def test_rows_share_equal_lists(tmp_path: Path) -> None:
+    decisions.write(tmp_path, [ROW, replace(ROW, head=2)])
+    first, second = decisions.read(tmp_path)
+    assert first.tokens is second.tokens
+
+
+def test_a_small_file_of_long_lists_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One long list, repeated in every row, takes hardly any space in the file."""
+    count = 20_000
+    long = replace(ROW, tokens=[""] * count, dropped=[0] * count)
+    file = decisions.write(tmp_path, [replace(long, head=head) for head in range(100)])
+    assert file.stat().st_size < 30_000
+    assert len(next(decisions.read(tmp_path)).dropped) == count
+    monkeypatch.setattr(decisions, "MOST", 10_000_000)
+    with pytest.raises(SetupError, match="its lists take 14"):
+        next(decisions.read(tmp_path))
+    with pytest.raises(UserError, match="Record fewer questions"):
+        decisions.write(tmp_path, [replace(long, head=head) for head in range(100)])

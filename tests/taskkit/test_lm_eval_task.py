@@ -17,7 +17,7 @@ from kvbench.sources.data import Data
 from kvbench.store import read_run, read_texts
 from kvbench.task import Output
 from kvbench.taskkit.lm_eval_source import definition, generation
-from kvbench.taskkit.names import get_task
+from kvbench.taskkit.names import get_task, is_gated
 
 # Answers that the two filters of gsm8k tell apart.
 ANSWERS = ["so #### {}", "It is {} dollars.", "#### 99", "no idea"]
@@ -257,3 +257,10 @@ def test_a_task_is_made_without_lm_eval(monkeypatch):
     """Reports ask every task for its headline."""
     monkeypatch.setitem(__import__("sys").modules, "lm_eval.tasks", None)
     assert get_task("lm_eval:anything").headline == "score"
+
+
+def test_the_data_of_a_gated_task_are_gated_in_lm_eval_too():
+    assert is_gated("lm_eval:gpqa_diamond_cot_zeroshot")
+    assert get_task("lm_eval:gpqa_main_generative_n_shot").gated
+    assert not is_gated("lm_eval:gsm8k")
+    assert not is_gated("lm_eval:no-such-task")

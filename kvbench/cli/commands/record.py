@@ -66,14 +66,14 @@ def _record(
     config: RunConfig, folder: Path, sample: str | None, count: int | None, progress: Readings
 ) -> list[Decisions]:
     from kvbench.engine.model.load import load
-    from kvbench.replay.decisions import answers, check
-    from kvbench.replay.decisions import record as record_task
+    from kvbench.replay.decisions import Recorder, answers, check
     from kvbench.runner.inputs import read_inputs
 
     check(config)
     inputs = read_inputs(dataclasses.replace(config, judge="none", unsafe_run_code=True), terminal.warning)
     check_same(config, folder, inputs)
     loaded = load(inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
+    recorder = Recorder(loaded=loaded, config=config, inputs=inputs, say=terminal.warning, tick=progress.next)
     found: list[Decisions] = []
     try:
         for name, work in inputs.works.items():
@@ -84,7 +84,7 @@ def _record(
             elif chosen:
                 rows = answers(folder, name, chosen)
                 progress.task(name, len(rows), "answers")
-                found += record_task(loaded, work, rows, config, terminal.warning, progress.next)
+                found += recorder.record(work, rows)
                 progress.end()
     finally:
         progress.end()

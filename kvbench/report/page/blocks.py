@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.eviction.budget import named
 from kvbench.report.blocks import Block
-from kvbench.report.page.scored import size, title
+from kvbench.report.page.scored import title
 
 VERDICTS = ("better", "worse", "tied", "unclear", "cannot tell", "unknown")
 _VERDICT = re.compile(rf"\b({'|'.join(VERDICTS)})\b")
@@ -36,7 +37,7 @@ def lines(block: Block) -> Iterator[Line]:
         yield Line(
             title(table) if table is not None else "",
             cell.method,
-            size(cell.budget),
+            named(cell.budget),
             against.judged.verdict if against else "",
             line,
         )

@@ -20,6 +20,7 @@ from typing import Any
 
 from kvbench import __version__
 from kvbench.errors import SetupError, quote
+from kvbench.eviction.budget import named
 from kvbench.report.agree import sentence
 from kvbench.report.blocks import Block
 from kvbench.report.load import Loaded
@@ -30,12 +31,15 @@ from kvbench.report.scores import ScoreReport, block
 from kvbench.store import manifest
 from kvbench.store.files import reason, replacing
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; img-src data:"
+POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; img-src data:; base-uri 'none'; "
+    "form-action 'none'"
+)
 FORMATS: dict[str, Any] = {  # what the template calls
     "lines": blocks.lines,
     "verdict_in": blocks.verdict_in,
     "verdicts": blocks.VERDICTS,
-    "size": scored.size,
+    "size": named,
     "number": "{:.3f}".format,
     "signed": "{:+.3f}".format,
     "brief": lambda value: f"{round(value, 2) + 0.0:+.2f}",  # + 0.0 turns -0.0 into 0.0
@@ -91,12 +95,12 @@ def _values(report: ScoreReport) -> dict[str, Any]:
         "notices": list(_notices(report.loaded)),
         "tasks": [one.title for one in tables],
         "methods": list(dict.fromkeys(method for one in tables for method, _ in one.cells)),
-        "budgets": list(dict.fromkeys(scored.size(budget) for one in tables for _, budget in one.cells)),
+        "budgets": list(dict.fromkeys(budget for one in tables for _, budget in one.cells)),
         "overview": list(overview(report.tables)),
         "cells": list(_cells(report)),
         "matrices": [(one, matrix.matrices(one)) for one in tables],
         "lengths": [
-            (one.title, method, scored.size(budget), lengths.lengths(rows))
+            (one.title, method, budget, lengths.lengths(rows))
             for one in tables
             for (method, budget), rows in one.parts.items()
         ],

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvbench.report.page.text import shown
 from kvbench.report.scores import ScoreReport
-from kvbench.store import decisions
+from kvbench.store import decisions, read_texts
 from kvbench.store.decisions import Decisions
 from kvbench.taskkit.names import is_gated
 
@@ -37,36 +37,58 @@ class Kept:
 
 def read(report: ScoreReport) -> Kept:
     found: dict[str, dict[str, Any]] = {}
-    questions: set[tuple[str, str]] = set()
+    asked: dict[str, tuple[str, str]] = {}
     taken = left_out = 0
     runs = [path for run in report.loaded.runs if (path := Path(run["path"])).is_dir()]
-    for rows in _by_answer(runs):
-        if rows[0].row_key in found or is_gated(rows[0].task):
+    for first, rows in _by_answer(runs):
+        if first.row_key in found or is_gated(first.task):
             continue
-        answer = _answer(rows)
-        taken += (size := len(str(answer)))
-        if taken > MOST_BYTES or len(rows[0].seen) > MOST_EVICTIONS:
-            taken, left_out = taken - size, left_out + 1
+        answer = _answer(first, rows, MOST_BYTES - taken)
+        if answer is None:
+            left_out += 1
             continue
-        found[rows[0].row_key] = answer
-        questions.add((rows[0].task, rows[0].doc_id))
-    return Kept(found, questions, _note(len(found), left_out, runs))
+        taken += len(str(answer))
+        found[first.row_key] = answer
+        asked[first.row_key] = first.task, first.doc_id
+    stored = {key for path in runs for key in _with_prompt(path, set(found))}
+    found = {key: answer for key, answer in found.items() if key in stored}
+    return Kept(found, {asked[key] for key in found}, _note(len(found), left_out, runs))
 
 
-def _by_answer(runs: list[Path]) -> Iterator[list[Decisions]]:
+def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
+    """The keys whose prompts a run stores, as it does not for gated data."""
+    if keys:
+        texts = read_texts(path, keys=keys)
+        yield from texts["row_key"][texts["prompt"].notna()]
+
+
+def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions]]]:
+    """Each answer's first row, and all its rows."""
     for path in runs:
-        for _, rows in itertools.groupby(decisions.read(path), key=lambda row: row.row_key):
-            yield list(rows)
+        for _, group in itertools.groupby(decisions.read(path), key=lambda row: row.row_key):
+            rows = iter(group)
+            first = next(rows)
+            yield first, itertools.chain([first], rows)
 
 
-def _answer(rows: list[Decisions]) -> dict[str, Any]:
-    first = rows[0]
-    return {
+def _answer(first: Decisions, rows: Iterator[Decisions], most: int) -> dict[str, Any] | None:
+    """An answer as the page's data have it; None where that is longer than `most` characters, or has too many
+    evictions."""
+    if len(first.seen) > MOST_EVICTIONS or len(first.tokens) > most:
+        return None
+    heads: dict[str, str] = {}
+    answer = {
         "prompt": first.prompt,
         "tokens": [shown(token) for token in first.tokens],
         "seen": first.seen,
-        "heads": {f"{row.layer}.{row.head}": "".join(chr(FIRST + n) for n in row.dropped) for row in rows},
+        "heads": heads,
     }
+    left = most - len(str(answer))
+    for row in rows:
+        heads[f"{row.layer}.{row.head}"] = dropped = "".join(chr(FIRST + n) for n in row.dropped)
+        if (left := left - len(dropped)) < 0:
+            return None
+    return answer if len(str(answer)) <= most else None
 
 
 def _note(found: int, left_out: int, runs: list[Path]) -> str:

@@ -13,11 +13,11 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvbench.eviction.budget import Budget
+from kvbench.eviction.budget import named
 from kvbench.report import stats
 from kvbench.report.page.scored import Cell, Scored
 
-Pair = tuple[Budget | None, Cell, Cell]
+Pair = tuple[str, Cell, Cell]
 PERMUTATIONS = 10_000  # sign flips where p comes from them
 MOST_METHODS = 16  # of one matrix; a wider one cannot be read
 SIGNS = {"better": "▲", "worse": "▼", "tied": "=", "unclear": "?", "cannot tell": "≈", "unknown": "·"}
@@ -48,7 +48,7 @@ class Difference:
 class Matrix:
     """The methods at one budget, the full cache among them. `left_out`: methods beyond MOST_METHODS."""
 
-    budget: Budget | None
+    budget: str  # as `named` writes it
     methods: list[str]
     pairs: dict[tuple[str, str], Difference]
     family: int
@@ -63,7 +63,7 @@ class Matrix:
 
 def matrices(scored: Scored) -> list[Matrix]:
     """One matrix per budget of a task; for methods without a budget alone, one in all."""
-    budgets: list[Budget | None] = [*scored.budgets] or [None]
+    budgets = scored.budgets or [named(None)]
     chosen = {budget: _methods(scored, budget) for budget in budgets}
     found = _differences(scored, [pair for budget in budgets for pair in _pairs(scored, budget, chosen[budget][0])])
     return [
@@ -79,16 +79,16 @@ def matrices(scored: Scored) -> list[Matrix]:
     ]
 
 
-def _pairs(scored: Scored, budget: Budget | None, cells: list[Cell]) -> Iterator[Pair]:
+def _pairs(scored: Scored, budget: str, cells: list[Cell]) -> Iterator[Pair]:
     """All pairs of cells, the one with the higher mean second: how far a score could drop is counted from it."""
-    means = {(cell.method, cell.budget): cell.score.mean for cell in scored.table.cells}
+    means = {(cell.method, named(cell.budget)): cell.score.mean for cell in scored.table.cells}
     for a, b in itertools.combinations(cells, 2):
         yield (budget, a, b) if means[a] <= means[b] else (budget, b, a)
 
 
 def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
     """The differences of one family, without pairs that share no question."""
-    floors = {(cell.method, cell.budget): cell.floor for cell in scored.table.cells}
+    floors = {(cell.method, named(cell.budget)): cell.floor for cell in scored.table.cells}
     tested = {(at, a, b): found for at, a, b in pairs if (found := _paired(scored, a, b)) is not None}
     judged = stats.judge(list(tested.values()), floors=[floors[a] for _, a, _ in tested])
     return {
@@ -97,9 +97,9 @@ def _differences(scored: Scored, pairs: list[Pair]) -> dict[Pair, Difference]:
     }
 
 
-def _methods(scored: Scored, budget: Budget | None) -> tuple[list[Cell], int]:
+def _methods(scored: Scored, budget: str) -> tuple[list[Cell], int]:
     """The cells at a budget, and how many are left out."""
-    cells = [cell for cell in scored.cells if cell[1] is None or cell[1] == budget]
+    cells = [cell for cell in scored.cells if cell[1] in (named(None), budget)]
     return cells[:MOST_METHODS], max(0, len(cells) - MOST_METHODS)
 
 

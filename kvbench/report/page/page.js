@@ -121,7 +121,7 @@ function card(answer) {
     made.append(element("p", "extracted", { className: "label" }), element("pre", answer.extracted));
   }
   if (answer.output) made.append(element("p", "output", { className: "label" }), element("pre", answer.output));
-  if (data.kept[answer.key]) {
+  if (Object.hasOwn(data.kept, answer.key)) {
     const button = element("button", "Tokens kept", { type: "button" });
     button.addEventListener("click", () => look(answer.key));
     made.append(button);
@@ -158,7 +158,7 @@ if (data.questions.length) {
 
 const RECENT = 16;
 const recorded = data.questions
-  .map((question) => ({ question, answers: question.answers.filter((answer) => data.kept[answer.key]) }))
+  .map((question) => ({ question, answers: question.answers.filter((answer) => Object.hasOwn(data.kept, answer.key)) }))
   .filter(({ answers }) => answers.length);
 
 function look(key) {
@@ -239,4 +239,4 @@ if (recorded.length) {
 }
 
 for (const form of document.querySelectorAll("form")) form.addEventListener("submit", (event) => event.preventDefault());
-for (const one of document.querySelectorAll(".scripted")) one.hidden = false;
+for (const one of document.querySelectorAll(".scripted")) one.hidden = !recorded.length && one.closest("#tokens") !== null;

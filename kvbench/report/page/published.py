@@ -9,18 +9,22 @@ page shows them beside a cell's score and draws no conclusion.
 
 from __future__ import annotations
 
+import collections
 import csv
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import kvbench
 from kvbench.errors import KVBenchError
 from kvbench.eviction import choose
-from kvbench.report.blocks import with_error
-from kvbench.report.page.scored import Scored, size
+from kvbench.eviction.budget import named
+from kvbench.report.blocks import estimated
+from kvbench.report.page.scored import Scored
 
+Key = tuple[str, ...]  # model, task, method, budget
 FILE = Path(kvbench.__file__).parents[1] / "results" / "published" / "published.csv"
 SCORE = re.compile(r"accuracy|pass@1( \(.*\))?")  # not "pass@1 gain"
 BUDGET = re.compile(r"(\d+)(K?)\b")
@@ -52,31 +56,33 @@ def read(tables: list[Scored]) -> Published:
     if not FILE.is_file():
         return Published([], "This installation has no results/published: only a checkout has the papers' numbers.")
     with open(FILE, encoding="utf-8", newline="") as file:
-        printed = {key: row for row in csv.DictReader(file) if (key := _key(row)) is not None}
+        printed: dict[Key, list[dict[str, str]]] = collections.defaultdict(list)
+        for row in csv.DictReader(file):
+            if (key := _key(row)) is not None:
+                printed[key].append(row)
     lines = [line for scored in tables for line in _matches(scored, printed)]
     models = ", ".join(sorted({model for scored in tables for model in _models(scored)}))
-    reason = (
-        f"None of the {len(printed)} published scores is of {models} on these tasks, with these methods and budgets."
-    )
+    count = sum(map(len, printed.values()))
+    reason = f"None of the {count} published scores is of {models} on these tasks, with these methods and budgets."
     return Published(lines, "" if lines else reason)
 
 
-def _matches(scored: Scored, printed: dict[tuple[str, ...], dict[str, str]]) -> Iterator[Line]:
+def _matches(scored: Scored, printed: Mapping[Key, list[dict[str, str]]]) -> Iterator[Line]:
     task, (model, *others) = scored.table.task, _models(scored) or [""]
-    for cell in scored.table.cells if not others else ():
-        row = printed.get((_plain(model.rsplit("/", 1)[-1]), _task(task), cell.method, size(cell.budget)))
-        if row is not None:
+    cells = [] if others else [cell for cell in scored.table.cells if not math.isnan(cell.score.mean)]
+    for cell in cells:
+        for row in printed.get((_plain(model.rsplit("/", 1)[-1]), _task(task), cell.method, named(cell.budget)), ()):
             value = f"{float(row['value']):g} {row['unit']}, {row['metric']}"
-            own = with_error(cell.score.mean, cell.score.se)
+            own = estimated(cell.score)
             source = f"{row['paper']}, {row['table_or_figure']}"
-            yield Line(scored.title, cell.method, size(cell.budget), own, value, source, row["notes"])
+            yield Line(scored.title, cell.method, named(cell.budget), own, value, source, row["notes"])
 
 
 def _models(scored: Scored) -> list[str]:
     return sorted({model for rows in scored.parts.values() for model in rows.values("model")})
 
 
-def _key(row: dict[str, str]) -> tuple[str, ...] | None:
+def _key(row: dict[str, str]) -> Key | None:
     """Model, task, method and budget as kvbench writes them; None where the row is no score of one of its methods."""
     budget = BUDGET.match(row["budget"])
     if row["unit"] != "%" or not SCORE.fullmatch(row["metric"]) or not (budget or row["budget"] == "full"):

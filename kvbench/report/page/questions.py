@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kvbench.eviction.budget import Budget
+from kvbench.eviction.budget import Budget, named
 from kvbench.report.cells import method_label
-from kvbench.report.page.scored import Scored, size
+from kvbench.report.page.scored import Scored
 from kvbench.report.page.text import cut, shown
 from kvbench.report.scores import ScoreReport
 from kvbench.report.tables import shared_options
@@ -56,9 +56,10 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
         return Questions([], "The report was made from tables without a run folder, so there are no texts to show.")
     shared = shared_options(report.loaded)
     found: list[dict[str, Any]] = []
-    taken, every = 0, sum(len(questions) for questions in wanted.values())
     by_question = dict(list(rows.groupby(["task", "doc_id"], sort=False)))
-    for task, name in _in_turn(wanted):
+    stored = [one for one in _in_turn(wanted) if one in by_question]  # not those of tables without a run folder
+    taken, every = 0, len(stored)
+    for task, name in stored:
         question = _question(task, name, by_question[task, name], shared)
         taken += (size_of := _bytes(question))
         if taken > MOST_BYTES and found:
@@ -128,7 +129,7 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
     withheld = gated or prompt is None
     answers = [_answer(row, shared, withheld) for row in rows.to_dict("records")]
     answers.sort(key=lambda answer: (answer["order"], answer["method"]))
-    key = rows["row_key"].iloc[0]
+    key = shown(rows["row_key"].iloc[0])
     return {
         "task": shown(task),
         "id": shown(name),
@@ -146,12 +147,12 @@ def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bo
     budget = _budget(row)
     facts = {name: row[name] for name in SCORES if row[name] == row[name]}
     texts = {name: row[name] if isinstance(row[name], str) and not withheld else "" for name in ("output", "extracted")}
-    where = f"column output of texts.parquet, row_key {row['row_key']}"
+    key = shown(row["row_key"])
     return {
         "key": row["row_key"],
         "run": shown(row["run"]),
         "method": shown(method_label(row["method"], row["options"], shared.get(row["method"]))),
-        "budget": size(budget),
+        "budget": named(budget),
         "order": -1.0 if budget is None else float(budget),
         "sample": int(row["sample"]),
         "scores": facts,
@@ -159,8 +160,8 @@ def _answer(row: dict[str, Any], shared: dict[str, dict[str, Any]], withheld: bo
         "note": shown(row["note"]) if isinstance(row["note"], str) else "",
         "stop": shown(row["stop_reason"]) if isinstance(row["stop_reason"], str) else "",
         "tokens": int(row["output_tokens"]) if row["output_tokens"] == row["output_tokens"] else None,
-        "output": cut(texts["output"], where),
-        "extracted": cut(texts["extracted"], f"column extracted of rows.parquet, row_key {row['row_key']}"),
+        "output": cut(texts["output"], f"column output of texts.parquet, row_key {key}"),
+        "extracted": cut(texts["extracted"], f"column extracted of rows.parquet, row_key {key}"),
     }
 
 

@@ -1,7 +1,7 @@
 """The scores of every cell question by question, and the table of the report that the cell belongs to.
 
     for scored in read(report):
-        scored.cells["gkv", 48]["q17"]      # the samples' scores of the task's headline column
+        scored.cells["gkv", "48"]["q17"]      # the samples' scores of the task's headline column
 
 The tables of a report hold means; pairs, lengths and the choice of questions need the questions themselves.
 """
@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from kvbench.eviction.budget import Budget, label
+from kvbench.eviction.budget import named
 from kvbench.report.cells import cells_of, clusters_of
 from kvbench.report.rows import Rows
 from kvbench.report.scores import ScoreReport
 from kvbench.report.tables import TaskTable, shared_options
 
-Cell = tuple[str, Budget | None]  # method with its options, budget
+Cell = tuple[str, str]  # method with its options, budget as `named` writes it
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,15 +34,15 @@ class Scored:
         return title(self.table)
 
     @property
-    def budgets(self) -> list[Budget]:
-        return list(dict.fromkeys(budget for _, budget in self.cells if budget is not None))
+    def budgets(self) -> list[str]:
+        return list(dict.fromkeys(budget for _, budget in self.cells if budget != named(None)))
 
 
 def read(report: ScoreReport) -> Iterator[Scored]:
     """Yield the report's tables, in its order."""
     shared = shared_options(report.loaded)
     for group, table in zip(report.loaded.groups, report.tables, strict=True):
-        parts = {(method, budget): rows for method, budget, rows in cells_of(group.rows, shared)}
+        parts = {(method, named(budget)): rows for method, budget, rows in cells_of(group.rows, shared)}
         scores = {cell: rows.scores(table.headline) for cell, rows in parts.items()}
         yield Scored(table, parts, scores, clusters_of(group.rows))
 
@@ -50,8 +50,3 @@ def read(report: ScoreReport) -> Iterator[Scored]:
 def title(table: TaskTable) -> str:
     """What the page calls a table: its task, and what sets it apart from the task's other tables."""
     return ", ".join(filter(None, (table.task, table.group)))
-
-
-def size(budget: Budget | None) -> str:
-    """A budget as the user types it; "-" without one."""
-    return "-" if budget is None else label(budget)

@@ -10,6 +10,7 @@ from kvbench.console import redact, terminal
 
 Spec = dict[str, Any]
 Point = dict[str, Any]  # one value of a figure's data
+LONGEST = 400  # characters of a text; the time to draw one grows with the square of its length
 
 
 @dataclass(frozen=True)
@@ -28,8 +29,9 @@ class Figure:
 
     def __post_init__(self) -> None:
         known: dict[str, str] = {}
-        for field in ("title", "caption", "spec"):
+        for field in ("title", "spec"):
             object.__setattr__(self, field, _cleaned(getattr(self, field), known))
+        object.__setattr__(self, "caption", _plain(self.caption))
 
 
 def distinct(points: Sequence[Point], field: str) -> list[Any]:
@@ -41,8 +43,17 @@ def _cleaned(value: Any, known: dict[str, str]) -> Any:
     """The same value with clean texts: a control character would end the process that draws it. known: texts so far."""
     if isinstance(value, str):
         if value not in known:
-            known[value] = terminal.clean(redact.hide_keys(value))
+            known[value] = _clipped(_plain(value), len(known))
         return known[value]
     if isinstance(value, dict):
         return {key: _cleaned(member, known) for key, member in value.items()}
     return [_cleaned(member, known) for member in value] if isinstance(value, (list, tuple)) else value
+
+
+def _plain(text: str) -> str:
+    return terminal.clean(redact.hide_keys(text))
+
+
+def _clipped(text: str, number: int) -> str:
+    """At most LONGEST characters of a text; `number` tells clipped texts with one beginning apart."""
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}... ({number})"

@@ -175,3 +175,18 @@ def test_a_page_of_many_rows_opens_fast(
     window.open(page)
     assert 0 < window.seconds() < 3
     assert len(shown(window, "#cells h3 + .wide tbody tr")) == 20
+
+
+def test_a_key_that_every_object_inherits_is_no_recording(
+    window: Browser, run: Path, make_run: Callable, rows: Callable, tmp_path: Path
+) -> None:
+    """Nor is a list of recordings shown whose questions are not."""
+    [row] = rows("gkv", 48, [1.0], task="lookup")
+    other = make_run("r2", [row | {"row_key": "constructor"}])
+    window.open(write(ScoreReport.make(load([run, other])), tmp_path / "both.html"))
+    buttons = "return [...document.querySelectorAll('#answers button')].length"
+    places = window.run("return data.questions.map((question) => question.task === 'lookup')")
+    choose(window, "question", str(places.index(True)))
+    assert window.run(buttons) == 0
+    assert window.run("return recorded.length") == 2
+    assert shown(window, "#look")

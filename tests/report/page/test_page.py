@@ -16,7 +16,8 @@ import pytest
 
 from kvbench.errors import SetupError
 from kvbench.report.load import load
-from kvbench.report.page import questions, write
+from kvbench.report.overview import overview
+from kvbench.report.page import kept, matrix, published, questions, scored, write
 from kvbench.report.scores import ScoreReport, block
 from kvbench.store import read_rows
 
@@ -59,7 +60,9 @@ def test_the_policy_names_the_hash_of_the_only_script(run: Path, page: Page) -> 
     scripts = [s for s in whole.xpath("//script") if s.get("type") != "application/json"]
     digest = base64.b64encode(hashlib.sha256(scripts[0].text.encode()).digest()).decode()
     assert len(scripts) == 1
-    assert policy == f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'; img-src data:"
+    none = [f"{name} 'none'" for name in ("default-src", "base-uri", "form-action")]
+    own = ["style-src 'unsafe-inline'", f"script-src 'sha256-{digest}'", "img-src data:"]
+    assert sorted(policy.split("; ")) == sorted(none + own)
     assert not whole.xpath("//body//*[@style]/@onload | //@onclick | //iframe | //object | //link | //base")
 
 
@@ -134,6 +137,16 @@ def test_gated_texts_are_withheld(make_run: Callable, rows: Callable, page: Page
     assert first["answers"][0]["scores"]["score"] in (0.0, 1.0)
 
 
+def test_decisions_on_a_prompt_that_is_not_stored_are_withheld(run: Path, page: Page, monkeypatch) -> None:
+    """As of a gated task that is not installed here."""
+    assert data(page(run))["kept"]
+    texts = kept.read_texts
+    monkeypatch.setattr(kept, "read_texts", lambda *args, **keys: texts(*args, **keys).assign(prompt=None))
+    text = page(run)
+    assert not data(text)["kept"]
+    assert "w39" not in text
+
+
 def test_secrets_are_hidden(make_run: Callable, rows: Callable, page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     canary = "canary-9f2c-canary"
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", canary)
@@ -159,11 +172,57 @@ def test_a_table_without_its_run_has_no_texts(run: Path, page: Page, tmp_path: P
     assert whole.xpath("//*[@id='cells']//tbody/tr")
 
 
+def test_a_run_beside_a_table_without_one_has_its_own_texts(
+    run: Path, make_run: Callable, rows: Callable, page: Page, tmp_path: Path
+) -> None:
+    other = make_run("r2", rows("gkv", 48, [1.0, 0.0], task="lookup"))
+    copy = tmp_path / "alone.parquet"
+    copy.write_bytes((other / "rows.parquet").read_bytes())
+    text = page(run, copy)
+    assert {question["task"] for question in data(text)["questions"]} == {"walk", "chain"}
+    assert "24 of 42 questions: at most 12 per task, those" in text
+
+
+def test_one_entry_is_not_the_whole_prompt(make_run: Callable, rows: Callable) -> None:
+    """To Python, 1 equals 1.0."""
+    scores = {"gkv": ([0.0, 0.25], [1.0, 0.75]), "h2o": ([0.125, 0.125], [0.75, 0.75])}
+    cells = []
+    for method, (one, whole) in scores.items():
+        cells += rows(method, 1, one) + rows(method, 40, whole, budget_share=1.0)
+    report = ScoreReport.make(load([make_run("r", cells)]))
+    table, *_ = report.tables
+    assert [(best.leader.budget, best.leader.score.mean) for best in table.best] == [(1, 0.125), (1.0, 0.875)]
+    assert len(next(overview(report.tables)).lines) == 4
+    [walk] = scored.read(report)
+    both = matrix.matrices(walk)
+    assert [at.budget for at in both] == ["1", "100%"]
+    assert [round(abs(at.between("gkv", "h2o").diff), 3) for at in both] == [0.0, 0.125]  # type: ignore[union-attr]
+
+
 def test_published_scores_stand_beside_equal_cells(make_run: Callable, rows: Callable, page: Page) -> None:
     cells = rows("foresightkv", 1024, [1.0, 0.0] * 15, task="aime24", model="Qwen/Qwen3-4B")
     panel = tree(page(make_run("r", cells))).get_element_by_id("published")
     assert "ForesightKV (arXiv 2602.03203)" in panel.text_content()
     assert "0.500" in panel.xpath(".//tbody/tr")[0].text_content()
+
+
+def test_every_published_score_of_a_cell_is_shown(
+    make_run: Callable, rows: Callable, page: Page, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / "published.csv"
+    lines = [f"{paper},Table 1,Qwen3-4B,ForesightKV,AIME24,1024,pass@1,50,%,a note" for paper in ("one", "two")]
+    head = published.FILE.read_text(encoding="utf-8").splitlines()[0]
+    copy.write_text("\n".join([head, *lines]), encoding="utf-8")
+    monkeypatch.setattr(published, "FILE", copy)
+    cells = rows("foresightkv", 1024, [1.0] * 8, task="aime24", model="Qwen/Qwen3-4B")
+    panel = tree(page(make_run("r", cells))).get_element_by_id("published")
+    shown = [line.text_content() for line in panel.xpath(".//tbody/tr")]
+    assert ["one, Table 1" in line for line in shown] == [True, False]
+    assert ["two, Table 1" in line for line in shown] == [False, True]
+    assert "±0" not in shown[0]
+    failed = rows("foresightkv", 1024, [1.0], task="aime24", model="Qwen/Qwen3-4B", status="error")
+    failed = [row | {"score": None, "score_partial": None} for row in failed]
+    assert "nan" not in tree(page(make_run("f", failed))).get_element_by_id("published").text_content()
 
 
 def test_without_vl_convert_the_page_names_the_installation(

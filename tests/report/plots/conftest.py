@@ -21,11 +21,11 @@ def scores(strength: float, count: int = 12) -> list[float]:
 
 
 def cell(rows: Callable, method: str, budget: int | None, strength: float, **changes: Any) -> list[dict[str, Any]]:
-    """Rows whose bytes, times and lengths depend on the budget."""
+    """Rows whose bytes depend on the budget, and times and lengths on the question."""
     costs = {} if budget is None else {"kv_bytes_peak": 2048 * (budget + 32), "entries_after_evict": float(budget)}
     made = rows(method, budget, scores(strength), **(costs | changes))
     return [
-        row | {"output_tokens": 80 + 5 * i, "stop_reason": "length" if i % 6 == 5 else "stop"}
+        row | {"output_tokens": 80 + 5 * i, "stop_reason": "length" if i % 6 == 5 else "stop", "decode_seconds": 1 + i}
         for i, row in enumerate(made)
     ]
 

@@ -31,6 +31,7 @@ NAMES = [
     "a.b[0]",
     "javascript:1",
     "\x00\ud800",
+    "\ufdd0\ufffe\uffff\U0001fffe",
     'x" id="clip9',
     "url(#clip9)",
 ]
@@ -122,6 +123,14 @@ def test_keys_are_hidden(monkeypatch: pytest.MonkeyPatch):
     for text in (svg(figure), str(figure)):
         assert "canary" not in text
         assert "abcdefghijklmnop" not in text
+
+
+def test_long_texts_are_clipped_and_stay_apart():
+    """The time to draw a text grows with the square of its length."""
+    long = [f"{'m' * 20_000}{end}" for end in "ab"]
+    figure = some(panel=long[0], method=long[1], title=long[0])
+    assert "m" * 401 not in f"{figure.title} {figure.spec}"
+    assert len(set(Figure("f", "t", "", {"data": long}).spec["data"])) == 2
 
 
 def test_equal_figures_give_equal_bytes(tmp_path: Path, report: ScoreReport):
