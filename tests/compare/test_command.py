@@ -155,7 +155,7 @@ def test_flips_show_both_answers(compare) -> None:
 def test_plan(compare) -> None:
     code, out, _ = compare("after", "--plan", "--margin", "0.05")
     assert code == 0
-    assert "samples for its own questions" in out
+    assert "at 64" in out
     code, _, err = compare("after", "--plan")
     assert (code, err) == (2, "error: --plan needs a margin above 0, as in --margin 0.02.\n")
 
