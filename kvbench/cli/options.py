@@ -121,16 +121,16 @@ Run = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its 
 Document = Annotated[bool, plain("--json", "One JSON document on stdout.")]
 
 
-def takes(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def takes(*names: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Add options of ``kvbench run`` to a command, which gets the typed values, by name, as its argument `typed`."""
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "typed"]
 
         @functools.wraps(command)
-        def run(**values: Any) -> None:
+        def run(**values: Any) -> Any:
             typed = {name: values.pop(name) for name in names}
-            command(**values, typed=typed)
+            return command(**values, typed=typed)
 
         run.__signature__ = inspect.Signature([*own, *(OPTIONS[name] for name in names)])  # type: ignore[attr-defined]
         return run

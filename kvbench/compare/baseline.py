@@ -18,21 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from kvbench import __version__
-from kvbench.compare.cell import COUNTS, MARK, Cell, Decisions, Key, Question, Side
-from kvbench.compare.facts import FACTS
+from kvbench.compare.cell import COUNTS, ENTRIES, MARK, Cell, Key, Question, Side
+from kvbench.compare.facts import FACTS, FILLED
 from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.report.cells import method_label
 from kvbench.store.files import reason, replacing
 from kvbench.store.identity import digest
 from kvbench.store.strict_json import document
 
-FORMAT = 1
+FORMAT = 2
 LARGEST = 64 << 20  # bytes
-FIGURES = (
-    *("entries_after_evict", "entries_peak", "bound", "kv_bytes_peak", "kv_bytes_mean", "tokens_per_second"),
-    *("speed_spread", "evict_share"),
-)
-PARTS = ("key", "options", "run", "headline", "bounded", "facts", "figures", "digest", "decisions", "questions")
+FIGURES = (*("kv_bytes_peak", "kv_bytes_mean", "tokens_per_second", "speed_spread", "evict_share"),)
 HEADLINES = ("score", "score_partial", "score_strict")
 MARKS = r"[A-Za-z0-9_.-]*"
 LONGEST = 4096  # characters of a name
@@ -139,7 +135,8 @@ def _question_out(name: str, question: Question) -> list[Any]:
     cluster = None if question.cluster == name else question.cluster
     totals = [question.totals[count] for count in COUNTS]
     scores = [int(score) if score in (0.0, 1.0) else score for score in question.scores]
-    return [scores, question.marks, question.asked, cluster, question.answers, *totals]
+    entries = [value if value is None or value % 1 else int(value) for value in question.entries]
+    return [scores, question.marks, question.asked, cluster, entries, question.answers, *totals]
 
 
 def _cell_in(cell: Any, where: str) -> Cell:
@@ -171,7 +168,7 @@ def _cell_in(cell: Any, where: str) -> Cell:
         run=cell["run"],
         headline=cell["headline"],
         bounded=cell["bounded"],
-        facts=dict.fromkeys(FACTS) | cell["facts"],
+        facts=dict.fromkeys(FACTS) | FILLED | cell["facts"],
         figures={name: float(value) for name, value in cell["figures"].items()},
         questions={name: _question_in(name, values) for name, values in cell["questions"].items()},
         digest=cell["digest"],
@@ -179,7 +176,7 @@ def _cell_in(cell: Any, where: str) -> Cell:
 
 
 def _question_in(name: str, values: list[Any]) -> Question:
-    scores, marks, asked, cluster, answers, *totals = values
+    scores, marks, asked, cluster, entries, answers, *totals = values
     return Question(
         cluster=name if cluster is None else cluster,
         asked=asked,
@@ -187,6 +184,7 @@ def _question_in(name: str, values: list[Any]) -> Question:
         marks=marks,
         answers=answers,
         totals=dict(zip(COUNTS, totals, strict=True)),
+        entries=tuple(None if value is None else float(value) for value in entries),
     )
 
 
@@ -194,21 +192,20 @@ def _decision_out(text: str, ticks: Mapping[int, str]) -> list[Any]:
     return [text, {str(seen): layers for seen, layers in ticks.items()}]
 
 
-def _decision_in(text: str, ticks: Mapping[str, str]) -> Decisions:
-    return text, {int(seen): layers for seen, layers in ticks.items()}
-
-
 def _is_question(values: Any) -> bool:
-    if not isinstance(values, list) or len(values) != 5 + len(COUNTS):
+    if not isinstance(values, list) or len(values) != 6 + len(COUNTS):
         return False
-    scores, marks, asked, cluster, answers, *totals = values
+    scores, marks, asked, cluster, entries, answers, *totals = values
     return (
         isinstance(scores, list)
         and all(score is None or (_is_number(score) and 0 <= score <= 1) for score in scores)
         and isinstance(marks, str)
         and re.fullmatch(MARKS, marks) is not None
         and len(marks) == MARK * len(scores)
-        and _is_hex(asked, 12)
+        and (asked is None or _is_hex(asked, 12))
+        and isinstance(entries, list)
+        and len(entries) == len(ENTRIES)
+        and all(value is None or (_is_number(value) and 0 <= value < 2**53) for value in entries)
         and (cluster is None or _is_text(cluster))
         and all(type(value) is int and 0 <= value < 2**53 for value in (answers, *totals))
         and answers <= len(scores)

@@ -16,6 +16,8 @@ from kvbench.eviction.budget import Budget, label
 
 MARK = 2  # letters of a mark
 NO_MARK = "." * MARK  # of a sample without an answer
+# The most of a question's answers: after an eviction, at any time, and what budget and interval allow while decoding.
+ENTRIES = ("entries_after_evict", "entries_peak", "bound")
 COUNTS = ("output_tokens", "truncated", "no_answer")  # totals that a question has over its answers
 Scores = tuple[float | None, ...]
 Decisions = tuple[str, Mapping[int, str]]  # hash of the text; by tokens seen, a mark for every layer's kept entries
@@ -28,9 +30,13 @@ class Key:
     model: str
     task: str
     method: str
-    budget: Budget | None
+    budget: Budget | None = field(compare=False)
     interval: int | None
     seed: str
+    size: str = field(init=False, repr=False)  # the budget in words: 1 entry is not a share of 1.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "size", "" if self.budget is None else label(self.budget))
 
     @property
     def name(self) -> str:
@@ -40,7 +46,7 @@ class Key:
     @property
     def cell(self) -> str:
         """The cell in words: ``gkv at 48 on walk``."""
-        at = "" if self.budget is None else f" at {label(self.budget)}"
+        at = f" at {self.size}" if self.size else ""
         return f"{self.method}{at} on {self.task}"
 
     def order(self) -> tuple[object, ...]:
@@ -53,19 +59,26 @@ class Key:
 class Question:
     """The samples of one question.
 
-    asked: a hash of its prompt and sampling. scores: by sample number, None where a sample has none. marks: two letters
-    a sample, from the hash of its answer. totals: of `COUNTS` over `answers` answers.
+    asked: a hash of its prompt and sampling; None: unknown. scores: by sample number, None where a sample has none.
+    marks: two letters a sample, from the hash of its answer. totals: of `COUNTS` over `answers` answers. entries: of
+    `ENTRIES`, each None if unknown.
     """
 
     cluster: str
-    asked: str
+    asked: str | None
     scores: Scores
     marks: str
     answers: int
     totals: Mapping[str, int]
+    entries: tuple[float | None, ...] = (None, None, None)
 
     def mark(self, sample: int) -> str:
         return self.marks[MARK * sample : MARK * sample + MARK] or NO_MARK
+
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """The numbers of the samples with an answer."""
+        return tuple(sample for sample in range(len(self.scores)) if self.mark(sample) != NO_MARK)
 
     def share(self, count: str) -> float:
         """The mean of a count over the answers."""

@@ -1,6 +1,6 @@
 """What the installed code keeps at every eviction when it reads stored answers again, layer by layer.
 
-    side = decided(side, config)              # loads the model and replays
+    side = decided(side, config, inputs)      # loads the model and replays
     first = first_decision(base, new)         # two cells: question, tokens seen, layer
 
 Answers of two states of a method differ from the first token that differs on, and everything after it for that reason.
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from kvbench.config.run_config import RunConfig
     from kvbench.engine.model.load import LoadedModel
     from kvbench.replay.traces import ForcedTrace
+    from kvbench.runner.inputs import Inputs
 
 MOST = 3  # answers per task that are read again
 
@@ -65,14 +66,12 @@ def first_decision(base: Cell, new: Cell) -> FirstDecision | str | None:
     return None
 
 
-def decided(side: Side, config: RunConfig) -> Side:
-    """The side with the decisions of its evicting cells. Raises UserError, SetupError."""
+def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
+    """The side with the decisions of its evicting cells. inputs: of the configuration. Raises UserError, SetupError."""
     from kvbench.engine.model.load import load
     from kvbench.replay.choices import Chosen
     from kvbench.replay.traces import stored_answers
-    from kvbench.runner.inputs import read_inputs
 
-    inputs = read_inputs(config, terminal.warning)
     [folder] = side.folders
     loaded = load(inputs.where, revision=config.revision, device=config.device, dtype=config.dtype)
     found: dict[tuple[str, str, Any], Mapping[str, Decisions]] = {}

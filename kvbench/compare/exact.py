@@ -13,6 +13,7 @@ from kvbench.compare.cell import NO_MARK, Cell
 from kvbench.compare.matching import Pair
 from kvbench.errors import bare
 from kvbench.store.schema import natural
+from kvbench.taskkit.names import is_gated
 
 AROUND = 24  # characters of each output that a message shows
 
@@ -21,7 +22,10 @@ Output = Callable[[Cell, str, int], str | None]  # the stored output of a cell's
 
 @dataclass(frozen=True, slots=True)
 class First:
-    """The first answer that differs. character: from 1; None: a text is not here. base, new: outputs from there on."""
+    """The first answer that differs. character: from 1; None: a text is not here, or withheld.
+
+    base, new: outputs from there on.
+    """
 
     question: str
     sample: int
@@ -39,8 +43,10 @@ class First:
 
 
 def identical(pair: Pair) -> bool:
-    """Whether both cells have the same samples with the same answers."""
-    return pair.base.digest == pair.new.digest
+    """Whether both cells have the same samples, at least one, with the same answers and scores."""
+    base, new = pair.base, pair.new
+    scored = all(base.questions[name].scores == new.questions[name].scores for name in pair.shared)
+    return base.digest == new.digest and scored and any(one.answers for one in base.questions.values())
 
 
 def first_difference(pair: Pair, base: Output, new: Output) -> First | None:
@@ -55,6 +61,8 @@ def first_difference(pair: Pair, base: Output, new: Output) -> First | None:
     if not places:
         return None
     question, sample = places[0]
+    if is_gated(pair.base.key.task):  # an answer may quote its question
+        return First(question, sample, len(places))
     old, now = base(pair.base, question, sample), new(pair.new, question, sample)
     if old is None or now is None:
         return First(question, sample, len(places))

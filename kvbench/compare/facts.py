@@ -35,6 +35,7 @@ SURROUNDINGS = {
     "slots": "slots",
     "threads": "threads",
     "processor": "processor",
+    "chunk": "prompt tokens read at once",
 }
 REFUSED = {name: word for name, word in SAME.items() if name not in (*OF_CELL, *SURROUNDINGS)} | {
     "data": "data",
@@ -44,7 +45,12 @@ REFUSED = {name: word for name, word in SAME.items() if name not in (*OF_CELL, *
 WORDS = SUBJECT | SURROUNDINGS | REFUSED
 FACTS = tuple(WORDS)
 DECIDING = tuple(name for name in FACTS if name not in ("judge", "python_version"))  # that may change a token
-KNOWN = ("kvbench_version", "torch_version", "transformers_version", "method_source", "device", "slots", "threads")
+# Without a commit, code may have changed under the same version; without the others, so may the last bits of logits.
+KNOWN = (
+    *("git", "kvbench_version", "torch_version", "transformers_version", "method_source"),
+    *("device", "slots", "threads", "chunk"),
+)
+FILLED = {"stop": "[]"}  # facts whose absence has a meaning
 MAPPED = ("model_revision",)  # may differ where the user maps one model to another
 assert {name for name, _, _ in NOTED} <= {*FACTS}
 
@@ -65,12 +71,10 @@ class Difference:
 
 
 def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
-    """A fact that stands in the environment of a run.json; None: unknown."""
+    """A fact that stands in a run.json: its environment, with `chunk` of its settings. None: unknown."""
     match name:
-        case "git":
-            value = record.get("git")
-        case "threads":
-            value = record.get("threads")
+        case "git" | "threads" | "chunk":
+            value = record.get(name)
         case "processor":
             value = (record.get("machine") or {}).get("processor")
         case "data":
@@ -86,7 +90,7 @@ def of_record(name: str, record: Mapping[str, Any], task: str) -> str | None:
 
 
 def differences(base: Cell, new: Cell, *, mapped: bool = False) -> list[Difference]:
-    """The known facts in which two cells differ. mapped: the user chose to compare two methods or models."""
+    """The known facts in which two cells differ. mapped: the user chose to compare two models, or two states of one."""
     found = []
     for name in FACTS:
         mine, theirs = base.facts.get(name), new.facts.get(name)
@@ -107,7 +111,7 @@ def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
         raise UserError(not_comparable(base, new, "score", base.headline, new.headline))
     for name in sorted(base.questions.keys() & new.questions.keys(), key=natural):
         mine, theirs = base.questions[name].asked, new.questions[name].asked
-        if mine != theirs:
+        if mine is not None and theirs is not None and mine != theirs:
             word = f"the hash of prompt and sampling of question {quote(name)}"
             raise UserError(not_comparable(base, new, word, mine, theirs))
 
@@ -126,8 +130,8 @@ def same_tokens(base: Cell, new: Cell) -> bool:
         return False
     if any(base.facts.get(name) is None for name in KNOWN) or "+changes" in (base.facts.get("git") or ""):
         return False
-    answered = ({q: (len(of.scores), of.answers) for q, of in cell.questions.items()} for cell in (base, new))
-    return next(answered) == next(answered)
+    asked = ({q: len(of.scores) for q, of in cell.questions.items()} for cell in (base, new))
+    return next(asked) == next(asked)  # other samples form other batches
 
 
 def _shown(value: str | None) -> str:

@@ -13,13 +13,14 @@ from typing import Any
 
 from kvbench.compare import words
 from kvbench.compare.cell import Cell
-from kvbench.compare.outcome import Judged, Outcome
+from kvbench.compare.matching import Pair
+from kvbench.compare.outcome import Outcome
 from kvbench.compare.stored import Stored
 from kvbench.console.terminal import clean
-from kvbench.errors import KVBenchError
+from kvbench.errors import bare
 from kvbench.report.render import md
 from kvbench.store.schema import natural
-from kvbench.taskkit.names import get_task
+from kvbench.taskkit.names import is_gated
 
 MOST = 20  # questions of a cell
 TAIL = 160  # last characters of an answer
@@ -49,50 +50,39 @@ def flips(outcome: Outcome) -> Iterator[tuple[str, list[Flip], int]]:
     """(cell, its questions, number of all that changed) of every cell with such questions."""
     stored = Stored(outcome.base), Stored(outcome.new)
     for one in outcome.judged:
-        if one.pair is None:
-            continue
-        changed = sorted(_changed(one), key=lambda found: (found[2] - found[1], natural(found[0])))
-        if changed:
-            cell = words.name(one, outcome)
-            yield cell, [_flip(cell, one, found, stored) for found in changed[:MOST]], len(changed)
+        for pair in one.pairs:
+            changed = sorted(_changed(pair), key=lambda found: (found[2] - found[1], natural(found[0])))
+            if changed:
+                stage = f", seed {bare(pair.key.seed)}" if len(one.pairs) > 1 else ""
+                cell = words.name(one, outcome) + stage
+                yield cell, [_flip(cell, pair, found, stored) for found in changed[:MOST]], len(changed)
 
 
-def _changed(one: Judged) -> Iterator[tuple[str, float, float, int]]:
+def _changed(pair: Pair) -> Iterator[tuple[str, float, float, int]]:
     """(question, old mean, new mean, first sample whose score changed in the direction of the mean)."""
-    assert one.pair is not None
-    for name in one.pair.shared:
-        mine, theirs = one.pair.base.questions[name].scores, one.pair.new.questions[name].scores
+    for name in pair.shared:
+        mine, theirs = pair.base.questions[name].scores, pair.new.questions[name].scores
         both = [(s, a, b) for s, (a, b) in enumerate(zip(mine, theirs)) if a is not None and b is not None]
         if both and (delta := sum(b - a for _, a, b in both)):
             sample = next(s for s, a, b in both if (b - a) * delta > 0)
             yield name, sum(a for _, a, _ in both) / len(both), sum(b for _, _, b in both) / len(both), sample
 
 
-def _flip(cell: str, one: Judged, found: tuple[str, float, float, int], stored: tuple[Stored, Stored]) -> Flip:
-    assert one.pair is not None
+def _flip(cell: str, pair: Pair, found: tuple[str, float, float, int], stored: tuple[Stored, Stored]) -> Flip:
     question, base, new, sample = found
-    sides = zip(stored, (one.pair.base, one.pair.new))
+    sides = zip(stored, (pair.base, pair.new))
     old, now = (_answer(store, side, question, sample) for store, side in sides)
     return Flip(cell, question, base, new, sample, (old, now))
 
 
 def _answer(stored: Stored, cell: Cell, question: str, sample: int) -> Answer:
-    if _gated(cell.key.task):
+    if is_gated(cell.key.task):
         return Answer("", WITHHELD)
     row = stored.answer(cell, question, sample)
     if row is None:
         return Answer("", NOT_HERE)
     output, extracted = (value if isinstance(value := row.get(name), str) else "" for name in ("output", "extracted"))
     return Answer(extracted, re.sub(r"\s+", " ", output)[-TAIL:])
-
-
-def _gated(task: str) -> bool:
-    """Whether a task's questions are gated. The answers to a task that is not installed are shown as they are."""
-    try:
-        manifest = get_task(task).manifest
-    except KVBenchError:
-        return False
-    return bool(manifest and manifest.gated)
 
 
 def documents(outcome: Outcome) -> Iterator[dict[str, Any]]:

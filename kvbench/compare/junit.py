@@ -15,6 +15,7 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 def junit(outcome: Outcome) -> str:
     """The document. Cells that fail are failures, advisory ones skipped with their reason."""
     cases = [_case(one, outcome) for one in outcome.judged]
+    cases += [_unfinished(words.unfinished(*run)) for run in outcome.wanting.items()]
     failed, skipped = (sum(word in case for case in cases) for word in ("<failure ", "<skipped "))
     counts = f'tests="{len(cases)}" failures="{failed}" skipped="{skipped}" errors="0"'
     suite = f"<testsuite name={_value(f'kvbench compare {outcome.base.name} {outcome.new.name}')} {counts}>"
@@ -35,6 +36,10 @@ def _case(one: Judged, outcome: Outcome) -> str:
     else:
         body = f"<system-out>{_text(said)}</system-out>"
     return f"{head}{body}</testcase>"
+
+
+def _unfinished(said: str) -> str:
+    return f'<testcase classname="run" name="finished"><failure message={_value(said)}/></testcase>'
 
 
 def _value(text: str) -> str:

@@ -27,8 +27,17 @@ class Pair:
     base: Cell
     new: Cell
     shared: tuple[str, ...]
-    mapped: bool
     differences: tuple[Difference, ...]
+
+    @property
+    def renamed(self) -> bool:
+        """Whether the user maps another method or model to this one."""
+        return (self.base.key.method, self.base.key.model) != (self.new.key.method, self.new.key.model)
+
+    @property
+    def decided(self) -> bool:
+        """Whether both cells have recorded decisions."""
+        return bool(self.base.decisions and self.new.decisions)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,7 @@ def parse_map(texts: Sequence[str]) -> dict[str, str]:
     """``--map gkv=mine``: names in base by their names in new."""
     found: dict[str, str] = {}
     for text in texts:
-        old, equals, new = text.partition("=")
+        old, equals, new = _at_equals(text)
         if not (equals and old.strip() and new.strip()):
             raise UserError(f"--map {quote(text)}: write BASE=NEW, as in --map gkv=mine.")
         if new.strip() in found:
@@ -51,6 +60,15 @@ def parse_map(texts: Sequence[str]) -> dict[str, str]:
             )
         found[new.strip()] = old.strip()
     return found
+
+
+def _at_equals(text: str) -> tuple[str, str, str]:
+    """Like `partition` at the first "=" outside parentheses, where a method's options have their own."""
+    for place, sign in enumerate(text):
+        before = text[:place]
+        if sign == "=" and before.count("(") == before.count(")"):
+            return before, sign, text[place + 1 :]
+    return text, "", ""
 
 
 def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Matched:
@@ -63,9 +81,8 @@ def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Ma
     for key in missing:
         _refuse_near(old[key], [now[other] for other in extra])
     _refuse_tasks(base, new, old, now)
-    names = {*mapping, *mapping.values()}
     both = [
-        _pair(key, old[key], now[key], bool({key.model, key.name, key.method} & names))
+        _pair(key, old[key], now[key], mapped=key.model in mapping.values())
         for key in sorted((key for key in old if key in now), key=Key.order)
     ]
     return Matched(both, sorted(missing, key=Key.order), sorted(extra, key=Key.order))
@@ -124,11 +141,12 @@ def _refuse_tasks(base: Side, new: Side, old: Mapping[Key, Cell], now: Mapping[K
             raise UserError(f"{bare(base.name)} and {bare(new.name)} share no question of task {quote(task)}.")
 
 
-def _pair(key: Key, base: Cell, new: Cell, mapped: bool) -> Pair:
+def _pair(key: Key, base: Cell, new: Cell, *, mapped: bool) -> Pair:
+    """mapped: the user maps the model."""
     found = differences(base, new, mapped=mapped)
     refuse(base, new, found)
     shared = tuple(sorted(q for q in base.questions if q in new.questions))
-    return Pair(key, base, new, shared, mapped, tuple(found))
+    return Pair(key, base, new, shared, tuple(found))
 
 
 def _few(keys: Mapping[Key, Cell]) -> str:

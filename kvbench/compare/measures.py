@@ -7,17 +7,19 @@ largest ratio, the largest increase of a share, or for speed the smallest ratio.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from kvbench.compare.cell import ENTRIES
 from kvbench.compare.matching import Pair
 from kvbench.report.stats import regression
 
-ENTRIES = ("entries_after_evict", "entries_peak")
+AFTER, PEAK, BOUND = range(len(ENTRIES))
 RATIOS = ("kv_bytes_peak", "kv_bytes_mean", "output_tokens", "tokens_per_second", "evict_share")
 SHARES = ("truncated", "no_answer")
 LIMITED = (*RATIOS, *SHARES)  # that a policy may limit
 HIGHER_IS_BETTER = ("tokens_per_second",)
+ROUNDING = 1e-9  # of a ratio or share that stands exactly at its limit
 WORDS = {
     "entries_after_evict": "entries after an eviction",
     "entries_peak": "entries at the peak",
@@ -53,41 +55,89 @@ class Measure:
         return self.new / self.base if self.base else math.nan
 
     def beyond(self, limit: float) -> bool:
-        """Whether the new figure is beyond a policy's limit."""
+        """Whether the new figure is beyond a policy's limit. With base 0, any cost is."""
         if self.name in SHARES:
-            return self.new - self.base > limit
-        return self.ratio < limit if self.name in HIGHER_IS_BETTER else self.ratio > limit
+            return self.new - self.base > limit + ROUNDING
+        if self.name in HIGHER_IS_BETTER:
+            return self.new < self.base * limit * (1 - ROUNDING)
+        return self.new > self.base * limit * (1 + ROUNDING)
+
+    @property
+    def lost(self) -> bool:
+        """Whether base has this figure and new does not."""
+        return math.isnan(self.new) and not math.isnan(self.base)
 
 
-def measures(pair: Pair) -> list[Measure]:
+def measures(pairs: Sequence[Pair]) -> list[Measure]:
+    """The figures of a cell over all its stages."""
     return [
-        *(_entries(pair, name) for name in ENTRIES),
-        *(_ratio(pair, name) for name in RATIOS if name != "output_tokens"),
-        *(_counted(pair, name) for name in ("output_tokens", *SHARES)),
+        *(_entries(pairs, place) for place in (AFTER, PEAK)),
+        *(_ratio(pairs, name) for name in RATIOS if name != "output_tokens"),
+        *(_counted(pairs, name) for name in ("output_tokens", *SHARES)),
     ]
 
 
-def _entries(pair: Pair, name: str) -> Measure:
-    base, new = (side.figures.get(name, math.nan) for side in (pair.base, pair.new))
-    allowed = base
-    if name == "entries_peak":  # below the bound it follows the lengths of answers
-        allowed = max(base, pair.new.figures.get("bound", math.inf) if pair.new.bounded else math.inf)
-    return Measure(name=name, base=base, new=new, more=not pair.mapped and new > allowed)
+def _entries(pairs: Sequence[Pair], place: int) -> Measure:
+    """The most of all questions; if one rose, that of the question that rose most."""
+    found = [(*values, pair.renamed) for pair in pairs for values in _of_questions(pair, place)]
+    risen = [
+        (mine, theirs)
+        for mine, theirs, bound, renamed in found
+        if not renamed and theirs > (max(mine, bound) if place == PEAK else mine)
+    ]
+    if risen:
+        base, new = max(risen, key=lambda both: both[1] - both[0])
+    else:
+        base, new = (_most([values[side] for values in found]) for side in (0, 1))
+    return Measure(name=ENTRIES[place], base=base, new=new, more=bool(risen))
 
 
-def _ratio(pair: Pair, name: str) -> Measure:
-    return Measure(name=name, **{side: getattr(pair, side).figures.get(name, math.nan) for side in ("base", "new")})
+def _of_questions(pair: Pair, place: int) -> Iterator[tuple[float, float, float]]:
+    """(base, new, bound) of the questions of both with the same samples: more samples may have a larger maximum.
+
+    Below the bound, the peak follows the lengths of answers; where nothing bounds it, it always does.
+    """
+    for name in pair.shared:
+        mine, theirs = pair.base.questions[name], pair.new.questions[name]
+        if mine.answered == theirs.answered:
+            bound = theirs.entries[BOUND] if pair.new.bounded else None
+            base, new = (_number(question.entries[place], math.nan) for question in (mine, theirs))
+            yield base, new, _number(bound, math.inf)
 
 
-def _counted(pair: Pair, name: str) -> Measure:
+def _number(value: float | None, unknown: float) -> float:
+    return unknown if value is None else float(value)
+
+
+def _most(values: Sequence[float]) -> float:
+    return max((value for value in values if not math.isnan(value)), default=math.nan)
+
+
+def _ratio(pairs: Sequence[Pair], name: str) -> Measure:
+    """A figure over all answers of the cells, whichever questions these are."""
+    base = [pair.base.figures.get(name, math.nan) for pair in pairs]
+    new = [pair.new.figures.get(name, math.nan) for pair in pairs]
+    return Measure(name=name, base=_mean([base]), new=_mean([new]))
+
+
+def _counted(pairs: Sequence[Pair], name: str) -> Measure:
     """A mean over shared questions with answers on both sides."""
-    shared = [q for q in pair.shared if pair.base.questions[q].answers and pair.new.questions[q].answers]
-    if not shared:
+    base: dict[str, list[float]] = {}
+    new: dict[str, list[float]] = {}
+    clusters: dict[str, str] = {}
+    for pair in pairs:
+        for question in pair.shared:
+            mine, theirs = pair.base.questions[question], pair.new.questions[question]
+            if mine.answers and theirs.answers:
+                base.setdefault(question, []).append(mine.share(name))
+                new.setdefault(question, []).append(theirs.share(name))
+                clusters[question] = mine.cluster
+    if not base:
         return Measure(name=name, base=math.nan, new=math.nan)
-    base, new = ([[cell.questions[q].share(name)] for q in shared] for cell in (pair.base, pair.new))
-    clusters = [pair.base.questions[q].cluster for q in shared]
-    return Measure(name=name, base=_mean(base), new=_mean(new), p=regression(new, base, clusters=clusters).p)
+    tested = regression([*new.values()], [*base.values()], clusters=[*clusters.values()])
+    return Measure(name=name, base=_mean(base.values()), new=_mean(new.values()), p=tested.p)
 
 
-def _mean(values: Sequence[Sequence[float]]) -> float:
-    return math.fsum(value for [value] in values) / len(values)
+def _mean(values: Iterable[Sequence[float]]) -> float:
+    every = [value for row in values for value in row]
+    return math.fsum(every) / len(every)

@@ -56,7 +56,10 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
 
 
 def needed(variance: float, margin: float) -> int:
-    """Questions at which differences of this variance show the margin with 80% power; at least 5."""
+    """Questions at which differences of this variance show the margin with 80% power; at least 5.
+
+    One above `MOST_QUESTIONS` stands for all that are more.
+    """
     if variance == 0:  # no spread was seen: the bound is that of the share of unseen questions
         return max(FEWEST, math.ceil(-math.log(2 * ALPHA) / margin))
     least, most = FEWEST, 2 * FEWEST
@@ -66,7 +69,7 @@ def needed(variance: float, margin: float) -> int:
         middle = (least + most) // 2
         enough = _reach(middle) * math.sqrt(variance / middle) <= margin
         least, most = (least, middle) if enough else (middle + 1, most)
-    return most
+    return min(most, MOST_QUESTIONS + 1)
 
 
 def _samples(variance: float, margin: float, questions: int) -> int | None:
@@ -101,6 +104,10 @@ def _noise(cell: Cell) -> float:
     return whole * (1 - whole)
 
 
+def _count(questions: int) -> str:
+    return f"more than {MOST_QUESTIONS:,}" if questions > MOST_QUESTIONS else f"{questions:,}"
+
+
 def text(found: list[Plan]) -> str:
     """The plans as a table for a terminal."""
     from kvbench.console import terminal
@@ -110,7 +117,7 @@ def text(found: list[Plan]) -> str:
     table = terminal.grid("cell", "margin", *heads, "samples for its own questions", right=("margin", *heads))
     for plan in found:
         own = "no number suffices" if plan.samples is None else f"{plan.samples:,} for {plan.questions}"
-        table.add_row(plan.cell, f"{plan.margin:g}", *(f"{plan.needed[k]:,}" for k in SAMPLES), own)
+        table.add_row(plan.cell, f"{plan.margin:g}", *(_count(plan.needed[k]) for k in SAMPLES), own)
     with console.capture() as captured:
         console.print("Questions that it takes, by the number of samples of each, for 80% power to show no worse than")
         console.print("the margin if nothing changed; from the variances of this run.\n")

@@ -17,7 +17,7 @@ A file comes from the repository under test: it is read with limits, and unknown
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -26,7 +26,6 @@ from typing import Any
 from kvbench.compare.cell import Key
 from kvbench.compare.measures import LIMITED
 from kvbench.errors import UserError, bare, quote
-from kvbench.eviction.budget import label
 from kvbench.registry import did_you_mean
 from kvbench.store.files import reason
 
@@ -47,7 +46,7 @@ class Rule:
         names = {
             "task": key.task,
             "method": key.method,
-            "budget": "" if key.budget is None else label(key.budget),
+            "budget": key.size,
             "model": key.model,
         }
         return all(fnmatchcase(names[part], pattern) for part, pattern in self.patterns.items())
@@ -69,6 +68,10 @@ class Policy:
     def critical(self, key: Key) -> bool:
         return self._rule(key).tier == "critical"
 
+    def unused(self, keys: Sequence[Key]) -> list[int]:
+        """The numbers, from 1, of the tables whose patterns fit none of these cells."""
+        return [number for number, rule in enumerate(self.rules, 1) if not any(map(rule.fits, keys))]
+
     def _rule(self, key: Key) -> Rule:
         return next((rule for rule in self.rules if rule.fits(key)), Rule(patterns={}))
 
@@ -84,9 +87,18 @@ def read_policy(path: Path) -> Policy:
         if len(content) > LARGEST:
             raise ValueError("it is larger than 1 MiB")
         document = tomllib.loads(content.decode())
+        _check_whole(document)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{quote(path)} is not TOML: {bare(error)}.") from None
     return _policy(document, bare(path))
+
+
+def _check_whole(value: Any) -> None:
+    """Raise ValueError for whole numbers beyond TOML's 64 bits: Python may refuse to print them."""
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError("a whole number has more than 64 bits")
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_whole(part)
 
 
 def _policy(document: Mapping[str, Any], where: str) -> Policy:

@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvbench.compare import baseline
-from kvbench.compare.cell import COUNTS, NO_MARK, Cell, Key, Question, Side, mark
-from kvbench.compare.facts import FACTS, of_record
-from kvbench.errors import UserError, bare, quote
+from kvbench.compare.cell import COUNTS, ENTRIES, NO_MARK, Cell, Key, Question, Side, mark
+from kvbench.compare.facts import FACTS, FILLED, of_record
+from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.report.agree import BY_QUESTION, judge_of
 from kvbench.report.cells import answered, cells_of, mean, present, speed
 from kvbench.report.load import find_runs
@@ -29,6 +29,8 @@ from kvbench.store.schema import NAMES
 if TYPE_CHECKING:
     import pyarrow as pa
 
+    from kvbench.report.rows import Floats
+
 ASKED = ("prompt_sha256", "prompt_tokens_cut", *BY_QUESTION)
 USED = (
     *FACTS,
@@ -39,7 +41,9 @@ USED = (
     *("decode_seconds", "evict_seconds", "tokens_per_second"),
 )
 COLUMNS = tuple(dict.fromkeys(name for name in USED if name in NAMES))
+OPTIONS = {"options": "{}"}
 FEWEST = 2  # samples that show a spread
+SAMPLES = 1 << 20  # a sample's number is below
 
 
 def read_side(text: str, results: Path = Path("results")) -> Side:
@@ -63,7 +67,8 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
         if path.is_dir():
             snapshot = read_run(path, COLUMNS)
             tables.append((run, snapshot.table))
-            records[run] = manifest.read(path)["environment"]
+            record = manifest.read(path)
+            records[run] = record["environment"] | {"chunk": record["config"].get("prefill_chunk")}
             notices += [f"{run}: {text}" for text in snapshot.notices]
             if snapshot.planned is not None and snapshot.saved + snapshot.failed < snapshot.planned:
                 unfinished[run] = snapshot.progress
@@ -81,7 +86,7 @@ def of_tables(name: str, tables: list[tuple[str, pa.Table]], records: Mapping[st
     if not sum(rows for _, rows in sources):
         raise UserError(f"there are no rows yet in {', '.join(quote(run) for run, _ in sources)}.")
     rows = Rows.of(tables)
-    rows = rows.having(options=rows.text("options").filled("{}"))
+    rows = rows.having(**{column: rows.text(column).filled(value) for column, value in (FILLED | OPTIONS).items()})
     return Side(name=name, cells={cell.key: cell for cell in _cells(rows, records)}, sources=sources)
 
 
@@ -150,11 +155,11 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
 
     names = ("doc_id", "cluster_id", "status", "stop_reason", "prompt_sha256", "output_sha256")
     texts = {name: rows.text(name).list() for name in names}
-    asked = [rows.number(name).tolist() for name in ASKED if name != "prompt_sha256"]
+    asked = {name: rows.number(name) for name in ASKED if name != "prompt_sha256"}
+    entries = [rows.number(name) for name in ENTRIES[:-1]] + [rows.number("budget") + rows.number("interval")]
     scores, tokens, silent = (rows.number(name) for name in (headline, "output_tokens", "no_answer"))
-    samples = np.nan_to_num(rows.number("sample")).astype(int)
     places: dict[str, dict[int, int]] = {}
-    for place, (question, sample) in enumerate(zip(texts["doc_id"], samples.tolist())):
+    for place, (question, sample) in enumerate(zip(texts["doc_id"], _samples(key, rows))):
         if sample in places.setdefault(question or "", {}):
             raise UserError(
                 f"{key.cell}: {bare(rows.text(RUN).names[rows.text(RUN).codes[place]])} repeats sample {sample} of "
@@ -173,18 +178,52 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
             if place in there:
                 marks[sample] = mark(f"{texts['output_sha256'][place]} {tokens[place]} {texts['stop_reason'][place]}")
         counted = (tokens, np.array([stop == "length" for stop in texts["stop_reason"]]), silent)
-        setting = repr((texts["prompt_sha256"][first], [str(column[first]) for column in asked]))
+        setting = [_one(key, question, name, present(column[[*mine.values()]])) for name, column in asked.items()]
+        prompt = _one(key, question, "prompt", [texts["prompt_sha256"][place] for place in mine.values()])
+        setting = repr((prompt, setting))
         yield (
             question,
             Question(
                 cluster=texts["cluster_id"][first] or question,
-                asked=hashlib.sha256(setting.encode()).hexdigest()[:12],
+                asked=None if prompt is None else hashlib.sha256(setting.encode()).hexdigest()[:12],
                 scores=tuple(values),
                 marks="".join(marks),
                 answers=len(there),
                 totals={name: int(np.nan_to_num(column[there]).sum()) for name, column in zip(COUNTS, counted)},
+                entries=tuple(_most(column[there]) for column in entries),
             ),
         )
+
+
+def _samples(key: Key, rows: Rows) -> list[int]:
+    """The number of each row's sample. Raises SetupError for what is none: it would be a place in a list."""
+    import numpy as np
+
+    found = rows.number("sample")
+    fits = (found == np.floor(found)) & (found >= 0) & (found < SAMPLES)
+    if not fits.all():
+        run = rows.text(RUN).names[rows.text(RUN).codes[int(np.argmin(fits))]]
+        raise SetupError(
+            f"run {quote(run)} is damaged: {bare(key.cell)} has the sample {found[~fits][0]:g}, and samples have whole "
+            f"numbers from 0 up to {SAMPLES - 1:,}."
+        )
+    return [int(sample) for sample in found.tolist()]
+
+
+def _one(key: Key, question: str, name: str, values: Iterable[Any]) -> str | None:
+    """The value of all rows of a question that have one. Raises UserError for two."""
+    known = sorted({str(value) for value in values if value is not None})
+    if len(known) > 1:
+        raise UserError(
+            f"{bare(key.cell)}: samples of question {quote(question)} have the {name} {bare(known[0])} and "
+            f"{bare(known[1])}; scores are not comparable."
+        )
+    return known[0] if known else None
+
+
+def _most(values: Floats) -> float | None:
+    known = present(values)
+    return float(known.max()) if len(known) else None
 
 
 def _figures(answers: Rows) -> dict[str, float]:
@@ -192,9 +231,7 @@ def _figures(answers: Rows) -> dict[str, float]:
     rates = present(answers.number("tokens_per_second"))
     busy = sum(float(present(answers.number(name)).sum()) for name in ("decode_seconds", "evict_seconds"))
     evicting = float(present(answers.number("evict_seconds")).sum())
-    most = {name: present(answers.number(name)) for name in ("entries_after_evict", "entries_peak")}
-    figures = {name: float(values.max()) for name, values in most.items() if len(values)} | {
-        "bound": _bound(answers),
+    figures = {
         "kv_bytes_peak": mean(answers.number("kv_bytes_peak")),
         "kv_bytes_mean": mean(answers.number("kv_bytes_mean")),
         "tokens_per_second": speed(answers),
@@ -202,14 +239,6 @@ def _figures(answers: Rows) -> dict[str, float]:
         "evict_share": evicting / busy if busy > 0 else float("nan"),
     }
     return {name: round(value, 6) for name, value in figures.items() if value == value}
-
-
-def _bound(answers: Rows) -> float:
-    """Most entries that a cell may hold while decoding: budget and interval."""
-    import numpy as np
-
-    sizes = present(answers.number("budget") + answers.number("interval"))
-    return float(np.max(sizes)) if len(sizes) else float("nan")
 
 
 def _digest(answers: Rows) -> str:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from kvbench.compare.cell import Key, Question
 from kvbench.compare.matching import Pair
 from kvbench.compare.policy import Policy
+from kvbench.errors import UserError, bare
 from kvbench.report.stats import ALPHA, Regression, both, holm, regression
 
 Group = tuple[Pair, ...]
@@ -50,13 +51,20 @@ class Verdict:
 
 
 def grouped(pairs: Sequence[Pair], stages: int) -> dict[Key, Group]:
-    """The pairs of each cell by the cell of the first seed; with one stage, each seed is a cell of its own."""
+    """The pairs of each cell by the cell of the first seed; with one stage, each seed is a cell of its own.
+
+    Raises UserError for more seeds than stages.
+    """
     if stages == 1:
         return {pair.key: (pair,) for pair in pairs}
     by_cell: dict[Key, list[Pair]] = {}
     for pair in sorted(pairs, key=lambda pair: pair.key.order()):
         by_cell.setdefault(replace(pair.key, seed=""), []).append(pair)
-    return {found[0].key: tuple(found[:stages]) for found in by_cell.values()}
+    for found in by_cell.values():
+        if len(found) > stages:
+            seeds = bare(", ".join(pair.key.seed for pair in found))
+            raise UserError(f"--two-stage takes two seeds; {bare(found[0].key.cell)} has {seeds}. Name fewer runs.")
+    return {found[0].key: tuple(found) for found in by_cell.values()}
 
 
 def test(pairs: Group) -> Tested:

@@ -45,7 +45,7 @@ class Comparison(Report):
         for task in dict.fromkeys(one.key.task for one in self.outcome.judged):
             mine = [one for one in self.outcome.judged if one.key.task == task]
             columns = _columns(self.outcome)
-            paired = [one for one in mine if one.pair]
+            paired = [one for one in mine if one.pairs]
             yield Block(
                 title=task,
                 lines=mine,
@@ -62,6 +62,8 @@ class Comparison(Report):
             for wanted in ("subject", "surroundings")
         )
         notes = [words.summary(self.outcome)]
+        if failing := [why for critical, why in words.failures(self.outcome) if critical]:
+            notes.append(f"Fails: {' '.join(failing)}")
         if subject:
             notes.append(f"Differs, as a regression run allows: {'; '.join(subject)}.")
         if surroundings:
@@ -81,6 +83,7 @@ class Comparison(Report):
             "summary": words.summary(outcome),
             "failures": [{"critical": critical, "why": why} for critical, why in words.failures(outcome)],
             "undecided": list(words.undecided(outcome)),
+            "unused": list(words.unused(outcome)),
             "decisions": list(words.decisions(outcome)),
             "differs": [{"class": kind, "what": what} for kind, what in words.differing(outcome)],
             "new_only": [key.cell for key in outcome.extra],
@@ -179,9 +182,9 @@ class _Shown:
 
     def _spread(self, one: Judged) -> str:
         """The standard deviation of the ratio of two samples' speeds."""
-        if self.name != "tokens_per_second" or one.pair is None:
+        if self.name != "tokens_per_second" or not one.pairs:
             return ""
-        spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pair.base, one.pair.new)]
+        spreads = [side.figures.get("speed_spread", math.nan) for side in (one.pairs[0].base, one.pairs[0].new)]
         found = _measure(one, self.name)
         return "" if found is None or any(map(math.isnan, spreads)) else f" ±{found.ratio * math.hypot(*spreads):.2f}"
 
@@ -191,10 +194,8 @@ def _measure(one: Judged, name: str) -> Measure | None:
 
 
 def _difference(one: Judged) -> str:
-    if one.verdict == "same":
-        return f"{0:+.3f}"
     if one.tested is None or math.isnan(one.tested.together.diff):
         return NOTHING
     found = one.tested.together
-    bound = "" if math.isnan(found.low) else f" (≥{found.low:+.3f})"
+    bound = "" if math.isnan(found.low) or one.verdict == "same" else f" (≥{found.low:+.3f})"
     return f"{found.diff:+.3f}{bound}"

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 
 from kvbench.compare.facts import Difference
 from kvbench.compare.outcome import Judged, Outcome
-from kvbench.errors import bare
+from kvbench.errors import bare, quote
 from kvbench.report.stats import ALPHA, fewest_clusters
 
 MOST = 4  # names that a sentence lists
@@ -24,10 +24,22 @@ def name(one: Judged, outcome: Outcome) -> str:
 
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
-    """(critical, sentence) of every cell that fails."""
+    """(critical, sentence) of everything that fails: cells, and with --strict unfinished runs."""
     for one in outcome.judged:
         if one.reasons:
             yield one.critical, f"{name(one, outcome)}: {fails(one)}"
+    for run, progress in outcome.wanting.items():
+        yield True, f"{unfinished(run, progress)} --strict wants all of it."
+
+
+def unfinished(run: str, progress: str) -> str:
+    return f"run {quote(run)} is not finished: {bare(progress)}."
+
+
+def unused(outcome: Outcome) -> Iterator[str]:
+    """Tables of the policy that set nothing, perhaps for a mistake in a pattern."""
+    for number in outcome.policy.unused([one.key for one in outcome.judged]):
+        yield f"the policy's [[cells]] table {number} fits no cell of BASE."
 
 
 def undecided(outcome: Outcome) -> Iterator[str]:
@@ -70,7 +82,7 @@ def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
     """(class, sentence) of what differs between the sides: subject, or surroundings."""
     found: dict[Difference, list[str]] = {}
     for one in outcome.judged:
-        for difference in one.pair.differences if one.pair else ():
+        for difference in (found for pair in one.pairs for found in pair.differences):
             found.setdefault(difference, []).append(one.key.method)
     for difference, methods in found.items():
         of = _few(dict.fromkeys(map(bare, methods))) if difference.name.startswith(("method", "artefacts")) else ""
@@ -105,7 +117,7 @@ def p(value: float) -> str:
 
 def decisions(outcome: Outcome) -> Iterator[str]:
     """Where methods decide differently when they read the same answers."""
-    replayed = [one for one in outcome.judged if one.pair and one.pair.base.decisions and one.pair.new.decisions]
+    replayed = [one for one in outcome.judged if any(pair.decided for pair in one.pairs)]
     for one in replayed:
         if one.decision is not None:
             said = one.decision if isinstance(one.decision, str) else one.decision.words

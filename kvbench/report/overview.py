@@ -16,7 +16,7 @@ from kvbench.console.progress import size
 from kvbench.eviction.budget import label, named
 from kvbench.report.best import Best
 from kvbench.report.blocks import NAMED, Block, Column, chosen, estimated, number, percent
-from kvbench.report.cells import ScoreCell
+from kvbench.report.cells import SCORES, ScoreCell
 from kvbench.report.tables import TaskTable
 
 ACROSS = 4  # tasks side by side
@@ -64,8 +64,17 @@ def _matrix(group: str, tables: Sequence[TaskTable]) -> Block:
         title=", ".join(filter(None, ("Overview", group))),
         lines=lines,
         grids=[[*identity, *tasks[start : start + ACROSS]] for start in range(0, len(tasks), ACROSS)],
-        notes=[f"Mean scores with verdicts against {_baselines(tables)}; errors and differences in the tables below."],
+        notes=[
+            f"Mean scores{_headlines(tables)} with verdicts against {_baselines(tables)}; the tables of each task have "
+            "errors and differences."
+        ],
     )
+
+
+def _headlines(tables: Sequence[TaskTable]) -> str:
+    """The tasks whose score is not the exact one, as in " (walk: partial)"."""
+    named = [f"{table.task}: {SCORES[table.headline]}" for table in tables if table.headline != "score"]
+    return f" ({', '.join(dict.fromkeys(named))})" if named else ""
 
 
 def _budget_order(cell: ScoreCell) -> tuple[bool, bool, float]:

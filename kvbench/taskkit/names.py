@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from kvbench.errors import SetupError, UserError, quote
+from kvbench.errors import KVBenchError, UserError, quote
 from kvbench.registry import did_you_mean, tasks
 from kvbench.task import Manifest, Task
 
@@ -31,7 +31,7 @@ def is_gated(name: str) -> bool:
     """Whether a task's data may not be shown. False for a task that is not installed: nothing is known about it."""
     try:
         return get_task(name).gated
-    except (UserError, SetupError):
+    except KVBenchError:
         return False
 
 

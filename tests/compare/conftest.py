@@ -25,7 +25,7 @@ ROW: dict[str, Any] = {
     "tokens_per_second": 80.0, "kvbench_version": "0", "torch_version": "0", "transformers_version": "0",
 }  # fmt: skip
 SAME_MACHINE = {
-    "kvbench_version": "0", "torch_version": "0", "transformers_version": "0", "threads": 1, "git": "abc",
+    "kvbench_version": "0", "torch_version": "0", "transformers_version": "0", "threads": 1, "git": "abc", "chunk": 512,
     "machine": {"processor": "X", "cores": 1, "memory_bytes": 1, "platform": "Linux"},
 }  # fmt: skip
 Rows = list[dict[str, Any]]
@@ -56,7 +56,9 @@ def make_run(tmp_path: Path) -> Callable[..., Path]:
         together = [dict(row) for part in parts for row in part]
         count = len(together) if planned is None else planned
         record = SAME_MACHINE | environment
-        with RunFolder.open(tmp_path / "results", name, {"name": name}, environment=record, planned=count) as run:
+        with RunFolder.open(
+            tmp_path / "results", name, {"name": name, "prefill_chunk": 512}, environment=record, planned=count
+        ) as run:
             with run.journal() as journal:
                 for row in together:
                     journal.append(row, prompt="a prompt", output=row.pop("output"))

@@ -61,7 +61,7 @@ def hostile(content: dict[str, Any]) -> dict[str, Callable[[dict[str, Any]], Any
         return lambda c: next(iter(c["cells"][0]["questions"].values())).__setitem__(place, value)
 
     return {
-        "another format": lambda c: c.update(format=2),
+        "another format": lambda c: c.update(format=1),
         "no format": lambda c: c.pop("format"),
         "format true": lambda c: c.update(format=True),
         "unknown key": lambda c: c.update(plugin="evil.py"),
@@ -90,10 +90,10 @@ def hostile(content: dict[str, Any]) -> dict[str, Callable[[dict[str, Any]], Any
         "score of text": question(0, ["1", 1.0]),
         "marks with markup": question(1, "<b>x"),
         "marks of another number": question(1, "abc"),
-        "answers below 0": question(4, -1),
-        "more answers than samples": question(4, 99),
-        "totals of floats": question(5, 1.5),
-        "numbers beyond 64 bits": question(5, 10**30),
+        "answers below 0": question(5, -1),
+        "more answers than samples": question(5, 99),
+        "totals of floats": question(6, 1.5),
+        "numbers beyond 64 bits": question(6, 10**30),
     }
 
 

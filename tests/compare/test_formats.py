@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from kvbench.compare import flips
+from kvbench.compare import flips, planning
 from kvbench.compare.github import commands
 from kvbench.compare.junit import junit
 from kvbench.compare.outcome import compare
+from kvbench.compare.planning import MOST_QUESTIONS, SAMPLES, Plan, needed
 from kvbench.compare.policy import Policy
 from kvbench.compare.reading import read_runs
 from kvbench.compare.tables import Comparison
@@ -84,3 +85,28 @@ def test_answers_of_a_file_are_not_here(make_run, rows, side) -> None:
     text = flips.text(compare(side("a", rows([1.0] * 8)), new, Policy()))
     assert "base  (not in a baseline file)" in text
     assert "new   answer 0.0" in text
+
+
+def test_a_strict_comparison_of_an_unfinished_run_fails_in_every_format(side, rows) -> None:
+    new = side("b", rows([1.0] * 4), planned=8)
+    found = compare(side("a", rows([1.0] * 8)), new, Policy(strict=True))
+    assert found.exit_code == 5
+    why = "run 'b' is not finished: 4 of 8 rows."
+    assert any(line.startswith("::error") and why in line for line in commands(found))
+    assert f'<failure message="{why}"/>' in junit(found)
+    assert why in " ".join(FORMATS["text"](Comparison.make(found)).split())
+
+
+def test_a_reason_beside_equal_answers_is_in_the_tables(side, rows) -> None:
+    raised = rows([1.0] * 8, entries_after_evict=60.0)
+    found = compare(side("a", rows([1.0] * 8)), side("b", raised), Policy())
+    assert [one.verdict for one in found.judged] == ["same"]
+    for name in ("text", "markdown"):
+        assert "48 before, 60 now" in " ".join(FORMATS[name](Comparison.make(found)).split())
+
+
+def test_a_plan_beyond_its_cap_says_so() -> None:
+    assert needed(0.5, 1e-6) == MOST_QUESTIONS + 1
+    assert needed(0.5, 0.05) == 1239
+    one = Plan(cell="c", margin=1e-6, questions=9, variance=0.5, needed=dict.fromkeys(SAMPLES, 1_000_001), samples=None)
+    assert planning.text([one]).count("more than") == len(SAMPLES)

@@ -223,7 +223,7 @@ def test_the_order_of_questions_changes_nothing(side, rows) -> None:
     straight = compare(side("a", base), side("b", new), NONE)
     mixed = compare(side("c", [base[i] for i in order]), side("d", [new[i] for i in reversed(order)]), NONE)
     for one, other in zip(straight.judged, mixed.judged, strict=True):
-        assert replace(one, pair=None) == replace(other, pair=None)
+        assert replace(one, pairs=()) == replace(other, pairs=())
 
 
 def test_a_map_compares_two_methods(side, rows) -> None:

@@ -55,6 +55,8 @@ def test_the_first_fitting_table_decides(tmp_path: Path) -> None:
         ("[[cells]]\nmethods = 'x'", "cells 1 has no key 'methods'. Did you mean 'method'"),
         ("[limits]\nkv_bytes = 1.1", "limits has no key 'kv_bytes'. Did you mean 'kv_bytes_"),
         ("[limits]\nkv_bytes_peak = 'x'", "kv_bytes_peak 'x' is not a number"),
+        (f"margin = 0x{'f' * 5000}", "a whole number has more than 64 bits"),
+        (f"[[cells]]\ntask = 0x{'f' * 5000}", "a whole number has more than 64 bits"),
         ("limits = 1", r"write limits as a table \[limits\]"),
         ("margin = ", "is not TOML"),
         ("a." * 40_000 + "b = 1", "gate.toml"),

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvbench.cli.options import Plugins, plain
+from kvbench.cli.options import plain, takes
 from kvbench.console import terminal
 from kvbench.errors import SetupError, UserError, quote
 
@@ -36,10 +36,13 @@ Examples:
 of its code keep different entries first? A run stores no decisions: those of BASE must be in a file that was saved with
 --replay while the older code was installed. Between two runs, both are replayed by the code that is installed now.
 """
+AGAIN = ("plugin", "task", "task_file", "chat_template", "model", "data", "device")  # that a run's folder cannot give
 FORMATS = ("text", "json", "markdown", "junit", "github")
 
 
+@takes(*AGAIN)
 def compare(
+    typed: Mapping[str, Any],
     base: Annotated[str, typer.Argument(metavar="BASE", help="Runs (with commas), or a saved baseline file.")],
     new: Annotated[
         str | None, typer.Argument(metavar="[NEW]", help="Runs to compare with BASE.", show_default=False)
@@ -56,33 +59,45 @@ def compare(
     replay: Annotated[
         bool, plain("--replay", "Record what is kept while reading answers again, and compare it.")
     ] = False,
-    plugin: Plugins = None,
     json: Annotated[bool, plain("--json", "The same as --format json.")] = False,
 ) -> int:
     """Is NEW worse than BASE? Exact where answers must be equal, else a one-sided paired test of every cell."""
     if format not in FORMATS:
         raise UserError(f"--format {quote(format)}: choose {', '.join(FORMATS)}.")
-    from kvbench.compare.matching import parse_map
     from kvbench.compare.reading import read_side
 
-    _load(plugin)
+    alone = "--save" if save is not None else "--plan" if plan else ""
+    others = {"--map": map_, "--flips": flips, "--two-stage": two_stage, "--strict": strict}
+    _check(typed, alone, new, [flag for flag, given in others.items() if given], replay=replay)
+    _load(typed["plugin"])
     policy = _policy(margin, gate, strict)
-    if save is not None or plan:
-        if new is not None:
-            raise UserError(f"{'--save' if save else '--plan'} takes BASE alone; leave out {quote(new)}.")
-        return _alone(_read(base, plugin, replay), save, plan, policy, as_json=json or format == "json")
-    if new is None:
-        raise UserError("give a second run: kvbench compare BASE NEW. --save and --plan take BASE alone.")
+    old = read_side(base)
+    if alone:
+        return _alone(_decided(old, typed) if replay else old, save, plan, policy, as_json=json or format == "json")
+    from kvbench.compare.matching import parse_map
     from kvbench.compare.outcome import compare as judge
 
-    mapping = parse_map(map_ or [])
-    old, now = read_side(base), _read(new, plugin, replay)
-    if replay and not any(cell.decisions for cell in old.cells.values()):
-        old = _read(base, plugin, replay)
+    assert new is not None
+    mapping, now = parse_map(map_ or []), read_side(new)
+    if replay:
+        old, now = _both_decided(old, now, mapping, typed)
     outcome = judge(old, now, policy, mapping, stages=2 if two_stage else 1)
     _say(outcome, quiet=format == "github")
-    print(_drawn(outcome, "json" if json else format, flips))
+    print(_plain(_drawn(outcome, "json" if json else format, flips)))
     return outcome.exit_code
+
+
+def _check(typed: Mapping[str, Any], alone: str, new: str | None, others: Sequence[str], *, replay: bool) -> None:
+    """Raise UserError for options that would do nothing."""
+    if alone and new is not None:
+        raise UserError(f"{alone} takes BASE alone; leave out {quote(new)}.")
+    if alone and others:
+        raise UserError(f"{alone} takes BASE alone; leave out {others[0]}.")
+    if not alone and new is None:
+        raise UserError("give a second run: kvbench compare BASE NEW. --save and --plan take BASE alone.")
+    given = [name for name in AGAIN if name != "plugin" and typed[name]]
+    if given and not replay:
+        raise UserError(f"--{given[0].replace('_', '-')} belongs to --replay; add --replay or leave it out.")
 
 
 def _policy(margin: str | None, gate: str | None, strict: bool) -> Policy:
@@ -104,36 +119,55 @@ def _load(plugin: list[str] | None) -> None:
         load_plugins(plugin)
 
 
-def _read(name: str, plugin: list[str] | None, replay: bool) -> Side:
-    """A side; with `replay`, what the installed code keeps when it reads the run's answers again."""
-    from kvbench.compare.reading import read_side
+def _both_decided(old: Side, now: Side, mapping: Mapping[str, str], typed: Mapping[str, Any]) -> tuple[Side, Side]:
+    """Both sides with decisions. What cannot be compared is refused before a model is loaded."""
+    from kvbench.compare.decisions import one_run
+    from kvbench.compare.matching import match
 
-    side = read_side(name)
-    if not replay:
-        return side
+    match(old, now, mapping)
+    recorded = any(cell.decisions for cell in old.cells.values())
+    for side in (now,) if recorded else (old, now):
+        one_run(side)
+    return old if recorded else _decided(old, typed), _decided(now, typed)
+
+
+def _decided(side: Side, typed: Mapping[str, Any]) -> Side:
+    """A side with what the installed code keeps when it reads the run's answers again.
+
+    A run's folder may come from anyone: kvbench asks the hub only for what the command line names.
+    """
     import dataclasses
 
-    from kvbench.cli.continued import TO_ASK, continued
+    from kvbench.cli.continued import TO_ASK, asked, continued
+    from kvbench.cli.replayed_run import check_same
     from kvbench.compare.decisions import decided, one_run
     from kvbench.config.layers import gather
+    from kvbench.runner.inputs import read_inputs
+    from kvbench.sources import hub
 
     one_run(side)
     [folder] = side.folders
-    given = gather({"plugin": plugin}, os.environ)
+    given = gather(typed, os.environ)
     config = continued(folder.parent, folder.name, given, needed=TO_ASK, more_plugins=True)
-    return decided(side, dataclasses.replace(config, judge="none", unsafe_run_code=True))
+    config = dataclasses.replace(config, judge="none", unsafe_run_code=True)
+    with hub.only(asked(config, given)):
+        inputs = read_inputs(config, terminal.warning)
+        check_same(config, folder, inputs)
+        return decided(side, config, inputs)
 
 
 def _alone(side: Side, save: str | None, plan: bool, policy: Policy, *, as_json: bool) -> int:
     """What BASE alone serves: a baseline file, and the plan of a comparison."""
     import dataclasses
 
-    from kvbench.compare import baseline, planning
+    from kvbench.compare import baseline, planning, words
 
-    for run, progress in side.unfinished.items():
-        terminal.warning(f"run {quote(run)} is not finished: {progress}.")
+    for run in side.unfinished.items():
+        terminal.warning(words.unfinished(*run))
     if plan:
         found = list(planning.plans(side, policy))
+        if not found and any(policy.margin_of(key) > 0 for key in side.cells):
+            raise UserError(f"--plan needs scores; {quote(side.name)} has none.")
         if not found:
             raise UserError("--plan needs a margin above 0, as in --margin 0.02.")
         if as_json:
@@ -155,18 +189,26 @@ def _say(outcome: Outcome, *, quiet: bool) -> None:
 
     for side in (outcome.base, outcome.new):
         for notice in side.notices:
-            terminal.warning(notice)
-        for run, progress in side.unfinished.items():
-            terminal.warning(f"run {quote(run)} is not finished: {progress}.")
+            terminal.warning(_plain(notice))
+        for run in side.unfinished.items():
+            if side is outcome.base or not outcome.wanting:  # else it is a failure below
+                terminal.warning(_plain(words.unfinished(*run)))
+    for line in words.unused(outcome):
+        terminal.warning(line)
     for kind, what in words.differing(outcome):
         if kind == "surroundings":
-            terminal.warning(f"{what}; the last bits of logits may differ too.")
+            terminal.warning(_plain(f"{what}; the last bits of logits may differ too."))
     if quiet:
         return
     for line in words.undecided(outcome):
-        terminal.warning(line)
+        terminal.warning(_plain(line))
     for critical, why in words.failures(outcome):
-        print(f"{'fail' if critical else 'warning'}: {terminal.clean(why)}", file=sys.stderr)
+        print(_plain(f"{'fail' if critical else 'warning'}: {terminal.clean(why)}"), file=sys.stderr)
+
+
+def _plain(text: str) -> str:
+    """Text without the older form of GitHub's commands, which may stand anywhere in a line."""
+    return text.replace("##[", "## [") if os.environ.get("GITHUB_ACTIONS") else text
 
 
 def _drawn(outcome: Outcome, format: str, flips: bool) -> str:

@@ -1,0 +1,141 @@
+"""Which cells and questions may be compared, and with which figures."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from kvbench.compare import baseline
+from kvbench.compare.cell import Key
+from kvbench.compare.matching import parse_map
+from kvbench.compare.outcome import compare
+from kvbench.compare.planted import checks
+from kvbench.compare.policy import Policy, Rule
+from kvbench.compare.reading import read_runs
+from kvbench.compare.words import unused
+from kvbench.errors import SetupError, UserError
+from kvbench.store.identity import digest
+
+NONE = Policy()
+OTHER = {"method_source": "bbbb"}
+SCORES = [1.0] * 8
+
+
+def test_stop_strings_are_refused_even_where_one_side_has_none(side, rows, tmp_path) -> None:
+    base, new = side("a", rows(SCORES)), side("b", rows(SCORES, stop=["\n\n"]))
+    with pytest.raises(UserError, match="stop strings is"):
+        compare(base, new, NONE)
+    baseline.write(tmp_path / "a.json", base)
+    content = json.loads((tmp_path / "a.json").read_text(encoding="utf-8"))
+    del content["sha256"], content["cells"][0]["facts"]["stop"]
+    (tmp_path / "a.json").write_text(json.dumps(content | {"sha256": digest(content)}), encoding="utf-8")
+    with pytest.raises(UserError, match="stop strings is"):
+        compare(baseline.read(tmp_path / "a.json"), new, NONE)
+
+
+def test_a_map_names_a_method_with_its_options() -> None:
+    assert parse_map(["gkv(window=8)=mine"]) == {"mine": "gkv(window=8)"}
+    assert parse_map(["gkv=mine(window=8, sink=4)"]) == {"mine(window=8, sink=4)": "gkv"}
+    with pytest.raises(UserError, match="write BASE=NEW"):
+        parse_map(["gkv(window=8)"])
+
+
+def test_a_mapped_method_permits_no_other_weights(side, rows) -> None:
+    base = side("a", rows(SCORES))
+    other = {"model_revision": "s"}
+    with pytest.raises(UserError, match="model revision is r in a and s in b"):
+        compare(base, side("b", rows(SCORES, method="mine", **other)), NONE, parse_map(["gkv=mine"]))
+    assert compare(base, side("c", rows(SCORES, **other)), NONE, parse_map(["tiny=tiny"])).exit_code == 0
+
+
+def test_two_states_of_a_model_keep_the_rule_of_entries(side, rows) -> None:
+    base, new = side("a", rows(SCORES)), side("b", rows(SCORES, entries_after_evict=60.0))
+    assert compare(base, new, NONE, parse_map(["tiny=tiny"])).exit_code == 5
+
+
+def test_entries_are_those_of_shared_questions(side, rows) -> None:
+    """One question more, with a longer prompt and so a larger share of it, is no regression; a shared one is."""
+    share = {"budget_share": 0.5}
+    base = side("a", rows(SCORES, **share))
+    longer = [row | {"doc_id": "long"} for row in rows([1.0], entries_after_evict=96.0, entries_peak=200.0, **share)]
+    assert compare(base, side("b", rows(SCORES, **share), longer), NONE).exit_code == 0
+    raised = rows(SCORES, **share)
+    raised[3] |= {"entries_after_evict": 49.0}
+    outcome = compare(base, side("c", raised, longer), NONE)
+    assert outcome.judged[0].reasons == ("entries after an eviction: 48 before, 49 now",)
+
+
+def changed(rows, number: int = 2) -> list:
+    made = rows(SCORES)
+    made[number] |= {"output_sha256": "else"}
+    return made
+
+
+@pytest.mark.parametrize("unknown", [{"git": None}, {"chunk": None}, {"git": "abc+changes"}])
+def test_answers_may_differ_where_what_decides_them_is_unknown(side, rows, unknown) -> None:
+    assert compare(side("a", rows(SCORES)), side("b", changed(rows)), NONE).exit_code == 5
+    assert compare(side("c", rows(SCORES), **unknown), side("d", changed(rows), **unknown), NONE).exit_code == 0
+
+
+def test_answers_may_differ_after_prompts_were_read_in_other_pieces(side, rows) -> None:
+    outcome = compare(side("a", rows(SCORES)), side("b", changed(rows), chunk=128), NONE)
+    assert outcome.exit_code == 0
+    assert [d.words for d in outcome.judged[0].pairs[0].differences] == ["prompt tokens read at once 512 and 128"]
+
+
+def test_answers_differ_only_where_one_does(side, rows) -> None:
+    """Each side lacks the answer of another sample; all that both have are equal."""
+    base, new = rows([[1.0, 1.0]] * 8), rows([[1.0, 1.0]] * 8)
+    base[0] |= {"status": "judge_error", "score": None, "score_partial": None}
+    new[1] |= {"status": "judge_error", "score": None, "score_partial": None}
+    [one] = compare(side("a", base), side("b", new), NONE).judged
+    assert one.verdict == "missing"
+
+
+def test_no_text_of_a_gated_task_is_quoted(make_run, rows) -> None:
+    task = {"task": "gpqa_diamond", "score_strict": 1.0}
+    base = rows(SCORES, output="the secret question", **task)
+    new = rows(SCORES, output="a secret question", output_sha256="x", **task)
+    sides = [read_runs([make_run(name, part)], name) for name, part in (("a", base), ("b", new))]
+    [one] = compare(*sides, NONE).judged
+    assert one.verdict == "differs"
+    assert "the first is question q0, sample 0" in one.reasons[-1]
+    assert "secret" not in repr(one.first)
+
+
+@pytest.mark.parametrize("sample", [-1, 2**20, 2**31 - 1])
+def test_samples_without_a_possible_number(side, rows, sample) -> None:
+    with pytest.raises(SetupError, match="samples have whole numbers from 0"):
+        side("a", [row | {"sample": sample} for row in rows([1.0])])
+
+
+def test_an_unknown_prompt_agrees_with_every_prompt(side, rows) -> None:
+    new = rows([[1.0, 1.0]] * 8)
+    new[0] |= {"prompt_sha256": None}
+    assert compare(side("a", rows([[1.0, 1.0]] * 8)), side("b", new), NONE).exit_code == 0
+    new[0] |= {"prompt_sha256": "another"}
+    with pytest.raises(UserError, match="samples of question 'q0' have the prompt another and p"):
+        side("c", new)
+
+
+def test_a_planted_drop_is_of_right_answers(side, rows) -> None:
+    """Every fifth question is right: the drop must take most of these."""
+    scores = [1.0 if number % 5 == 0 else 0.0 for number in range(50)]
+    made = [row | {"doc_id": f"q{number:02}"} for number, row in enumerate(rows(scores))]
+    assert [check.name for check in checks(side("a", made)) if not check.caught] == []
+    with pytest.raises(UserError, match="too little to lose"):
+        list(checks(side("b", made[:30])))
+
+
+def test_one_entry_is_not_the_whole_prompt() -> None:
+    entry = Key("tiny", "walk", "gkv", 1, 32, "0")
+    assert entry != replace(entry, budget=1.0)
+    assert len({entry, replace(entry, budget=1.0)}) == 2
+
+
+def test_a_table_that_fits_no_cell_is_named(side, rows) -> None:
+    policy = Policy(rules=(Rule(patterns={"method": "g*"}), Rule(patterns={"method": "gvk"})))
+    outcome = compare(side("a", rows(SCORES)), side("b", rows(SCORES)), policy)
+    assert list(unused(outcome)) == ["the policy's [[cells]] table 2 fits no cell of BASE."]
