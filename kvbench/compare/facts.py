@@ -110,10 +110,10 @@ def refuse(base: Cell, new: Cell, found: list[Difference]) -> None:
     if base.headline != new.headline:
         raise UserError(not_comparable(base, new, "score", base.headline, new.headline))
     for name in sorted(base.questions.keys() & new.questions.keys(), key=natural):
-        mine, theirs = base.questions[name].asked, new.questions[name].asked
-        if mine is not None and theirs is not None and mine != theirs:
+        asked, now = base.questions[name].asked, new.questions[name].asked
+        if asked is not None and now is not None and asked != now:
             word = f"the hash of prompt and sampling of question {quote(name)}"
-            raise UserError(not_comparable(base, new, word, mine, theirs))
+            raise UserError(not_comparable(base, new, word, asked, now))
 
 
 def not_comparable(base: Cell, new: Cell, word: str, mine: str, theirs: str) -> str:

@@ -119,6 +119,6 @@ FAULTS: dict[str, tuple[int, Callable[[Cell], Cell | None]]] = {
     "one more entry after an eviction": (REGRESSION, _raised),
     "a sample without a score": (MISSING, lambda cell: _questions(cell, _first(**UNSCORED))),
     "no such cell": (MISSING, lambda cell: None),
-    "another prompt": (REFUSED, lambda cell: _questions(cell, _first(asked=lambda q: q.asked[::-1]))),
+    "another prompt": (REFUSED, lambda cell: _questions(cell, _first(asked=lambda q: (q.asked or "")[::-1]))),
     "another task version": (REFUSED, lambda cell: _questions(cell, lambda _, q: q, task_version="planted")),
 }

@@ -180,12 +180,11 @@ def _questions(key: Key, rows: Rows, headline: str) -> Iterator[tuple[str, Quest
         counted = (tokens, np.array([stop == "length" for stop in texts["stop_reason"]]), silent)
         setting = [_one(key, question, name, present(column[[*mine.values()]])) for name, column in asked.items()]
         prompt = _one(key, question, "prompt", [texts["prompt_sha256"][place] for place in mine.values()])
-        setting = repr((prompt, setting))
         yield (
             question,
             Question(
                 cluster=texts["cluster_id"][first] or question,
-                asked=None if prompt is None else hashlib.sha256(setting.encode()).hexdigest()[:12],
+                asked=None if prompt is None else hashlib.sha256(repr((prompt, setting)).encode()).hexdigest()[:12],
                 scores=tuple(values),
                 marks="".join(marks),
                 answers=len(there),
