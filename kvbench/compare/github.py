@@ -7,6 +7,7 @@ set, it follows the annotations between `::stop-commands::` and its end mark.
 
 from __future__ import annotations
 
+import re
 import secrets
 
 from kvbench.compare import words
@@ -31,6 +32,11 @@ def fenced(markdown: str) -> str:
     """Text on stdout in which GitHub reads no commands."""
     mark = secrets.token_hex(16)
     return f"::stop-commands::{mark}\n{markdown}\n::{mark}::"
+
+
+def without_commands(text: str) -> str:
+    """Text in which GitHub reads no command: ``::`` at the beginning of a line, or the older ``##[`` anywhere."""
+    return re.sub(r"(?m)^(\s*):(?=:)", r"\1: ", text).replace("##[", "## [")
 
 
 def _command(kind: str, title: str, message: str) -> str:

@@ -105,7 +105,7 @@ def _noise(cell: Cell) -> float:
 
 
 def _count(questions: int) -> str:
-    return f"more than {MOST_QUESTIONS:,}" if questions > MOST_QUESTIONS else f"{questions:,}"
+    return f"> {MOST_QUESTIONS:,}" if questions > MOST_QUESTIONS else f"{questions:,}"
 
 
 def text(found: list[Plan]) -> str:
@@ -114,7 +114,9 @@ def text(found: list[Plan]) -> str:
 
     console = terminal.console()
     heads = [f"at {k}" for k in SAMPLES]
-    table = terminal.grid("cell", "margin", *heads, "samples for its own questions", right=("margin", *heads))
+    table = terminal.grid(
+        "cell", "margin", *heads, "samples for its own questions", right=("margin", *heads), whole=tuple(heads)
+    )
     for plan in found:
         own = "no number suffices" if plan.samples is None else f"{plan.samples:,} for {plan.questions}"
         table.add_row(plan.cell, f"{plan.margin:g}", *(_count(plan.needed[k]) for k in SAMPLES), own)

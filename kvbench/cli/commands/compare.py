@@ -83,7 +83,8 @@ def compare(
         old, now = _both_decided(old, now, mapping, typed)
     outcome = judge(old, now, policy, mapping, stages=2 if two_stage else 1)
     _say(outcome, quiet=format == "github")
-    print(_plain(_drawn(outcome, "json" if json else format, flips)))
+    drawn = _drawn(outcome, "json" if json else format, flips)
+    print(_plain(drawn) if format in ("text", "markdown") and not json else drawn)
     return outcome.exit_code
 
 
@@ -207,8 +208,9 @@ def _say(outcome: Outcome, *, quiet: bool) -> None:
 
 
 def _plain(text: str) -> str:
-    """Text without the older form of GitHub's commands, which may stand anywhere in a line."""
-    return text.replace("##[", "## [") if os.environ.get("GITHUB_ACTIONS") else text
+    from kvbench.compare.github import without_commands
+
+    return without_commands(text) if os.environ.get("GITHUB_ACTIONS") else text
 
 
 def _drawn(outcome: Outcome, format: str, flips: bool) -> str:
