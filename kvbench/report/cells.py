@@ -240,14 +240,16 @@ def speed(rows: Rows) -> float:
 def speed_sd(rows: Rows) -> float:
     """Standard deviation over batches of decoded tokens per second; NaN with fewer than two.
 
-    Samples that are decoded side by side have equal seconds and give one measurement.
+    Samples that are decoded side by side share their decoding seconds and give one measurement. Their evictions are
+    timed apart.
     """
     import numpy as np
 
-    busy = _seconds(rows, "decode_seconds") + _seconds(rows, "evict_seconds")
+    decoding = _seconds(rows, "decode_seconds")
+    busy = decoding + _seconds(rows, "evict_seconds")
     timed = (busy > 0) & (rows.number("output_tokens") > 1)
-    seconds, of, samples = np.unique(busy[timed], return_inverse=True, return_counts=True)
-    rates = np.bincount(of, weights=rows.number("output_tokens")[timed] - 1) / (seconds * samples)
+    batch = np.unique(decoding[timed], return_inverse=True)[1]
+    rates = np.bincount(batch, weights=rows.number("output_tokens")[timed] - 1) / np.bincount(batch, busy[timed])
     return float(rates.std(ddof=1)) if len(rates) > 1 else math.nan
 
 
