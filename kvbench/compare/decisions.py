@@ -96,7 +96,10 @@ def decided(side: Side, config: RunConfig, inputs: Inputs) -> Side:
 def one_run(side: Side) -> None:
     """Raise UserError unless the side is one run's folder."""
     if len(side.folders) != 1:
-        raise UserError(f"--replay reads the answers of one run again; {quote(side.name)} is not one run's folder.")
+        raise UserError(
+            f"--replay reads the answers of one run again; {quote(side.name)} is not one run's folder. A file has "
+            "decisions if '--save FILE --replay' wrote it."
+        )
 
 
 def _label(name: str, options: dict[str, Any]) -> str:

@@ -45,6 +45,7 @@ class Matched:
     both: list[Pair]
     missing: list[Key]  # of base in new
     extra: list[Key]  # of new, without a cell in base
+    aside: tuple[list[Key], list[Key]] = ([], [])  # of base and of new: the mapping gave their names to other cells
 
 
 def parse_map(texts: Sequence[str]) -> dict[str, str]:
@@ -74,8 +75,10 @@ def _at_equals(text: str) -> tuple[str, str, str]:
 def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Matched:
     """Pair cells. mapping: from `parse_map`."""
     mapping = mapping or {}
-    old = _renamed(base, {name: name for name in mapping.values()}, set(mapping) - set(mapping.values()))
-    now = _renamed(new, mapping, set(mapping.values()) - set(mapping))
+    olds, news = set(mapping.values()), set(mapping)
+    aside = _aside(base, olds, news - olds), _aside(new, news, olds - news)
+    old = _renamed(base, {name: name for name in olds}, aside[0])
+    now = _renamed(new, mapping, aside[1])
     missing = [key for key in old if key not in now]
     extra = [key for key in now if key not in old]
     for key in missing:
@@ -85,18 +88,23 @@ def match(base: Side, new: Side, mapping: Mapping[str, str] | None = None) -> Ma
         _pair(key, old[key], now[key], mapped=key.model in mapping.values())
         for key in sorted((key for key in old if key in now), key=Key.order)
     ]
-    return Matched(both, sorted(missing, key=Key.order), sorted(extra, key=Key.order))
+    return Matched(both, sorted(missing, key=Key.order), sorted(extra, key=Key.order), aside)
 
 
-def _renamed(side: Side, mapping: Mapping[str, str], aside: set[str]) -> dict[Key, Cell]:
-    """Cells by the key that they are compared under. aside: names that the mapping gave to others."""
+def _aside(side: Side, mapped: set[str], others: set[str]) -> list[Key]:
+    """Cells that the mapping leaves out. others: names that it gave to the cells of the other side."""
+    names = {key: {key.model, key.method, key.name} for key in side.cells}
+    return sorted((key for key in names if names[key] & others and not names[key] & mapped), key=Key.order)
+
+
+def _renamed(side: Side, mapping: Mapping[str, str], aside: Sequence[Key]) -> dict[Key, Cell]:
+    """Cells by the key that they are compared under, but those set aside."""
     found: dict[Key, Cell] = {}
     unused = set(mapping)
     for key, cell in side.cells.items():
-        names = {key.model, key.method, key.name}
-        if names & aside and not names & set(mapping):
+        if key in aside:
             continue
-        unused -= names
+        unused -= {key.model, key.method, key.name}
         model = mapping.get(key.model, key.model)
         method = mapping.get(key.method) or mapping.get(key.name) or key.method
         known = replace(key, model=model, method=method)

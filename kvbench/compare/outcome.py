@@ -60,6 +60,7 @@ class Outcome:
     new: Side
     judged: list[Judged]
     extra: list[Key]
+    aside: tuple[list[Key], list[Key]]  # of base and of new, see `Matched`
     policy: Policy
     stages: int
 
@@ -102,14 +103,17 @@ def compare(
         new=new,
         judged=sorted(judged, key=lambda one: one.key.order()),
         extra=matched.extra,
+        aside=matched.aside,
         policy=policy,
         stages=stages,
     )
 
 
 def _absent(key: Key, policy: Policy, extra: Sequence[Key]) -> Judged:
-    near = [k for k in extra if (k.task, k.budget, k.name) == (key.task, key.budget, key.name)]
-    hint = f"; it has {bare(near[0].method)}: --map compares the two" if near else ""
+    near = [k for k in extra if (k.task, k.name) == (key.task, key.name)]
+    alike = [k for k in near if k.budget == key.budget]
+    hint = f"; it has {bare(near[0].cell)}, and budgets cannot be mapped" if near else ""
+    hint = f"; it has {bare(alike[0].method)}: --map compares the two" if alike else hint
     return Judged(
         key=key,
         critical=policy.critical(key),

@@ -61,7 +61,7 @@ class Comparison(Report):
             [sentence for kind, sentence in words.differing(self.outcome) if kind == wanted]
             for wanted in ("subject", "surroundings")
         )
-        notes = [words.summary(self.outcome)]
+        notes = [words.summary(self.outcome), *words.mapped(self.outcome)]
         if failing := [why for critical, why in words.failures(self.outcome) if critical]:
             notes.append(f"Fails: {' '.join(failing)}")
         if subject:
@@ -87,6 +87,7 @@ class Comparison(Report):
             "decisions": list(words.decisions(outcome)),
             "differs": [{"class": kind, "what": what} for kind, what in words.differing(outcome)],
             "new_only": [key.cell for key in outcome.extra],
+            "map": list(words.mapped(outcome)),
             "tables": [block.document() for block in self.blocks()],
         } | ({"flips": list(documents(outcome))} if self.flips else {})
 
@@ -101,7 +102,8 @@ def _columns(outcome: Outcome) -> list[Column]:
         Column("model", "key.model"),
         Column("task", "key.task"),
         Column("method", "key.method"),
-        Column("", lambda one: words.name(one, outcome).replace(words.bare(one.key.cell), one.key.method), "method"),
+        Column("new_method", lambda one: one.pairs[0].new.key.method if one.pairs else None),
+        Column("", lambda one: words.name(one, outcome).replace(words.bare(one.key.cell), words.method(one)), "method"),
         Column("budget", "key.budget", "budget", label),
         Column("interval", "key.interval"),
         Column("seed", "key.seed"),

@@ -95,7 +95,7 @@ def machines(outcome: Outcome) -> str:
     for side in (outcome.base, outcome.new):
         facts = [cell.facts for cell in side.cells.values()]
         known = {part: sorted({f[part] or "" for f in facts} - {""}) for part in ("device", "processor", "threads")}
-        known["threads"] = [f"{count} threads" for count in known["threads"]]
+        known["threads"] = [f"{count} thread{'' if count == '1' else 's'}" for count in known["threads"]]
         sides.append(" ".join(bare(value) for values in known.values() for value in values[:2]) or "unknown")
     return sides[0] if sides[0] == sides[1] else f"{sides[0]} against {sides[1]}"
 
@@ -144,6 +144,25 @@ def summary(outcome: Outcome) -> str:
 
 def extra(outcome: Outcome) -> str:
     return _few(bare(key.cell) for key in outcome.extra)
+
+
+def mapped(outcome: Outcome) -> Iterator[str]:
+    """What --map compares, and what it leaves out."""
+    pairs = [pair for one in outcome.judged for pair in one.pairs if pair.renamed]
+    both = dict.fromkeys(f"{bare(p.base.key.method)} of BASE with {bare(p.new.key.method)} of NEW" for p in pairs)
+    models = dict.fromkeys(f"{bare(p.base.key.model)} with {bare(p.new.key.model)}" for p in pairs)
+    if pairs:
+        alike = all(pair.base.key.method == pair.new.key.method for pair in pairs)
+        yield f"--map compares {_few(models if alike else both)}."
+    for keys, side in zip(outcome.aside, ("BASE", "NEW")):
+        if keys:
+            yield f"--map leaves out cells of {side}: {_few(bare(key.cell) for key in keys)}."
+
+
+def method(one: Judged) -> str:
+    """The method; where --map compares two, as in ``gkv=rkv``."""
+    new = {pair.new.key.method for pair in one.pairs} - {one.key.method}
+    return "=".join((one.key.method, *sorted(new)))
 
 
 def _few(names: Iterable[str]) -> str:

@@ -14,8 +14,10 @@ from kvbench.compare.outcome import compare
 from kvbench.compare.planted import checks
 from kvbench.compare.policy import Policy, Rule
 from kvbench.compare.reading import read_runs
-from kvbench.compare.words import unused
+from kvbench.compare.tables import Comparison
+from kvbench.compare.words import mapped, unused
 from kvbench.errors import SetupError, UserError
+from kvbench.report.render import FORMATS
 from kvbench.store.identity import digest
 
 NONE = Policy()
@@ -40,6 +42,26 @@ def test_a_map_names_a_method_with_its_options() -> None:
     assert parse_map(["gkv=mine(window=8, sink=4)"]) == {"mine(window=8, sink=4)": "gkv"}
     with pytest.raises(UserError, match="write BASE=NEW"):
         parse_map(["gkv(window=8)"])
+
+
+def test_a_map_says_what_it_compares_and_what_it_leaves_out(side, rows) -> None:
+    """gkv of BASE stands against rkv of NEW; the other cells of these two methods are not compared."""
+    base = side("a", rows(SCORES, method="gkv"), rows(SCORES, method="rkv"))
+    new = side("b", rows(SCORES, method="gkv"), rows([0.0] * 8, method="rkv"))
+    found = compare(base, new, NONE, parse_map(["gkv=rkv"]))
+    assert found.exit_code == 5
+    said = ["--map compares gkv of BASE with rkv of NEW."]
+    assert [line.partition(": ")[0] for line in mapped(found)] == [
+        *said,
+        "--map leaves out cells of BASE",
+        "--map leaves out cells of NEW",
+    ]
+    table = json.loads(FORMATS["json"](Comparison.make(found)))
+    assert [cell["new_method"] for cell in table["tables"][0]["cells"]] == ["rkv"]
+    shown = FORMATS["text"](Comparison.make(found))
+    assert "gkv=rkv" in shown
+    assert said[0] in shown
+    assert not list(mapped(compare(base, base, NONE)))
 
 
 def test_a_mapped_method_permits_no_other_weights(side, rows) -> None:
