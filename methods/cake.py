@@ -20,8 +20,9 @@ first eviction left, chosen by the pooled attention of the newest query.
 `compat=reference` reproduces two more properties of the released code. While decoding, the cache stays in score order,
 so pooling runs over neighbours in rank. And with `cascade`, a layer is evicted as soon as the model has read the prompt
 in it, to its share of the budget among the layers read so far, and again after each further layer. Where an upper layer
-holds less than its budget, lower layers that were evicted before get the remainder: they keep less after the prompt,
-and grow to their budgets while decoding. Without `cascade`, every layer gets its final budget at once.
+holds less than its budget, the rest goes to the layers below. These were evicted before, and cannot get entries back:
+they hold less than their budgets after the prompt, and grow to them while decoding. Without `cascade`, every layer gets
+its final budget at once.
 """
 
 from __future__ import annotations

@@ -65,7 +65,10 @@ class _Windows(Listener):
         self.prompt, self.count = len(batch[0].prompt), -(-(len(batch[0].answer) - 1) // WINDOW)
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Compute the attention of the new queries, window by window. first: a multiple of WINDOW, as CHUNK is."""
+        """Hand the attention of the new queries to the analyses, window by window.
+
+        first: the first query's place in the answer; a multiple of WINDOW, since CHUNK is one.
+        """
         layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
             return

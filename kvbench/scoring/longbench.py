@@ -191,7 +191,7 @@ def _package(name: str) -> Any:
     except metadata.PackageNotFoundError:
         raise SetupError(f"scores of this LongBench set need the package {name}, which is missing. {how}") from None
     if version != wanted:
-        raise SetupError(f"scores of this LongBench set are those of {name} {wanted}, and {version} is here. {how}")
+        raise SetupError(f"scores of this LongBench set need {name} {wanted}; {version} is installed. {how}")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # jieba is old
         return importlib.import_module(name)

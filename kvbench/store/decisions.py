@@ -97,7 +97,7 @@ def read(folder: Path) -> Iterator[Decisions]:
 
 
 def _check_size(table: Any) -> None:
-    """Raise ValueError for lists of more than MOST bytes, each counted in every row that has it."""
+    """Raise ValueError if the lists of all rows together take more than MOST bytes; a shared list counts in each row."""
     import pyarrow.compute as pc
 
     size = 0

@@ -23,6 +23,11 @@ COMMANDS = {
     "show json": "show RUN --json",
     "show sample": "show RUN --sample DOC",
     "replay": "replay --run RUN --method knorm --budget 16 --interval 8 -q",
+    "compare": "compare results/base results/RUN --flips",
+    "compare replay": "compare results/RUN results/base --replay",
+    "compare save": "compare results/RUN --save results/RUN.json",
+    "audit compare": "audit --compare results/RUN -q",
+    "record": "record RUN -q",
     "dry run": "run --resume RUN --dry-run",
     "score": "score RUN -q",
     "score all": "score RUN --all -q",
@@ -31,9 +36,9 @@ COMMANDS = {
     "repair": "repair RUN",
     "report again": "report results/RUN --format json",
 }
-CODES = (0, 2, 3, 4)
+CODES = (0, 2, 3, 4, 5)
 # What every spoilt run is opened by; those in FULL are opened by all commands.
-FEW = ("report json", "show", "show sample", "dry run", "score", "resume", "repair")
+FEW = ("report json", "compare", "show", "show sample", "dry run", "score", "resume", "repair")
 FULL = ("plugin", "plugin-inside", "judge", "unsafe", "hub-model", "template", "task-file", "escapes", "segment-pipe")
 FULL = (*FULL, "report-link", "link-report.md", "link-run.json", "link-lock", "pipe-rows.parquet", "deep")
 

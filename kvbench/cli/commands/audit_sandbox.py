@@ -88,7 +88,7 @@ def _as_ordinary_user(corpus: Mapping[str, str]) -> Iterator[dict[str, Any]]:
             errors.seek(0)
             lines = errors.read().decode(errors="replace").strip().splitlines()
             raise OSError(
-                f"no attack could be run as an ordinary user: {lines[-1] if lines else 'no tier works there'}"
+                f"no attack could be run as an ordinary user: {lines[-1] if lines else 'no tier works for that user'}"
             )
 
 

@@ -115,11 +115,11 @@ class EvictingStore(Store, ABC):
 
     @abstractmethod
     def complete(self, batch: SlotBatch) -> None:
-        """Write the positions and initial column values of the rows appended since the last call."""
+        """Write the positions and initial column values of the entries appended since the last call."""
 
     @abstractmethod
     def rows(self, batch: SlotBatch) -> Rows:
-        """Return the batch's live rows."""
+        """Return the live entries of the batch, with their columns."""
 
     @abstractmethod
     def write(self, batch: SlotBatch, name: str, value: torch.Tensor) -> None:
@@ -127,7 +127,7 @@ class EvictingStore(Store, ABC):
 
     @abstractmethod
     def compact(self, batch: SlotBatch, keep: torch.Tensor) -> None:
-        """Drop in place all rows that the mask keep [b, Hk, n] does not keep."""
+        """Drop in place all entries that the mask `keep` [b, Hk, n] does not keep."""
 
 
 class SlotCache(ABC):
