@@ -97,7 +97,7 @@ def read(folder: Path) -> Iterator[Decisions]:
 
 
 def _check_size(table: Any) -> None:
-    """Raise ValueError if the lists of all rows together take more than MOST bytes; a shared list counts in each row."""
+    """Raise ValueError if the lists of all rows together exceed MOST bytes; a shared list counts in each row."""
     import pyarrow.compute as pc
 
     size = 0

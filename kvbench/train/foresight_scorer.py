@@ -49,7 +49,7 @@ class TrainedScorer:
 
     @classmethod
     def of(cls, scorer: Mapping[str, torch.Tensor], readings: Sequence[Sequence[Choice]]) -> TrainedScorer:
-        """Make a trained scorer, which takes raw inputs, trainable again: rewrite it for standardised inputs."""
+        """Make a trained scorer, which takes raw inputs, trainable again: rewrite it for normalised ones."""
         mean, deviation = moments({name: tuple(t.shape) for name, t in scorer.items()}, readings)
         start = dict(scorer) | {
             "w1": scorer["w1"] * deviation[..., None],
