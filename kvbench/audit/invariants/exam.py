@@ -161,7 +161,7 @@ class Exam:
         return self._bench(layout, (self.max_tokens + 1) * self.copies).run(self.requests)
 
     def full(self) -> Trial:
-        """Run all requests with the full cache; methods with the same budget have equal requests and share the result."""
+        """Run all requests with the full cache; methods of one budget have equal requests and share the result."""
         trials = self.subject.full
         if self.size not in trials:
             lengths = {"interval": INTERVAL, "slots": SLOTS, "max_tokens": self.max_tokens}
