@@ -113,7 +113,7 @@ def _policy(margin: str | None, gate: str | None, strict: bool) -> Policy:
 
 
 def _load(plugin: list[str] | None) -> None:
-    """Import plug-ins that the user names; a run's folder names none that is imported."""
+    """Import the plug-ins that the user names. Plug-ins that a run's folder names are never imported."""
     if plugin:
         from kvbench.config.plugins import load_plugins
 

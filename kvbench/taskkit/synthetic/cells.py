@@ -16,7 +16,7 @@ Knobs = walk.Knobs | chain.Knobs | lookup.Knobs
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A named setting of a task: one of its variants."""
+    """A variant of a synthetic task: its settings under a name. It is not a cell of a run's grid."""
 
     name: str
     task: str  # walk, chain or lookup

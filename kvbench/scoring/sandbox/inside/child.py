@@ -188,13 +188,13 @@ def _become(box: Any, sources: list[int], cpu: int, talks: bool) -> None:
 
 
 def ask() -> bytes | None:
-    """Return the next question, or None when there are no more."""
+    """Return the next request from the grader, or None when there are no more."""
     head = read(ASK, LENGTH.size)
     return read(ASK, *LENGTH.unpack(head)) if head else None
 
 
 def tell(answer: bytes) -> None:
-    """Answer a question. The first answer says that the harness is ready for questions."""
+    """Answer a request. The first answer says that the harness is ready for requests."""
     view = memoryview(LENGTH.pack(len(answer)) + answer)
     while view:
         view = view[os.write(TELL, view) :]
