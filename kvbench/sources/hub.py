@@ -90,7 +90,9 @@ def _offline() -> Iterator[None]:
 def ask(kind: Kind, name: str, revision: str | None) -> Answer:
     """Return the commit and files of a repository. Raises HubError."""
     if kind == "model" and not may_ask(name):
-        raise HubError("unnamed", PermissionError(f"{name} is not downloaded: only a run's folder names it, not the user"))
+        raise HubError(
+            "unnamed", PermissionError(f"only a run's folder names {name}, not the user; it is not downloaded")
+        )
     import huggingface_hub
 
     for attempt in range(TRIES):

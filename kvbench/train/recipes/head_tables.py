@@ -67,7 +67,7 @@ def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | Non
     shares = attention_shares(model, examples, tick)
     total = float(shares.sum())
     if total <= 0:
-        raise SetupError("no head of the model attends to the tokens that the answers are copied from; the table would be empty.")
+        raise SetupError("no head attends to the tokens that answers are copied from; the table would be empty.")
     return (shares / total).float()
 
 
