@@ -42,7 +42,6 @@ FORMATS: dict[str, Any] = {  # what the template calls
     "size": named,
     "number": "{:.3f}".format,
     "signed": "{:+.3f}".format,
-    "brief": lambda value: f"{round(value, 2) + 0.0:+.2f}",  # + 0.0 turns -0.0 into 0.0
     "whole": lambda value: f"{value:,.0f}" if value == value else "-",
     "percent": lambda value: f"{value:.0%}" if value == value else "-",
 }

@@ -39,6 +39,12 @@ class Difference:
     def sign(self) -> str:
         return SIGNS[self.verdict]
 
+    @property
+    def brief(self) -> str:
+        """The difference with two decimals, or with three where two would show 0."""
+        digits = 2 if abs(self.diff) >= 0.005 else 3
+        return f"{round(self.diff, digits) + 0.0:+.{digits}f}"  # + 0.0 turns -0.0 into 0.0
+
     def reversed(self) -> Difference:
         verdict = OPPOSITE.get(self.verdict, self.verdict)
         return Difference(-self.diff, -self.high, -self.low, self.p, verdict, self.questions)

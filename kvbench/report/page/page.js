@@ -18,24 +18,35 @@ function options(select, entries) {
 // ---- filters: an element with data-task (-method, -budget, -verdict) is hidden while another one is chosen
 
 const FILTERS = ["task", "method", "budget", "verdict"];
+const chosen = () => FILTERS.map((name) => [name, at(`by-${name}`).value]).filter(([, value]) => value);
+
+// Whether the choices hide what belongs to `own`, an object with a task, a method ... or only some of them.
+function hides(choices, own) {
+  return choices.some(([name, value]) => {
+    const belongs = own[name] === undefined || own[name] === value || (name === "budget" && own[name] === "-");
+    return !belongs;
+  });
+}
 
 function filter() {
-  const chosen = FILTERS.map((name) => [name, at(`by-${name}`).value]).filter(([, value]) => value);
+  const choices = chosen();
   for (const one of document.querySelectorAll(FILTERS.map((name) => `main [data-${name}]`).join())) {
-    one.hidden = chosen.some(([name, value]) => {
-      const own = one.dataset[name];
-      return own !== undefined && own !== value && !(name === "budget" && own === "-");
-    });
+    one.hidden = hides(choices, one.dataset);
   }
   const rows = [...document.querySelectorAll("#cells tbody tr")];
   const shown = rows.filter((row) => !row.closest("[hidden]")).length;
-  at("count").textContent = chosen.length ? `${shown} of ${rows.length} lines of the tables` : "";
+  at("count").textContent = choices.length ? `${shown} of ${rows.length} lines of the tables` : "";
 }
 
-at("filters").addEventListener("input", filter);
+function filterAll() {
+  filter();
+  list();
+}
+
+at("filters").addEventListener("input", filterAll);
 at("all").addEventListener("click", () => {
   at("filters").reset();
-  filter();
+  filterAll();
 });
 
 // ---- sorting: by number where a column has numbers, with the units of bytes
@@ -102,25 +113,76 @@ for (const kind of ["pointerover", "focusin"]) document.addEventListener(kind, h
 document.addEventListener("keydown", (event) => event.key === "Escape" && (at("tip").hidden = true));
 for (const cell of document.querySelectorAll("[data-tip]")) cell.tabIndex = 0;
 
-// ---- questions: every cell's answer to one question
+// ---- questions: every cell's answer to one question, compared with one of them, the reference
 
+const AFTER = 12; // most characters of a mark
 const named = (question) => `${question.task}: ${question.id}`;
+const opened = (question) => named(question) + (question.opening && ` – ${question.opening}`);
 const budgeted = (answer) => (answer.budget === "-" ? answer.method : `${answer.method} at ${answer.budget}`);
+const called = (answer) => budgeted(answer) + (data.runs > 1 ? `, run ${answer.run}` : "");
 
-function card(answer) {
+function reference({ answers }) {
+  return answers.find((answer) => called(answer) === at("against").value) ?? answers[0];
+}
+
+// Whether an answer's score differs from the reference's; an answer without a score differs from none.
+function differs({ headline }, answer, base) {
+  const [own, other] = [answer, base].map(({ scores }) => scores[headline]);
+  return own !== undefined && other !== undefined && own !== other;
+}
+
+// Whether the score of an answer that the filters leave differs from the reference's.
+function differing(question, choices) {
+  const base = reference(question);
+  return question.answers.some((answer) => !hides(choices, answer) && differs(question, answer, base));
+}
+
+// The length of the beginning that two texts share, in whole characters.
+function shared(a, b) {
+  let length = 0;
+  while (length < a.length && a[length] === b[length]) length += 1;
+  return /[\uD800-\uDBFF]$/.test(a.slice(0, length)) ? length - 1 : length;
+}
+
+function comparison(text, other, length, name) {
+  if (length < text.length && length < other.length) return `differs from ${name} from character ${length + 1} on`;
+  if (text.length === other.length) return `equal to ${name}`;
+  return text.length < other.length ? `ends where ${name} goes on` : `goes on where ${name} ends`;
+}
+
+// An answer's text with its heading. Beside the reference's text its beginning is dimmed as far as both are equal.
+function part(kind, answer, base) {
+  const [text, note] = answer[kind];
+  if (!text) return [];
+  const [other] = base[kind];
+  const compared = answer !== base && other;
+  const length = compared ? shared(text, other) : 0;
+  const [first] = compared ? text.slice(length).match(new RegExp(`^\\s*\\S{0,${AFTER}}`, "u")) : [""];
+  const pre = element("pre", "");
+  pre.append(
+    element("span", text.slice(0, length), { className: "same" }),
+    element("span", first, { className: "first" }),
+    text.slice(length + first.length),
+  );
+  const heading = compared ? `${kind}, ${comparison(text, other, length, called(base))}` : kind;
+  return [element("p", heading, { className: "label" }), pre, ...(note ? [element("p", note, { className: "label" })] : [])];
+}
+
+function card(question, answer, base) {
   const made = document.createElement("article");
-  made.dataset.method = answer.method;
-  made.dataset.budget = answer.budget;
+  if (answer === base) made.className = "base"; // stays beside every other, whatever the filters leave
+  else Object.assign(made.dataset, { method: answer.method, budget: answer.budget });
   const scores = Object.entries(answer.scores).map(([name, value]) => `${name.replace("_", " ")} ${+value.toFixed(3)}`);
   const ended = answer.stop === "length" ? "truncated" : answer.stop;
   const facts = [...scores, answer.tokens === null ? "" : `${answer.tokens} tokens`, ended];
   if (data.runs > 1) facts.push(`run ${answer.run}`);
   if (answer.status !== "ok") facts.push(answer.status, answer.note);
   made.append(element("h4", budgeted(answer)), element("p", facts.filter(Boolean).join(", "), { className: "facts" }));
-  if (answer.extracted) {
-    made.append(element("p", "extracted", { className: "label" }), element("pre", answer.extracted));
+  if (differs(question, answer, base)) {
+    made.className = "apart";
+    made.append(element("p", `≠ another score than ${called(base)}`, { className: "label apart" }));
   }
-  if (answer.output) made.append(element("p", "output", { className: "label" }), element("pre", answer.output));
+  made.append(...part("extracted", answer, base), ...part("output", answer, base));
   if (Object.hasOwn(data.kept, answer.key)) {
     const button = element("button", "Tokens kept", { type: "button" });
     button.addEventListener("click", () => look(answer.key));
@@ -131,13 +193,39 @@ function card(answer) {
 
 function ask() {
   const question = data.questions[at("question").value];
+  at("asked").hidden = !question;
+  if (!question) return;
+  const base = reference(question);
   at("asked-title").textContent = named(question);
   at("asked-withheld").hidden = !question.withheld;
   at("asked-withheld").textContent = question.withheld;
-  at("asked-prompt").hidden = !question.prompt;
-  at("asked-prompt").querySelector("pre").textContent = question.prompt;
-  at("answers").replaceChildren(...question.answers.map(card));
+  at("asked-prompt").hidden = !question.prompt[0];
+  at("asked-prompt").querySelector("pre").textContent = question.prompt.filter(Boolean).join("\n");
+  const others = question.answers.filter((answer) => answer !== base);
+  at("answers").replaceChildren(...[base, ...others].map((answer) => card(question, answer, base)));
   filter();
+  for (const mark of document.querySelectorAll("#answers .first")) {
+    mark.parentElement.scrollTop = mark.offsetTop - mark.parentElement.clientHeight / 2;
+  }
+}
+
+// Lists the questions that the filters leave, and shows the one that was shown, or the first.
+function list() {
+  if (!data.questions.length) return;
+  const choices = chosen();
+  const places = [...data.questions.keys()].filter((place) => {
+    const question = data.questions[place];
+    if (choices.some(([name, value]) => name === "task" && !question.titles.includes(value))) return false;
+    return !at("differing").checked || differing(question, choices);
+  });
+  const before = at("question").value;
+  options(at("question"), places.map((place) => {
+    const question = data.questions[place];
+    return [place, `${differing(question, choices) ? "≠ " : ""}${opened(question)}`];
+  }));
+  if (places.map(String).includes(before)) at("question").value = before;
+  at("asked-count").textContent = `${places.length} of ${data.questions.length}`;
+  ask();
 }
 
 function move(by) {
@@ -147,11 +235,14 @@ function move(by) {
 }
 
 if (data.questions.length) {
-  options(at("question"), data.questions.map((question, place) => [place, named(question)]));
+  const names = new Set(data.questions.flatMap(({ answers }) => answers.map(called)));
+  options(at("against"), [...names].map((name) => [name, name]));
   at("question").addEventListener("input", ask);
+  at("against").addEventListener("input", list);
+  at("differing").addEventListener("input", list);
   at("before").addEventListener("click", () => move(-1));
   at("after").addEventListener("click", () => move(1));
-  ask();
+  list();
 }
 
 // ---- tokens: what one head holds after an eviction
@@ -229,7 +320,7 @@ function showTokens() {
 }
 
 if (recorded.length) {
-  options(at("kept-question"), recorded.map(({ question }, place) => [place, named(question)]));
+  options(at("kept-question"), recorded.map(({ question }, place) => [place, opened(question)]));
   at("kept-question").addEventListener("input", chooseQuestion);
   at("kept-answer").addEventListener("input", chooseAnswer);
   at("kept-layer").addEventListener("input", chooseLayer);

@@ -24,9 +24,8 @@ def shown(text: str) -> str:
     return "".join(part if part in "\n\t" else terminal.clean(part) for part in _BREAKS.split(hidden))
 
 
-def cut(text: str, where: str) -> str:
-    """At most MOST bytes of a text, and where the rest is."""
+def cut(text: str, where: str) -> tuple[str, str]:
+    """At most MOST bytes of a text, and a note on where the rest is; no note for a text that is whole."""
     data = shown(text).encode()
-    if len(data) <= MOST:
-        return data.decode()
-    return f"{data[:MOST].decode(errors='ignore')}\n[cut: {len(data)} bytes in all, {where}]"
+    note = f"[cut: {len(data)} bytes in all, {where}]" if len(data) > MOST else ""
+    return data[:MOST].decode(errors="ignore"), note

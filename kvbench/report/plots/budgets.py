@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbench.report.plots import style
+from kvbench.report.plots.captions import panels
 from kvbench.report.plots.curves import axis, curves
 from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.points import only
@@ -21,7 +22,10 @@ BESIDE = 1.25  # how much of the axis lies beside the first and the last budget,
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A field of points with its error bars, and the words for it. `low`, `high`: fields; empty without error bars."""
+    """A field of points with its error bars, and the words for it. `low`, `high`: fields; empty without error bars.
+
+    `shows`, `bands`, `more`: the caption's words for the values, for the error bars, and for what to know besides.
+    """
 
     name: str
     title: str
@@ -29,7 +33,9 @@ class Measure:
     field: str
     low: str = ""
     high: str = ""
-    about: str
+    shows: str
+    bands: str
+    more: str = ""
     form: str = ""  # of numbers at the axis; empty: as many digits as they need
     together: bool = True  # all panels share the axis of y
     about_missing: str
@@ -66,7 +72,7 @@ def against_budgets(measure: Measure, points: Sequence[Point], methods: Sequence
         rules = [p | {"kind": "rule"} for p in known if _unbudgeted(p) and p["panel"] in there]
         other = sum(p[unit.field] is None and not _unbudgeted(p) for p in known)
         title = f"{measure.title} {unit.title}"
-        caption = " ".join(_caption(measure, at, rules, len(points) - len(known), other))
+        caption = " ".join(_caption(measure, unit, at, rules, len(points) - len(known), other))
         yield Figure(f"{measure.name}-{unit.suffix}", title, caption, _spec(measure, unit, title, at, rules, methods))
 
 
@@ -74,9 +80,13 @@ def _unbudgeted(point: Point) -> bool:
     return point["budget"] is None and point["budget_share"] is None
 
 
-def _caption(measure: Measure, at: Sequence[Point], rules: Sequence[Point], missing: int, other: int) -> Iterator[str]:
-    yield measure.about
-    yield f"n: questions. {APART}"
+def _caption(
+    measure: Measure, unit: _Unit, at: Sequence[Point], rules: Sequence[Point], missing: int, other: int
+) -> Iterator[str]:
+    yield f"{measure.shows} against {unit.axis}, {panels([*at, *rules])}; {measure.bands}."
+    if measure.more:
+        yield measure.more
+    yield APART
     if rules:
         yield RULE.format(methods=", ".join(distinct(rules, "method")))
     if missing:

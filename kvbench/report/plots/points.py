@@ -54,6 +54,7 @@ def _point(table: TaskTable, cell: ScoreCell, rows: Rows, edge: Sequence[ScoreCe
         "panel": _panel(table),
         "frontier": any(cell is one for one in edge),
         "task": table.task,
+        "model": " and ".join(sorted(rows.values("model"))),
         "group": table.group,
         "method": cell.method + " *" * cell.marked,
         "cell": " ".join(filter(None, (cell.method + " *" * cell.marked, _budget(cell)))),
