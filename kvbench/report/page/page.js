@@ -145,7 +145,7 @@ function shared(a, b) {
 }
 
 function comparison(text, other, length, name) {
-  if (length < text.length && length < other.length) return `differs from ${name} from character ${length + 1} on`;
+  if (length < text.length && length < other.length) return `differs from ${name} at character ${length + 1}`;
   if (text.length === other.length) return `equal to ${name}`;
   return text.length < other.length ? `ends where ${name} goes on` : `goes on where ${name} ends`;
 }
@@ -224,7 +224,8 @@ function list() {
     return [place, `${differing(question, choices) ? "≠ " : ""}${opened(question)}`];
   }));
   if (places.map(String).includes(before)) at("question").value = before;
-  at("asked-count").textContent = `${places.length} of ${data.questions.length}`;
+  const all = data.questions.length;
+  at("asked-count").textContent = places.length ? `${places.length} of ${all}` : `None of the ${all} questions is left.`;
   ask();
 }
 

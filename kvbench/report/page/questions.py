@@ -3,8 +3,9 @@
     chosen = read(report, tables)
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
-A page holds few questions, at most MOST_BYTES of text. Questions with recorded decisions come first, then those whose
-scores differ most between cells, then the others in the task's order. Of gated tasks a page shows ids and scores only.
+A page holds few questions, at most MOST_BYTES of text. Questions with recorded decisions come first, then questions on
+which some cell scores unlike the first cell, then those whose scores differ most between cells, then the others in the
+task's order. Of gated tasks a page shows ids and scores only.
 """
 
 from __future__ import annotations
@@ -74,27 +75,35 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
     capped = "" if len(found) == every else f", at most {MOST_BYTES // 1000} KB of text in all"
     note = (
         f"{len(found)} of {len(asked)} questions: at most {MOST_QUESTIONS} per task{capped}, those with recorded "
-        "decisions first, then those on which the cells' scores differ most. Of several samples the first is shown. "
+        "decisions first, then for each cell a question on which it scores unlike the first cell, then those on which "
+        "scores differ most. Of several samples the first is shown. "
         "'kvbench show RUN --sample ID' prints any other."
     )
     return Questions(found, note)
 
 
 def chosen(scored: Scored, recorded: set[tuple[str, str]]) -> list[str]:
-    """The questions of a task to show, the most telling first."""
-    lows: dict[str, float] = {}
-    highs: dict[str, float] = {}
-    for cell in scored.cells.values():
-        for question, samples in cell.items():
-            mean = sum(samples) / len(samples)
-            lows[question] = min(mean, lows.get(question, mean))
-            highs[question] = max(mean, highs.get(question, mean))
+    """The questions of a task to show, in order.
 
-    def order(question: str) -> tuple[Any, ...]:
-        first = (scored.table.task, question) not in recorded
-        return first, round(lows[question] - highs[question], 9), natural(question)
-
-    return sorted(lows, key=order)[:MOST_QUESTIONS]
+    After those with recorded decisions, every cell that scores unlike the first cell on some question gets such a
+    question. The first cell is the full cache's where it was run.
+    """
+    means = [{q: sum(samples) / len(samples) for q, samples in cell.items()} for cell in scored.cells.values()]
+    asked: dict[str, list[float]] = {}
+    unlike: dict[str, set[int]] = {}  # the cells, by their place
+    for place, cell in enumerate(means):
+        for question, mean in cell.items():
+            asked.setdefault(question, []).append(mean)
+            if mean != means[0].get(question, mean):
+                unlike.setdefault(question, set()).add(place)
+    ordered = sorted(asked, key=lambda q: (round(min(asked[q]) - max(asked[q]), 9), natural(q)))
+    picked = [q for q in ordered if (scored.table.task, q) in recorded]
+    missing = set[int]().union(*unlike.values()).difference(*(unlike.get(q, ()) for q in picked))
+    while missing and len(picked) < MOST_QUESTIONS:
+        best = max((q for q in ordered if q in unlike), key=lambda q: len(unlike[q] & missing))
+        picked.append(best)
+        missing -= unlike[best]
+    return list(dict.fromkeys([*picked, *ordered]))[:MOST_QUESTIONS]
 
 
 def _in_turn(wanted: dict[str, list[str]]) -> Iterator[tuple[str, str]]:

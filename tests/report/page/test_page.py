@@ -103,6 +103,16 @@ def test_questions_with_decisions_come_first_then_those_that_differ(run: Path, p
     assert "24 of 40 questions: at most 12 per task" in page(run)
 
 
+def test_a_cell_s_only_flip_is_on_the_page(make_run: Callable, rows: Callable, page: Page) -> None:
+    """random fails everywhere, so every question differs as much; gkv fails on one of 40, full on another."""
+    scores = {"full": [float(n != 33) for n in range(40)], "gkv": [float(n != 31) for n in range(40)]}
+    cells = [rows(name, None if name == "full" else 48, of) for name, of in scores.items()]
+    run = make_run("r", *cells, rows("random", 48, [0.0] * 40), rows("h2o", 48, scores["full"]))
+    shown = [q["id"] for q in data(page(run))["questions"]]
+    assert shown[:3] == ["q31", "q0", "q1"]
+    assert len(shown) == questions.MOST_QUESTIONS
+
+
 def test_a_question_opens_with_the_words_that_its_task_s_prompts_do_not_share() -> None:
     prompts = {"walk": ["Find it.\nNow 12 is", "Find it.\nNow 17\n is"], "one": ["Only one"], "same": ["Equal"] * 2}
     asked = [{"task": task, "prompt": (text, "")} for task, texts in prompts.items() for text in texts]
