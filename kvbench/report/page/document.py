@@ -35,7 +35,7 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-FORMATS: dict[str, Any] = {  # what the template calls
+FORMATS: dict[str, Any] = {  # functions and constants of the template
     "lines": blocks.lines,
     "verdict_in": blocks.verdict_in,
     "verdicts": blocks.VERDICTS,

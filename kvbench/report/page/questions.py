@@ -1,4 +1,4 @@
-"""Questions with their answers, side by side for all cells: the ones on which the cells differ most.
+"""The questions that a page shows, with the answers of all cells.
 
     chosen = read(report, tables)
     chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
@@ -41,7 +41,7 @@ SCORES = ("score", "score_partial", "score_strict")
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What the page shows of a run's questions. `note`: the cap, or why there are none."""
+    """What the page shows of a run's questions. `note`: how they were chosen, or why there are none."""
 
     questions: list[dict[str, Any]]
     note: str
@@ -83,10 +83,10 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
 
 
 def chosen(scored: Scored, recorded: set[tuple[str, str]]) -> list[str]:
-    """The questions of a task to show, in order.
+    """Return the questions of a task to show, in order.
 
-    After those with recorded decisions, every cell that scores unlike the first cell on some question gets such a
-    question. The first cell is the full cache's where it was run.
+    Questions with recorded decisions come first. Then every cell that somewhere scores unlike the first cell, which is
+    the full cache's where it was run, gets a question on which it does. The widest differences come last.
     """
     means = [{q: sum(samples) / len(samples) for q, samples in cell.items()} for cell in scored.cells.values()]
     asked: dict[str, list[float]] = {}
@@ -136,7 +136,7 @@ def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame
 
 
 def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A question as the page's data have it."""
+    """Return a question in the form of the page's data."""
     gated = is_gated(task)
     prompt = next((text for text in rows["prompt"] if isinstance(text, str)), None)
     withheld = gated or prompt is None

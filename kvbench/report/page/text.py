@@ -17,7 +17,7 @@ _BREAKS = re.compile(r"([\n\t])")
 
 @functools.lru_cache(1 << 14)  # names repeat; `html` clears it, since secrets are those of the environment
 def shown(text: str) -> str:
-    """A text with its line ends and tabs."""
+    """Return a text without secrets, control and direction characters; line ends and tabs stay."""
     hidden = redact_text(text)
     if hidden.isascii() and hidden.replace("\n", "").isprintable():
         return hidden

@@ -1,4 +1,4 @@
-"""Figures against the budget: a line with a band for each method, cells without a budget as rules."""
+"""Figures against the budget: a line with a band for each method, and a horizontal line for a cell without a budget."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from kvbench.report.plots.points import only
 RULE = "A horizontal line: {methods}, without a budget."
 APART = "Points of one budget are set apart sideways, so that no bar hides another."
 MARKED = "*: generated entries are not bounded by the budget."
-CROWDED, STEP = 0.35, 0.05  # of the distance between two budgets, at most taken by points of one; between two points
+CROWDED = 0.35  # most share of the distance between two budgets that the points of one budget take
+STEP = 0.05  # most distance between two points of one budget, in doublings of the budget
 BESIDE = 1.25  # how much of the axis lies beside the first and the last budget, as a factor
 
 
@@ -134,7 +135,7 @@ def _axis(unit: _Unit, budgets: Sequence[float]) -> Spec:
 
 
 def _apart(at: Sequence[Point]) -> list[Point]:
-    """The points with `x` moved by the place of their method among the methods."""
+    """The points with `x` moved sideways, by the same factor for all points of a method."""
     methods = sorted(distinct(at, "method"))
     logs = [math.log2(budget) for budget in sorted(distinct(at, "x"))]
     room = min((b - a for a, b in itertools.pairwise(logs)), default=0.5) * CROWDED

@@ -30,7 +30,7 @@ def points(report: ScoreReport) -> list[Point]:
 
 
 def only(points: Sequence[Point], *fields: str) -> list[Point]:
-    """The points with these fields and those that say what a point is; fields without a value are left out."""
+    """The points with the fields of IDENTITY and these; fields without a value are left out."""
     return [{f: p[f] for f in (*IDENTITY, *fields) if p.get(f) is not None} for p in points]
 
 
