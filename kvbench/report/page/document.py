@@ -1,4 +1,4 @@
-"""Renders a report as one HTML file: `page.html` with `page.css` and `page.js` inline.
+"""Renders a report as one HTML file: `page.html` with `page.css` and the scripts inline.
 
     write(report, Path("report.html"))
 
@@ -35,6 +35,7 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
+SCRIPTS = ("page.js", "questions.js", "tokens.js")  # one script on the page, in this order
 FORMATS: dict[str, Any] = {  # functions and constants of the template
     "lines": blocks.lines,
     "verdict_in": blocks.verdict_in,
@@ -54,7 +55,8 @@ def html(report: ScoreReport) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    script, style, source = (_file(f"page.{kind}") for kind in ("js", "css", "html"))
+    script = "\n".join(map(_file, SCRIPTS))
+    style, source = _file("page.css"), _file("page.html")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_clean, trim_blocks=True, lstrip_blocks=True
     )

@@ -138,7 +138,7 @@ def test_answers_that_flip_are_found_and_show_where_they_part(
     choose(window, "by-task", "gpqa_diamond")
     assert window.run(listed) == ["gpqa_diamond: q0"]
     window.run("document.getElementById('differing').click()")
-    assert shown(window, "#asked-count") == ["None of the 5 questions is left."]
+    assert shown(window, "#asked-count") == ["None of the 5 questions on this page fits."]
     assert not shown(window, "#asked")
     assert window.complaints() == []
 
