@@ -522,7 +522,9 @@ def test_the_same_command_gives_the_same_files(session, folder):
     assert len(session["again"].out.splitlines()) == 1
     written = {path.name for path in (folder / "three").iterdir()}
     assert written >= {"density.svg", "density.csv", "tokens.html", "tokens.parquet", "retention-ratio.svg"}
-    for name in written - {"analyses.json"}:  # holds the command
+    captions = (folder / "three" / "captions.txt").read_text()
+    assert all(captions.count(f"{name}\n") == 1 for name in written if name.endswith(".pdf"))
+    for name in written - {"analyses.json", "captions.txt"}:  # these name all analyses of the command
         assert (folder / "two" / name).read_bytes() == (folder / "three" / name).read_bytes()
 
 
