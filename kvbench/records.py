@@ -1,4 +1,4 @@
-"""Frozen records that cross layers: requests of a run to the engine, and the engine's answers. No torch."""
+"""Frozen records that the runner and the engine exchange: requests, and finished samples. No torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FollowUp:
 
 
 class Conversation(Protocol):
-    """The turns of a request after its first."""
+    """Gives the inputs of a request's turns after the first, one by one."""
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
         """The next input after these answers, or None at the end of the conversation."""

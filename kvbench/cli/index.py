@@ -76,7 +76,7 @@ COMMANDS = {
 
 
 def load(name: str, group: type[Any]) -> Any:
-    """A command from its module; `group` is the class of commands that have commands of their own."""
+    """A command from its module; `group`: the class of a command with subcommands."""
     file, _, member = COMMANDS[name].where.partition(".")
     module = importlib.import_module(f"kvbench.cli.commands.{file}")
     command = getattr(module, member)

@@ -45,7 +45,7 @@ class RunPlan:
 
     @classmethod
     def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
-        """Read all inputs and plan every cell. before: the record of a run of this name. Raises KVBenchError."""
+        """Read all inputs and plan every cell. before: an earlier run's record. Raises KVBenchError."""
         device = pick_device(config.device)
         dtype = pick_dtype(config.dtype, device)
         check_attn(config.attn, device, dtype)

@@ -88,8 +88,8 @@ class TaskWork:
     ) -> TaskWork:
         """Load documents and render prompts. Raises SetupError if data are missing.
 
-        Raises UserError without a chat template (B049), for --max-new-tokens beyond the model's context (B032), and for
-        a query-agnostic run of documents that have no context.
+        Raises UserError without a chat template, for --max-new-tokens beyond the model's context, and for a
+        query-agnostic run of documents that have no context.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style or task.prompt_styles[0]

@@ -77,7 +77,7 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
 
 
 def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
-    """The stored columns whose repeated values are read once, so that a small file stays small."""
+    """The stored columns whose repeated values are kept once, so that a small file stays small in memory."""
     import pyarrow as pa
 
     return [field.name for field in schema if field.name in stored.names and pa.types.is_dictionary(field.type)]

@@ -50,9 +50,13 @@ def audit(
     ] = None,
     parity: Annotated[Text, plain("--parity", "Compare with decisions recorded from the papers' code.", "DIR")] = None,
     sandbox: Annotated[Text, plain("--sandbox", "Run hostile programs in the sandbox.", "DIR")] = None,
-    throughput: Annotated[bool, plain("--throughput", "With --sandbox: also how fast programs are graded.")] = False,
+    throughput: Annotated[
+        bool, plain("--throughput", "With --sandbox: also measure how fast programs are graded.")
+    ] = False,
     scorers: Annotated[Text, plain("--scorers", "Compare with recorded official scores.", "DIR")] = None,
-    compare: Annotated[Text, plain("--compare", "Plant faults in a copy of a run, to be caught.", "RUN")] = None,
+    compare: Annotated[
+        Text, plain("--compare", "Plant faults in a copy of a run; 'kvbench compare' must catch each.", "RUN")
+    ] = None,
     json: Document = False,
     quiet: Annotated[bool, plain("--quiet -q", "No progress.")] = False,
 ) -> int:

@@ -45,7 +45,9 @@ AnyTasks = Annotated[
     list[str] | None,
     typer.Argument(metavar="[TASK...]", help="Tasks, groups or patterns. Default: all.", show_default=False),
 ]
-Folder = Annotated[str | None, plain("--data", "Look here. Default: KVBENCH_DATA, bundled, hub.", "DIR")]
+Folder = Annotated[
+    str | None, plain("--data", "Folder to look in. Default: KVBENCH_DATA, else bundled files, else the hub.", "DIR")
+]
 Target = Annotated[str | None, plain("--out", "Folder to put them into. Default: KVBENCH_DATA, else data.", "DIR")]
 
 
@@ -100,7 +102,7 @@ def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: 
     problems.stop()
     for name, manifest in named.items() if not quiet else ():
         if manifest is None:
-            terminal.note(f"task {quote(name)} makes its own data.")
+            terminal.note(f"task {quote(name)} generates its data; nothing is downloaded.")
         elif manifest.gated:
             terminal.note(f"{quote(manifest.hub)} is gated: its terms have to be accepted on its page.")
     return {name: manifest for name, manifest in named.items() if manifest is not None}
@@ -150,7 +152,7 @@ def check(
         _print(rows)
     if bad and tasks:
         named = ", ".join(f"{row['task']} ({row['state']})" for row in bad)
-        raise SetupError(f"data of {len(bad)} of {len(rows)} tasks are not here as they should be: {named}.")
+        raise SetupError(f"data of {len(bad)} of {len(rows)} tasks are missing or wrong: {named}.")
 
 
 @app.command("path", epilog=PATH)

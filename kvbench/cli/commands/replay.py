@@ -170,7 +170,7 @@ def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems
                     names = ",".join(kind.name for kind in kinds)
                     option = f"--{key.replace('_', '-')}"
                     raise UserError(
-                        f"{option} cannot be given with --analysis {names}: only the full cache is looked at."
+                        f"{option} cannot be given with --analysis {names}: these analyses use the full cache only."
                     )
         return kinds
     return []

@@ -48,11 +48,13 @@ TABLE_SAMPLES = 32
 def train(
     kind: Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(NAMES)}.")],
     out: Annotated[str, plain("--out", "Folder for the files.", "DIR")],
-    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Folder, hub name, or tiny.")] = TINY,
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Model: folder, hub name, or tiny (built in).")
+    ] = TINY,
     data: Annotated[
         Text, plain("--data", "JSON lines with a field 'question'. Default: built-in tasks.", "FILE")
     ] = None,
-    samples: Annotated[Text, plain("--samples", "Texts to read, or questions to ask.", "N")] = None,
+    samples: Annotated[Text, plain("--samples", "Number of texts to read, or of questions to ask.", "N")] = None,
     steps: Annotated[Text, plain("--steps", "Optimiser steps.", "N")] = None,
     lr: Annotated[Text, plain("--lr", "Peak learning rate.", "X")] = None,
     batch: Annotated[Text, plain("--batch", "Answers per step.", "N")] = None,

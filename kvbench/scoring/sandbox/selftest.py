@@ -84,7 +84,7 @@ def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
             with _scene(limits) as values, Box(tier, limits, plan=alone) as box:
                 problems += _run(box, escapes.NAMESPACES, values)
                 if _left_segment(values["key"]):
-                    problems.append("the box alone: shares System V memory")
+                    problems.append("the box alone: the program shares System V memory with other processes")
     except BoxError as error:
         problems.append(str(error))
     except OSError as error:

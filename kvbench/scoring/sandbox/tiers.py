@@ -35,7 +35,7 @@ _PROBE_SECONDS = 10.0  # for a container service to answer
 
 
 class Tier(ABC):
-    """One way to start a box."""
+    """One way to isolate programs: starts a box and says how a program in it is locked down."""
 
     name: ClassVar[str]  # the value of the row column `sandbox_tier`
     shared: ClassVar[bool] = False  # one box serves many programs, because it starts slowly
