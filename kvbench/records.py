@@ -70,7 +70,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Measured use of one sample. Entries are per layer and KV head, averaged over both (evicting layers only)."""
+    """Measured use of one sample. Numbers of entries are means over the evicting layers and their KV heads."""
 
     prompt_tokens: int
     output_tokens: int

@@ -30,7 +30,7 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
     with problems.collect():
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
             asked = f"--max-new-tokens {config.max_new_tokens}"
-            raise UserError(f"a prompt and {asked} are above the model's context of {context} tokens.")
+            raise UserError(f"{asked} and a prompt exceed the model's context of {context} tokens; give fewer.")
     _check_budgets(config, context, (model and model.group) or 1, problems)
     with problems.collect():
         _check_data(config, problems)

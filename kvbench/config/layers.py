@@ -148,7 +148,7 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
 
 
 class _Lines:
-    """Finds the line of a key, which tomllib does not report: the `index`-th table of a name, then ``key =``."""
+    """Finds the line of a TOML key, which tomllib does not report: the `index`-th table of a name, then the key."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name

@@ -38,11 +38,15 @@ def count(raw: object) -> int:
 class Settings:
     """The settings of a run. None leaves a setting to the task's default (`GenSpec`), "auto" to the engine."""
 
-    task_file: str | None = what(None, text, "A task of your own: JSONL with question and answer.", metavar="FILE")
+    task_file: str | None = what(
+        None, text, "A task of your own: a JSONL file with questions and answers.", metavar="FILE"
+    )
     plugin: tuple[str, ...] = what(
         (), files, "Python file with methods or tasks of your own; repeatable.", metavar="FILE"
     )
-    model: str = what("tiny", text, "Folder or hub name. Default: tiny, the built-in model.", metavar="MODEL")
+    model: str = what(
+        "tiny", text, "Model: a folder or a hub name. Default: tiny, the built-in model.", metavar="MODEL"
+    )
     revision: str | None = what(None, text, "Commit or tag of a hub model.", metavar="REV")
 
     limit: int | None = how_much(None, count, "Only the first N questions of each task.")
@@ -51,7 +55,7 @@ class Settings:
     seed: int = how_much(0, whole(0, 2**64 - 1), "Seed of all random numbers. Default: 0.")
 
     temperature: float | None = sampling(
-        None, number("a finite number >= 0", lambda x: x >= 0), "0 is greedy.", metavar="X"
+        None, number("a finite number >= 0", lambda x: x >= 0), "Temperature of sampling; 0 is greedy.", metavar="X"
     )
     top_p: float | None = sampling(
         None,
@@ -82,7 +86,7 @@ class Settings:
         None, text, "Folder with task data. Default: KVBENCH_DATA, else bundled files, else the hub.", metavar="DIR"
     )
     data_revision: str | None = prompts(
-        None, text, "Commit or branch of the hub's data sets, in place of the pinned one.", metavar="REV"
+        None, text, "Commit or branch of data sets on the hub, instead of the pinned commit.", metavar="REV"
     )
     allow_data_mismatch: bool = prompts(
         False, flag, "Accept data with other rows or ids than expected; the run's record states the difference."
@@ -135,8 +139,13 @@ class Settings:
         "full: evict once the prompt is read. chunked: after every chunk, in bounded memory. Default: full.",
         metavar="HOW",
     )
-    device: str = engine("auto", text, "auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE")
-    dtype: str = engine("auto", choice(*DTYPES), "auto, float32, bfloat16, float16. Default: auto.", metavar="DTYPE")
+    device: str = engine("auto", text, "Device: auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE")
+    dtype: str = engine(
+        "auto",
+        choice(*DTYPES),
+        "Number type of weights and cache: auto, float32, bfloat16, float16. Default: auto.",
+        metavar="DTYPE",
+    )
     attn: Literal["sdpa", "flash"] = engine(
         "sdpa",
         choice("sdpa", "flash"),

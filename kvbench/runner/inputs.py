@@ -87,7 +87,7 @@ def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any,
 
 
 def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
-    """Tokenizer and configuration, from a folder or the hub."""
+    """Read the model's tokenizer and configuration, from a folder or the hub."""
     transformers.logging.set_verbosity_error()
     if Path(where).is_dir():
         models.check_tokenizer(config.model, Path(where))

@@ -129,7 +129,7 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """The model's shape from its configuration; an estimate, with a notice, if only loaded weights show the layers."""
+    """The model's shape from its configuration; if only loaded weights tell the layers, an estimate and a notice."""
     try:
         return read_shape(inputs.config)
     except ProbeFailed:

@@ -218,8 +218,8 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
     notes = []
     if lengths and config.max_new_tokens and max(lengths) + config.max_new_tokens > context:
         raise UserError(
-            f"prompt (up to {max(lengths)} tokens) + --max-new-tokens {config.max_new_tokens} is above the model's "
-            f"context of {context}."
+            f"--max-new-tokens {config.max_new_tokens} and a prompt of {max(lengths)} tokens exceed the model's "
+            f"context of {context} tokens; give fewer."
         )
     if lengths and max(lengths) + spec.max_new_tokens > context:
         notes.append(

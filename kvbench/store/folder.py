@@ -95,7 +95,7 @@ class RunFolder:
         return done
 
     def journal(self) -> Journal:
-        """A journal segment of this process."""
+        """A new journal segment, for this process."""
         before = len(self.done_keys()) if self._done_before is None else self._done_before
         return Journal(self.path, rows_before=before)
 

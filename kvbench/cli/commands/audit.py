@@ -40,7 +40,9 @@ EPILOG = """Examples:
 def audit(
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD", help="Methods to check; A+B: A on the prompt, B after.", show_default=False),
+        typer.Argument(
+            metavar="METHOD", help="Methods to check; A+B: A evicts the prompt, B generated tokens.", show_default=False
+        ),
     ] = None,
     every: Annotated[bool, plain("--all", "Check every method.")] = False,
     method_opt: Annotated[Texts, plain("--method-opt", "An option of a method.", "[METHOD.]NAME=VALUE")] = None,

@@ -48,7 +48,7 @@ AnyTasks = Annotated[
 Folder = Annotated[
     str | None, plain("--data", "Folder to look in. Default: KVBENCH_DATA, else bundled files, else the hub.", "DIR")
 ]
-Target = Annotated[str | None, plain("--out", "Folder to put them into. Default: KVBENCH_DATA, else data.", "DIR")]
+Target = Annotated[str | None, plain("--out", "Folder for the data. Default: KVBENCH_DATA, else data.", "DIR")]
 
 
 @app.command("fetch", epilog=FETCH)

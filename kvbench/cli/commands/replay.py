@@ -58,21 +58,21 @@ LIMIT = "64"  # answers per task
 
 Methods = Annotated[
     list[str] | None,
-    plain("--method -m", "Methods, repeatable or with commas; all: every one that can run.", "NAME"),
+    plain("--method -m", "Methods, repeatable or with commas; all: every method that can run.", "NAME"),
 ]
 Run = Annotated[
     str | None,
     plain(
         "--run",
-        "Answers that the full cache wrote in this run, instead of new ones; model and tasks are the run's.",
+        "Read the answers that the full cache wrote in this run, instead of new ones; model and tasks are the run's.",
         "RUN",
     ),
 ]
-Limit = Annotated[str | None, plain("--limit", f"Answers of each task. Default: {LIMIT}.", "N")]
-Folder = Annotated[str | None, plain("--out", "Write tables (CSV, Parquet), plots and JSON there.", "DIR")]
+Limit = Annotated[str | None, plain("--limit", f"Number of answers per task. Default: {LIMIT}.", "N")]
+Folder = Annotated[str | None, plain("--out", "Folder for tables (CSV, Parquet), figures and JSON.", "DIR")]
 Analyses = Annotated[
     list[str] | None,
-    plain("--analysis", "Instead of the comparison: analyses (below), repeatable or with commas.", "NAME"),
+    plain("--analysis", "Analyses to make instead of the comparison (see below), repeatable or with commas.", "NAME"),
 ]
 Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answer to this question.", "ID")]
 

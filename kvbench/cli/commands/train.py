@@ -47,7 +47,7 @@ TABLE_SAMPLES = 32
 
 def train(
     kind: Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(NAMES)}.")],
-    out: Annotated[str, plain("--out", "Folder for the files.", "DIR")],
+    out: Annotated[str, plain("--out", "Folder for the trained weights, or the table.", "DIR")],
     model: Annotated[
         str, typer.Option("--model", metavar="MODEL", help="Model: folder, hub name, or tiny (built in).")
     ] = TINY,
@@ -61,7 +61,7 @@ def train(
     opt: Annotated[Texts, plain("--opt", "A setting of the recipe; repeatable.", "NAME=VALUE")] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
-    plot: Annotated[Text, plain("--plot", "Also draw the training log there, SVG and PDF.", "DIR")] = None,
+    plot: Annotated[Text, plain("--plot", "Folder for figures of the training log, SVG and PDF.", "DIR")] = None,
     json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
     quiet: Annotated[bool, plain("--quiet -q", "No progress, no table.")] = False,
 ) -> None:
