@@ -71,7 +71,7 @@ _OPTIONS = [
         metavar="N",
         short="-b",
     ),
-    _option("task", Texts, "Tasks, repeatable or with commas.", _WHAT, metavar="NAME", short="-t"),
+    _option("task", Texts, "Names of tasks, repeatable or with commas.", _WHAT, metavar="NAME", short="-t"),
     _option("method_opt", Texts, "An option of a method; repeatable.", _WHAT, metavar="[METHOD.]NAME=VALUE"),
     *map(_of_setting, settings.SETTINGS),
     _option("suite", Text, "Suite: demo, smoke, baselines, or a TOML file.", _WHAT, metavar="NAME"),
@@ -94,7 +94,7 @@ _OPTIONS = [
     ),
     _option("take_over", bool, "Take over a run that a process on another host has locked.", _RESULTS, default=False),
     _option("json", bool, "Last line of stdout is one JSON document.", default=False),
-    _option("quiet", bool, "No progress, no tables.", short="-q", default=False),
+    _option("quiet", bool, "Print no progress and no tables.", short="-q", default=False),
     _option("verbose", bool, "Print the source of each setting.", short="-v", default=False),
 ]
 OPTIONS = {option.name: option for option in _OPTIONS}

@@ -113,7 +113,7 @@ def files(raw: object) -> tuple[str, ...]:
 
 
 def strings(raw: object) -> tuple[str, ...]:
-    """Parse one string or a list of strings, blanks and line ends included."""
+    """Parse one string or a list of strings; blanks and line ends stay."""
     texts = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
     for string in texts:
         if not isinstance(string, str) or not string:

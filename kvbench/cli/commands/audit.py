@@ -50,12 +50,16 @@ def audit(
     model: Annotated[
         Text, plain("--model", "Folder or hub name. Default: the built-in model and three small random ones.", "MODEL")
     ] = None,
-    parity: Annotated[Text, plain("--parity", "Compare with decisions recorded from the papers' code.", "DIR")] = None,
+    parity: Annotated[
+        Text, plain("--parity", "Compare methods with decisions recorded from the papers' code.", "DIR")
+    ] = None,
     sandbox: Annotated[Text, plain("--sandbox", "Run hostile programs in the sandbox.", "DIR")] = None,
     throughput: Annotated[
         bool, plain("--throughput", "With --sandbox: also measure how fast programs are graded.")
     ] = False,
-    scorers: Annotated[Text, plain("--scorers", "Compare with recorded official scores.", "DIR")] = None,
+    scorers: Annotated[
+        Text, plain("--scorers", "Compare scorers with recorded results of the official scorers.", "DIR")
+    ] = None,
     compare: Annotated[
         Text, plain("--compare", "Plant faults in a copy of a run; 'kvbench compare' must catch each.", "RUN")
     ] = None,

@@ -58,7 +58,7 @@ def fetch(
     data_revision: DataRevision = None,
     plugin: Plugins = None,
     json: Document = False,
-    quiet: Annotated[bool, plain("--quiet -q", "No progress, no tables.")] = False,
+    quiet: Annotated[bool, plain("--quiet -q", "Print no progress and no tables.")] = False,
 ) -> None:
     """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
 

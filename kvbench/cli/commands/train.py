@@ -63,7 +63,7 @@ def train(
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     plot: Annotated[Text, plain("--plot", "Folder for figures of the training log, SVG and PDF.", "DIR")] = None,
     json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
-    quiet: Annotated[bool, plain("--quiet -q", "No progress, no table.")] = False,
+    quiet: Annotated[bool, plain("--quiet -q", "Print no progress and no table.")] = False,
 ) -> None:
     """Train what a method needs for a model, or estimate a table of heads from the model's attention.
 

@@ -237,7 +237,7 @@ class Unsafe(Tier):
 
 
 def _environment(prefix: str) -> dict[str, str]:
-    """Return the driver's environment for an interpreter below a prefix."""
+    """Return the environment variables of a driver whose Python lies below the folder `prefix`."""
     search = [os.path.join(prefix, folder) for folder in interpreter.shared_library_path()]
     return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
 
