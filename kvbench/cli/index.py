@@ -54,7 +54,7 @@ COMMANDS = {
         "replay.replay",
         "Compare methods token by token on answers that are given: the loss that eviction adds, without any sampling.",
     ),
-    "data": Entry("data.app", "Task data: fetch them, check what is here, show where."),
+    "data": Entry("data.app", "Task data: download them, check them, or show their paths."),
     "doctor": Entry(
         "doctor.doctor",
         "Check this machine: versions, devices, memory, threads, the built-in model, data and results folders.",

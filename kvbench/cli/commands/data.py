@@ -38,7 +38,7 @@ PATH = """Examples:
 CONTINUES = "tasks fetched; the same command goes on where it was cut off."
 FINE = ("ok", "generated", "by lm-eval")  # states that need no repair
 
-app = group("Task data: fetch them, check what is here, show where.")
+app = group("Task data: download them, check them, or show their paths.")
 
 Tasks = Annotated[list[str], typer.Argument(metavar="TASK...", help="Tasks, groups or patterns.", show_default=False)]
 AnyTasks = Annotated[

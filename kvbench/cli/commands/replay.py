@@ -96,8 +96,8 @@ def replay(
 
     The model answers each question once with the full cache. Every method then reads the same answers with its own
     cache, evicting when a run would, and its predictions are compared with the full cache's. The oracle 'golden' and
-    'random' are always among them: how much of the way from one to the other does a method come?
-    With --analysis, what the papers look at instead: where attention goes, and what methods keep of it.
+    'random' are always among them: the tables show how much of the gap between them each method closes.
+    With --analysis it writes tables and figures instead: where attention goes, and which entries methods keep.
     """
     if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
         load_plugins(parse(given.source, PARSERS["plugin"], given.value))
