@@ -130,7 +130,7 @@ class EvictionCache(Cache):
     ) -> tuple[Any, Any]:
         """Return the new keys and values unchanged: `_attend` stores them, because a method also needs the queries.
 
-        Raises UserError outside a forward pass that the cache serves: nothing would be stored there.
+        Raises UserError outside a forward pass that uses the cache, where no code would store them.
         """
         if not self._routed:
             raise UserError(

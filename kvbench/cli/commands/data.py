@@ -204,7 +204,7 @@ def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | Non
 
 
 def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
-    """A row of the table: source, licence and size from the manifest."""
+    """A row of the table that `check` prints: source, licence and size from the manifest."""
     if manifest is None:
         return {"task": name, "state": state}
     where = manifest.hub or manifest.url or "bundled"
