@@ -40,10 +40,12 @@ FINE = ("ok", "generated", "by lm-eval")  # states that need no repair
 
 app = group("Task data: download them, check them, or show their paths.")
 
-Tasks = Annotated[list[str], typer.Argument(metavar="TASK...", help="Tasks, groups or patterns.", show_default=False)]
+Tasks = Annotated[
+    list[str], typer.Argument(metavar="TASK...", help="Tasks, groups, or patterns (ruler/*).", show_default=False)
+]
 AnyTasks = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TASK...]", help="Tasks, groups or patterns. Default: all.", show_default=False),
+    typer.Argument(metavar="[TASK...]", help="Tasks, groups, or patterns (ruler/*). Default: all.", show_default=False),
 ]
 Folder = Annotated[
     str | None, plain("--data", "Folder to look in. Default: KVBENCH_DATA, else bundled files, else the hub.", "DIR")

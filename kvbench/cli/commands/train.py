@@ -52,7 +52,8 @@ def train(
         str, typer.Option("--model", metavar="MODEL", help="Model: folder, hub name, or tiny (built in).")
     ] = TINY,
     data: Annotated[
-        Text, plain("--data", "JSON lines with a field 'question'. Default: built-in tasks.", "FILE")
+        Text,
+        plain("--data", "File of JSON lines with a field 'question'. Default: problems of built-in tasks.", "FILE"),
     ] = None,
     samples: Annotated[Text, plain("--samples", "Number of texts to read, or of questions to ask.", "N")] = None,
     steps: Annotated[Text, plain("--steps", "Optimiser steps.", "N")] = None,
