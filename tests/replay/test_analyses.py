@@ -445,7 +445,7 @@ REFUSED = {
     "empty": ("replay --analysis overlap, --task walk", "--analysis has an empty entry at position 2"),
     "method": (
         "replay --analysis overlap,sparsity --method gkv --task walk",
-        "--method cannot be given with --analysis overlap,sparsity: only the full cache is looked at.",
+        "--method cannot be given with --analysis overlap,sparsity: these analyses use the full cache only.",
     ),
     "budget": ("replay --analysis patterns --budget 32 --task walk", "--budget cannot be given with --analysis"),
     "option": ("replay --analysis patterns --method-opt gkv.window=8 --task walk", "--method-opt cannot be given"),
