@@ -108,7 +108,7 @@ def _side(path: Path, content: Any) -> Side:
     if len(by_key := {cell.key: cell for cell in cells}) < len(cells):
         raise _Wrong("it has a cell twice")
     return Side(
-        name=path.name,
+        name=str(path),
         cells=by_key,
         sources=tuple((name, rows) for name, rows in sources),
         unfinished=content["unfinished"],

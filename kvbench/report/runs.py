@@ -25,7 +25,8 @@ def described(results: Path) -> Iterator[dict[str, Any]]:
         try:
             yield _entry(results / name)
         except KVBenchError as error:
-            empty: dict[str, Any] = {"model": None, "tasks": [], "methods": [], "rows": None, "created": None}
+            empty: dict[str, Any] = dict.fromkeys(("model", "settings", "rows", "created"))
+            empty |= {"tasks": [], "methods": [], "budgets": []}
             yield {"name": name, **empty, "status": "cannot be read", "note": str(error).splitlines()[0]}
 
 

@@ -108,5 +108,6 @@ def test_a_reason_beside_equal_answers_is_in_the_tables(side, rows) -> None:
 def test_a_plan_beyond_its_cap_says_so() -> None:
     assert needed(0.5, 1e-6) == MOST_QUESTIONS + 1
     assert needed(0.5, 0.05) == 1239
-    one = Plan(cell="c", margin=1e-6, questions=9, variance=0.5, needed=dict.fromkeys(SAMPLES, 1_000_001), samples=None)
+    most = dict.fromkeys(SAMPLES, MOST_QUESTIONS + 1)
+    one = Plan(cell="c", margin=1e-6, questions=9, variance=0.5, needed=most, samples=None, source="samples")
     assert planning.text([one]).count("> 1,000,000") == len(SAMPLES)
