@@ -107,8 +107,8 @@ def text(outcome: Outcome) -> str:
             for side, answer in zip(("base", "new "), flip.answers):
                 lines.append(f"    {side}  {_shown(answer)}")
         lines.append("")
-    head = f"Question, mean score of BASE > NEW, the first sample that changed; per side: {ANSWERS}."
-    return "\n".join([head, "", *lines]).rstrip() if lines else NONE
+    head = ["Questions, with the mean score in BASE > NEW and the first sample that changed. Per side:", f"{ANSWERS}."]
+    return "\n".join([*head, "", *lines]).rstrip() if lines else NONE
 
 
 def markdown(outcome: Outcome) -> str:
