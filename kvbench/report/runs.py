@@ -15,7 +15,6 @@ from typing import Any
 from kvbench.config.settings import DEFAULTS
 from kvbench.console.redact import redact_config
 from kvbench.errors import KVBenchError
-from kvbench.eviction.budget import label
 from kvbench.report.cells import method_label
 from kvbench.store import list_runs, manifest, read_run
 from kvbench.store.identity import canonical_json
@@ -45,7 +44,7 @@ def _entry(folder: Path) -> dict[str, Any]:
         "model": config.get("model"),
         "tasks": list(dict.fromkeys(task for grid in grids for task in grid.get("tasks", []))),
         "methods": list(dict.fromkeys(_method(method) for grid in grids for method in grid.get("methods", []))),
-        "budgets": list(dict.fromkeys(label(budget) for grid in grids for budget in grid.get("budgets", []))),
+        "budgets": list(dict.fromkeys(str(budget) for grid in grids for budget in grid.get("budgets", []))),
         "settings": _settings(config),
         "rows": snapshot.progress.removesuffix(" rows"),
         "created": info["created"],

@@ -65,7 +65,7 @@ def test_runs_are_told_apart_by_options_budgets_and_settings(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
-    grid = {"methods": [{"name": "gkv", "options": {"lam": 0.0}}], "budgets": [32, 0.25], "tasks": ["walk"]}
+    grid = {"methods": [{"name": "gkv", "options": {"lam": 0.0}}], "budgets": [32, "25%"], "tasks": ["walk"]}
     make(tmp_path, "r1", ["ok"], 1, grids=[grid], limit=8, interval=128, temperature=None)
     [entry] = described(tmp_path)
     assert (entry["methods"], entry["budgets"], entry["settings"]) == (["gkv(lam=0.0)"], ["32", "25%"], "limit 8")
