@@ -8,10 +8,10 @@ score is exact match.
 from __future__ import annotations
 
 from kvbench.registry import tasks
-from kvbench.taskkit.synthetic_task import SyntheticTask, cell_names
+from kvbench.taskkit.synthetic_task import SyntheticTask, variant_names
 
 
 @tasks.register("chain")
 class Chain(SyntheticTask):
     summary = "a plan read once, line by line: foresight (built-in model)"
-    variants = cell_names("chain")
+    variants = variant_names("chain")

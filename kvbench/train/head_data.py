@@ -13,9 +13,9 @@ from pathlib import Path
 from kvbench import tiny
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
-from kvbench.taskkit.synthetic.cells import CELLS
 from kvbench.taskkit.synthetic.draw import Draw
 from kvbench.taskkit.synthetic.problem import FACT, HELD_OUT, Problem
+from kvbench.taskkit.synthetic.variants import VARIANTS
 from kvbench.taskkit.synthetic.vocabulary import ids
 
 Encode = Callable[[str], list[int]]  # without special tokens
@@ -75,7 +75,7 @@ def first_ids(loaded: LoadedModel) -> list[int]:
 def tiny_examples(count: int, seed: int) -> list[Example]:
     """Return problems of lookup-8 with seeds that no evaluation uses."""
     draw = Draw("head tables", seed)
-    return [_of_lookup(CELLS["lookup-8"].generate(draw.below(HELD_OUT))) for _ in range(count)]
+    return [_of_lookup(VARIANTS["lookup-8"].generate(draw.below(HELD_OUT))) for _ in range(count)]
 
 
 def _of_lookup(problem: Problem) -> Example:

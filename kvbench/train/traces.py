@@ -23,8 +23,8 @@ from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Output, Turn
 from kvbench.taskkit.math_task import MathTask
 from kvbench.taskkit.names import get_task
-from kvbench.taskkit.synthetic.cells import CELLS, Cell
 from kvbench.taskkit.synthetic.problem import HELD_OUT
+from kvbench.taskkit.synthetic.variants import VARIANTS, Variant
 from kvbench.train.answers import AnswerFile, Answers
 
 SEED_BITS = 29  # below HELD_OUT = 10^9
@@ -79,18 +79,18 @@ def built_in(
     draw = random.Random(f"kvbench-train-{seed}")
     questions = []
     for index in range(count):
-        cell = CELLS[drawn[index % len(drawn)].variant]
+        variant = VARIANTS[drawn[index % len(drawn)].variant]
         number = HELD_OUT + index if held_out else draw.getrandbits(SEED_BITS)
-        problem = cell.generate(number)
+        problem = variant.generate(number)
         ids = loaded.tokenizer(problem.prompt)["input_ids"]
         longest = len(problem.trace_pieces) + 16
-        name = f"{cell.name}-{number}"
-        questions.append(Question(name=name, ids=tuple(ids), max_new_tokens=longest, judge=_exact(cell, number)))
+        name = f"{variant.name}-{number}"
+        questions.append(Question(name=name, ids=tuple(ids), max_new_tokens=longest, judge=_exact(variant, number)))
     return questions
 
 
-def _exact(cell: Cell, number: int) -> Judge:
-    return lambda text: bool(cell.score(cell.generate(number), text).exact)
+def _exact(variant: Variant, number: int) -> Judge:
+    return lambda text: bool(variant.score(variant.generate(number), text).exact)
 
 
 def judge(reference: str) -> Judge:

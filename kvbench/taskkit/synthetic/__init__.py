@@ -1,5 +1,5 @@
 """Synthetic problems for the built-in model: text in, text out, no torch.
 
 `walk`, `chain` and `lookup` each have knobs, `generate(seed, knobs)` and `score(problem, output)`.
-`cells` names the settings that were measured.
+`variants` names the settings that were measured.
 """

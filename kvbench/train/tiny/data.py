@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvbench.taskkit.synthetic import chain, lookup, walk
-from kvbench.taskkit.synthetic.cells import Knobs, generate
 from kvbench.taskkit.synthetic.draw import Draw
 from kvbench.taskkit.synthetic.problem import ANSWER, FACT, FORM, KINDS, PLAN, RESULT, STEP, Problem
+from kvbench.taskkit.synthetic.variants import Knobs, generate
 from kvbench.taskkit.synthetic.vocabulary import END_ID, ids
 
 WEIGHTS = {FORM: 0.5, PLAN: 1.0, FACT: 2.0, RESULT: 3.0, STEP: 1.0, ANSWER: 4.0}
