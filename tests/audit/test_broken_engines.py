@@ -198,7 +198,7 @@ def test_an_engine_that_rounds_shares_up(mqa: Subject, monkeypatch: pytest.Monke
     names, failed = verdicts(Good(), mqa)
     assert names == {"budget"}
     assert [c.layout for c in failed] == ["share"]
-    assert "25.00 entries kept of 24" in failed[0].reason
+    assert "25.00 entries per head kept at budget 24" in failed[0].reason
 
 
 def test_a_bridge_with_another_interval(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_a_bridge_with_another_interval(mqa: Subject, monkeypatch: pytest.Monkey
     monkeypatch.setattr(exam, "EvictionCache", lambda *a, **k: EvictionCache(*a, **k | {"interval": 5}))
     names, failed = verdicts(Good(), mqa)
     assert names == {"generate"}
-    assert "tokens differ from step" in failed[0].reason
+    assert "the tokens of engine and EvictionCache differ from step" in failed[0].reason
 
 
 def test_a_bridge_that_serves_its_first_row_only(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,10 @@ class Pass:
 
 
 def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> Pass:
-    """Run `reference.dense_logits`, and record the queries of every layer."""
+    """Run `reference.dense_logits` on token ids, and record the queries of every layer.
+
+    history: the logged evictions, which the pass masks; keys: the sequence's names in this log.
+    """
     queries: dict[int, torch.Tensor] = {}
     route = reference.route
 
