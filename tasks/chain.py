@@ -1,4 +1,4 @@
-"""`chain`: the prompt holds a plan, and the answer needs each of its lines exactly once: a test of foresight.
+"""`chain`: the prompt holds a plan, and the answer needs each line of the plan exactly once: a test of foresight.
 
 Variants: chain-4 (default), chain-8. Past attention does not show which line comes next, so this task alone is unfair
 to methods that use past attention. The headline score is the share of steps before the first error; the other

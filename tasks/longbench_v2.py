@@ -4,7 +4,7 @@
     longbench_v2/cot      "Let's think step by step", then a second turn asks for the letter
 
 Prompts are the official ones, bundled (MIT). A model whose context is shorter than the official limit of 120,000 tokens
-gets only the 180 questions of length "short". Prompts that are too long lose their middle, as officially.
+gets only the 180 questions of length "short". Prompts that are too long lose their middle, as in the official script.
 
 The second turn of `cot` continues the conversation, so the model answers from the evicted cache. The official script
 starts a new prompt without the text, which would not measure the cache.
@@ -65,7 +65,7 @@ class LongBenchV2(Task):
         return documents(self, rows[:limit], self._doc, ids="_id")
 
     def gen(self, model_type: str) -> GenSpec:
-        """Greedy decoding; the official script samples at temperature 0.1."""
+        """Return greedy decoding; the official script samples at temperature 0.1."""
         new = 1024 if self.variant == "cot" else 128
         later = new if self.variant == "cot" else 0  # tokens of the second answer
         return GenSpec(
@@ -73,7 +73,7 @@ class LongBenchV2(Task):
         )
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score an answer; one without a letter counts as wrong (officially `compensated = False`)."""
+        """Score an answer; an answer without a letter counts as wrong (officially `compensated = False`)."""
         text = answer(output)
         letter = longbench_v2(text)
         aux = {"no_answer": float(letter is None), "letter_last": float(letter_last(text) == doc.reference)}

@@ -17,7 +17,7 @@ from kvbench.taskkit.rows import documents, reasoning
 
 
 class MathTask(Task):
-    """Mathematics problems with one final answer."""
+    """A task of mathematics problems, each with one final answer. Subclasses name the data."""
 
     suite = "math"
     prompt_styles = tuple(name for name in STYLES if name != "plain")

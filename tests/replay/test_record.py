@@ -149,7 +149,7 @@ def test_a_row_of_another_state_of_the_method_is_left_out(column: str) -> None:
     method = choose.make("gkv", {})
     state = MethodState(method=method, version=version("gkv"), source=source_of(method), artefacts=None)
     check_method(row("gkv"), state)
-    with pytest.raises(UserError, match=f"column {column} says 'other', but the method has"):
+    with pytest.raises(UserError, match=f"the method has changed: {column} was 'other' in the run"):
         check_method(row("gkv") | {column: "other"}, state)
 
 

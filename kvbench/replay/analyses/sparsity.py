@@ -45,7 +45,10 @@ class Sparsity(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """Columns: entries_90, ...: numbers of entries; above: a share; tokens: entries visible to a query."""
+        """Return a row per layer and query head with means over queries.
+
+        Columns: entries_90, ... (fewest entries with that attention), above (share above 1%), tokens (visible entries).
+        """
         ratios = {name: (name, "queries") for name in ALL}
         return [
             {"task": self.study.task, "layer": layer, "head": head, **figures}
@@ -79,7 +82,7 @@ class Sparsity(AttentionAnalysis):
 
 
 def _by_layer(rows: Sequence[Row]) -> list[Row]:
-    """Return one row per task and layer: means over the layer's heads."""
+    """Return a row per task and layer with the means over the layer's heads."""
     heads: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         heads.setdefault((row["task"], row["layer"]), []).append(row)

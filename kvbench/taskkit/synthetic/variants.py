@@ -35,7 +35,7 @@ _SCORERS = {"walk": walk.score, "chain": chain.score, "lookup": lookup.score}
 
 
 def generate(seed: int, knobs: Knobs) -> Problem:
-    """Return the problem of one seed, from the task that the knobs belong to."""
+    """Return the problem of a seed; the type of `knobs` says from which task."""
     if isinstance(knobs, chain.Knobs):
         return chain.generate(seed, knobs)
     return lookup.generate(seed, knobs) if isinstance(knobs, lookup.Knobs) else walk.generate(seed, knobs)
@@ -49,9 +49,7 @@ def _variants() -> Iterator[Variant]:
     yield Variant("lines-30", "walk", lines(n_lines=30), (64, 96, 192), "hard: a fact is read about every 150 tokens")
     eight = lookup.Knobs(n_facts=16, n_ask=8, n_filler=12)
     yield Variant("lookup-8", "lookup", eight, (64, 96), "eight keys at once")
-    yield Variant(
-        "lookup-1", "lookup", replace(eight, n_ask=1), (48, 64), "one key: for methods that act on the prompt"
-    )
+    yield Variant("lookup-1", "lookup", replace(eight, n_ask=1), (48, 64), "one key: for methods that evict the prompt")
     four = chain.Knobs(n_facts=4, n_steps=4, n_distract=6, n_filler=8)
     yield Variant("chain-4", "chain", four, (96, 128), "a plan that is read once")
     yield Variant("chain-8", "chain", replace(four, n_facts=6, n_steps=8, n_filler=10), (192, 256), "a longer plan")
