@@ -34,7 +34,7 @@ class Tally:
             of[traces] += value if isinstance(value, (int, float)) else value.double().cpu().numpy()
 
     def figures(self, **ratios: tuple[str, str]) -> Iterator[tuple[Key, dict[str, float | None]]]:
-        """Yield each key, in order of first `add`, with its ratios as ``NAME`` and their standard errors as ``NAME_se``.
+        """Yield each key, in order of first `add`, with its ratios (``NAME``) and standard errors (``NAME_se``).
 
         ratios: by name, the names of two sums, numerator and denominator. An undefined figure is None: a ratio to 0, or
         a standard error over one question.

@@ -1,11 +1,12 @@
 """`gkv-distill`: the model with an evicted cache learns to predict as the original model does with the full cache.
 
-Every step reads some of the original model's right answers under eviction, with the current weights, and lowers
+Every step reads some of the original model's right answers under eviction, with the current weights, and lowers the
+loss
 
     T^2 KL( softmax(z_full / T)  ||  softmax(z_sparse / T) )      per token of these answers
 
 where z_full are the logits of the frozen original and z_sparse those of the trained model under masks that reproduce
-the evictions (G-KV, arXiv 2512.00504). The choice of entries has no gradient.
+the evictions (G-KV, arXiv 2512.00504). Gradients do not reach the choice of entries.
 """
 
 from __future__ import annotations

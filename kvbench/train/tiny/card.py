@@ -1,4 +1,4 @@
-"""Exports a trained model as a folder for transformers, with a card; accuracies are those of the exported files."""
+"""Exports a trained model as a folder for transformers, with a card; the card's accuracies use the exported files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Accuracy of a model on the synthetic tasks with the full cache, greedy, by plain `generate`.
+"""Measures a model's accuracy on the synthetic tasks: greedy answers with the full cache, by transformers' `generate`.
 
     python -m kvbench.train.tiny.evaluate [--model FOLDER] [--problems 128] [--variants orbit-300 chain-4]
 
