@@ -2,8 +2,8 @@
 
 Paper: LookaheadKV, arXiv 2603.10899, Algorithm 2.
 
-The model reads n learned embeddings (the number is that of the weights file) after the prompt, at the next positions. A
-low-rank adapter acts on these rows only, so the prompt's keys and values are the plain model's. Once, after the prompt,
+After the prompt the model reads n learned embeddings (rows) from the weights file, at the next positions. A low-rank
+adapter acts on these rows only, so the prompt's keys and values are the plain model's. Once, after the prompt,
 the rows' attention ranks the prompt's entries:
 
     s_j = mean over the n rows of softmax( q . k / sqrt(D) )_j,  over prompt and learned rows

@@ -78,7 +78,7 @@ class LookaheadRecipe(TraceRecipe):
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return target and guess [L, Hq, T]: mean attention to the prompt from the answer, and from the learned rows."""
+        """Return target and guess [L, Hq, T]: mean attention to the prompt from the answer and from the rows."""
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt)
         with torch.no_grad():
