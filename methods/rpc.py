@@ -6,9 +6,9 @@ arXiv 2505.13866.
 Score of the generated tokens older than the newest R: softmax over these tokens, summed over the newest R queries
 (`selectors=new`: the newest query only), mean over all query heads (`aggregate=group`: over the group), then pooling.
 With `aggregate=all` every head of a layer keeps the same generated tokens. The newest R always stay.
+The option `form` says when tokens are evicted:
 
-    native  (option `form`) the paper's schedule: the first compression after P + R generated tokens, then one every P
-    tokens. The n-th
+    native  the paper's schedule: the first compression after P + R generated tokens, then one every P tokens. The n-th
             (n = 0, 1, ...) keeps the prompt, (n + 1) P / c generated tokens and the newest R. The cache grows without
             bound; the method takes no budget and ignores the interval.
     fixed   a budget, at the run's interval. Generated tokens are evicted first. Prompt entries are evicted only if the

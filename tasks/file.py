@@ -121,7 +121,7 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     if not items:
         lines = path.read_bytes().count(b"\n")
         raise UserError(
-            f"{label} has {lines} line{'s' * (lines != 1)} and no item." if lines else f"{label} has no items."
+            f"{label} has {lines} line{'s' * (lines != 1)} and no question." if lines else f"{label} has no questions."
         )
     return items
 

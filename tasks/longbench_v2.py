@@ -83,8 +83,8 @@ class LongBenchV2(Task):
         if self.short_kept is None:
             return []
         return [
-            f"task {quote(self.name)} keeps the questions of length {SHORT}, {self.short_kept} here; "
-            f"all {self.size()} are asked where a model's context holds {OFFICIAL_LIMIT:,} tokens."
+            f"task {quote(self.name)} asks only its {self.short_kept} questions of length {SHORT}; "
+            f"all {self.size()} need a model with a context of {OFFICIAL_LIMIT:,} tokens."
         ]
 
     def _doc(self, row: Mapping[str, Any]) -> Doc:

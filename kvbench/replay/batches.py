@@ -1,4 +1,4 @@
-"""The comparison of one task: read each batch of traces once with the full cache, then once per method and budget."""
+"""Compares methods on a task: reads each batch of traces once with the full cache, then once per method and budget."""
 
 from __future__ import annotations
 

@@ -186,7 +186,8 @@ def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
 def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list[int]:
     """Return, token by token, the number of the eviction that dropped it (0: never).
 
-    kept: the positions that a head kept, by the tokens seen at the eviction; seen: these moments; count: all tokens.
+    kept: the positions that a head kept, by the number of tokens read at the eviction; seen: these numbers for all
+    evictions; count: the number of tokens.
     """
     dropped = [0] * count
     for number, read in enumerate(seen, 1):
@@ -210,7 +211,7 @@ class _Log(Listener):
         return sorted({seen for events in self._events.values() for seen in events})
 
     def heads(self) -> dict[int, list[dict[int, set[int]]]]:
-        """Return the kept positions by layer, then head by head, then by the tokens seen at the eviction."""
+        """Return the kept positions by layer, then by head, then by the number of tokens read at the eviction."""
         return {
             layer: [
                 {seen: kept[head] for seen, kept in events.items()} for head in range(len(next(iter(events.values()))))

@@ -50,7 +50,7 @@ class Session:
             traces = self._traces(name, task, loaded)
             self.progress.end()
             if self.work.kinds and not traces:
-                raise UserError(f"task {quote(name)} has no answer to analyse.")
+                raise UserError(f"task {quote(name)} has no answer to analyse; take more questions with --limit.")
             readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)
             self.progress.task(name, readings, "readings")
             if self.work.kinds:

@@ -74,7 +74,10 @@ def answer_with_full_cache(
                 forced = replace(answer.request, forced=answer.token_ids)
                 traces[name] = ForcedTrace(request=forced, cluster=prompts[name].doc.cluster)
     if missing := len(work.prompts) - len(traces):
-        say(f"task {quote(work.task.name)}: {missing} of {len(work.prompts)} questions have no answer to replay.")
+        say(
+            f"task {quote(work.task.name)}: {missing} of {len(work.prompts)} questions have no answer to "
+            "replay (too long, or failed)."
+        )
     return [traces[name] for name in prompts if name in traces]
 
 

@@ -259,7 +259,7 @@ def _is_vote(listed: Mapping[str, Any]) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number (Python's or NumPy's) as float; None for anything else, like a corpus metric's pair."""
+    """Return a finite number (Python's or NumPy's) as float; None for other values, such as a corpus metric's pair."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):

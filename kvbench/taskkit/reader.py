@@ -37,13 +37,13 @@ class ModelReader:
         return int(self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"][-1])
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return how many tokens the chat template adds to a user's text; merges at the text's ends count too."""
+        """Return how many tokens a prompt gains when the chat template wraps a user's text."""
         word = "word"
         doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
 
     def text(self, doc: Doc, *, thinking: bool | None, answers: tuple[str, ...] = ()) -> str:
-        """Return the prompt text of the turn after these answers."""
+        """Return the prompt text of the turn that follows `answers`."""
         return prompts.render(
             doc,
             self.tokenizer,

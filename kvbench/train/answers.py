@@ -61,7 +61,10 @@ class AnswerFile:
         return answers
 
     def add(self, name: str, *, prompt: Sequence[int], answer: Sequence[int], kept: bool) -> None:
-        """Append an answer to the file. Raises SetupError when it cannot be written."""
+        """Append the answer to question `name`. Raises SetupError when the file cannot be written.
+
+        kept: whether training uses the answer, or drops it as wrong.
+        """
         if is_first():
             with self._appending() as stream:
                 stream.write(_line({"name": name, "prompt": prompt, "answer": answer, "kept": kept}))

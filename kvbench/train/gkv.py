@@ -93,7 +93,7 @@ class SparseRecipe(Recipe):
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
         """Write the model; copy the eviction method's weights, if it has any, into the model's folder.
 
-        made: card facts.
+        made: facts for the card.
         """
         folder, card = save_model(out / self.kind, self.loaded, base_model=base.name, made=made)
         if (needed := self.method.weights()) is not None:
@@ -139,7 +139,7 @@ class SparseRecipe(Recipe):
 def request(
     question: Question, name: str, samples: int = 1, sampling: Sampling | None = None, seed: int = 0
 ) -> Request:
-    """Return the engine's request for `samples` answers to a question, named `name` for the noise."""
+    """Return the engine's request for `samples` answers to a question; `name` and `seed` determine their noise."""
     return Request(
         task="train",
         doc_id=name,

@@ -151,7 +151,7 @@ def _of_notes(
         tokens = [*tokens, *words, *code, *stop]
     ids = tuple(tokens[: rows[-1] + 2])
     if len(ids) > longest:
-        raise SetupError(f"a context of {longest} tokens is too short for the texts from which heads are estimated.")
+        raise SetupError(f"a context of {longest} tokens is too short for the texts with which heads are estimated.")
     return Example(ids, tuple(rows), tuple(evidence))
 
 

@@ -72,7 +72,7 @@ class Trace:
 def built_in(
     tasks: Sequence[str], count: int, seed: int, loaded: LoadedModel, *, held_out: bool = False
 ) -> list[Question]:
-    """Return `count` questions from problems of the built-in tasks in turn.
+    """Return `count` questions: problems of the built-in tasks, from each task in turn.
 
     held_out: take the problems that evaluations use, to compute held-out figures.
     """

@@ -68,8 +68,8 @@ def test_bom_crlf_and_a_last_line_without_newline_are_accepted():
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("", "x.jsonl has no items."),
-        ("\n" * 12, "x.jsonl has 12 lines and no item."),
+        ("", "x.jsonl has no questions."),
+        ("\n" * 12, "x.jsonl has 12 lines and no question."),
         ('{"question": "a" "answer": 1}\n', "x.jsonl:1: not JSON (expected ',' at column 18)."),
         ('\n{"question": "a", "id": "q3"}\n', "x.jsonl:2: field 'answer' is missing (item id 'q3')."),
         ('{"question": "a", "answer": [1]}', "x.jsonl:1: 'answer' must be text or a number; got list."),

@@ -81,7 +81,7 @@ class Moment:
 
     @property
     def due(self) -> bool:
-        """Return whether more tokens were read than the budget holds: the same moment for all methods at one budget."""
+        """Return whether more tokens were read than the budget holds; this does not depend on the method."""
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
@@ -144,7 +144,7 @@ def register(name: str) -> Callable[[A], A]:
 
 
 def analyses() -> dict[str, type[Analysis]]:
-    """Return every analysis by name, sorted."""
+    """Return the class of every analysis, sorted by name."""
     package = importlib.import_module(__package__ or "")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")

@@ -22,7 +22,7 @@ BINS = 20
 
 @register("density")
 class Density(MethodAnalysis):
-    about = "where kept tokens stand, from the oldest to the newest, by method"
+    about = "share of tokens kept, from the oldest to the newest, by method"
 
     def moment(self, moment: Moment) -> None:
         if not moment.due:

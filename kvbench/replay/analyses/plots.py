@@ -17,9 +17,7 @@ from kvbench.report.plots.figure import Figure, distinct
 from kvbench.report.plots.heat import heat as draw_heat
 
 ERROR = 1.96  # standard errors from a figure to the end of its bar
-BARS = (
-    "Bars and bands: 1.96 standard errors to each side, a jackknife over questions; none where there is one question."
-)
+BARS = "Bars and bands: 1.96 standard errors to each side (jackknife over questions); none if there is one question."
 NONE = "No error bars: the table has the standard errors."
 Heat = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # panel -> row -> column -> 0 to 1
 

@@ -69,7 +69,7 @@ class Sparsity(AttentionAnalysis):
         ]
         title = "Fewest entries that hold most of a query's attention, full cache"
         y = "entries (mean over queries and heads)"
-        about = "The error of a layer is the mean of its heads' errors, the most that it can be."
+        about = "The error of a layer is the mean of its heads' errors, which is an upper bound."
         return plots.lines("sparsity", title, points, x="layer", y=y, about=about)
 
     @staticmethod

@@ -47,7 +47,7 @@ LEGEND = (
 
 @register("tokens")
 class Tokens(MethodAnalysis):
-    about = "every token of one sample kept, dropped or recent, by method"
+    about = "the tokens of one answer that a method kept or dropped"
     file = "parquet"
     plotted = False
 

@@ -32,14 +32,14 @@ class Room:
 
     @property
     def length(self) -> int:
-        """Return how many tokens the prompt's text and the answer may have together, beside the chat template's."""
+        """Return how many tokens the prompt's text and the answer may have together, without the chat template."""
         return self.asked - self.wrapping
 
     def tokens(self, prompt: Filled) -> int:
         return self.count(prompt.text) + self.new_tokens
 
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
-        """Search the largest haystack size whose prompt fits with `extra` more tokens; return `step` if none fits."""
+        """Return the largest haystack size whose prompt fits with `extra` more tokens; `step` if none fits."""
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)
         return largest(lambda size: self.tokens(draw(size)) + extra <= self.length, step, high) or step

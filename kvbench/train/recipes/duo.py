@@ -48,7 +48,7 @@ class DuoRecipe(Recipe):
         super().__init__(settings)
         heads = {g.kv_heads for g in loaded.geometry}
         if len(heads) > 1:
-            raise SetupError("layers of this model differ in KV heads; one table cannot hold them.")
+            raise SetupError("layers of this model have different numbers of KV heads; one table cannot hold them.")
         self.loaded, self.examples, self.test = loaded, examples, held_out
         self.sinks, self.recent = int(settings.more["sinks"]), int(settings.more["recent"])
         check_least(settings.more, sinks=0, recent=1)

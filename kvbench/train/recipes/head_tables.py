@@ -82,7 +82,7 @@ def attention_shares(model: LoadedModel, examples: Sequence[Example], tick: Tick
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:
-        raise SetupError("layers of this model differ in query heads; one table cannot hold them.")
+        raise SetupError("layers of this model have different numbers of query heads; one table cannot hold them.")
     sums = torch.zeros(len(model.geometry), sizes.pop(), dtype=torch.float64)
     for done, example in enumerate(examples, start=1):
         reader = _Reader(sums, example, model.device)

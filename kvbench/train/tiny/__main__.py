@@ -35,7 +35,9 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--save-every", type=int, default=200, metavar="STEPS")
     parser.add_argument("--print-every", type=int, default=50, metavar="STEPS")
-    parser.add_argument("--problems", type=int, default=128, help="held-out problems per variant for the card")
+    parser.add_argument(
+        "--problems", type=int, default=128, help="held-out problems per variant of a task for the card"
+    )
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)

@@ -86,7 +86,7 @@ class Trainer:
             group["lr"] = pace * group["peak"]
 
     def recipe(self) -> dict[str, Any]:
-        """Return the settings that must be equal in a checkpoint and in the training that continues from it."""
+        """Return the settings that a checkpoint and the training that continues from it must have in common."""
         return {
             "seed": self.seed,
             "steps_scale": self.scale,
