@@ -89,7 +89,7 @@ class Talk:
 
     @property
     def mode(self) -> str:
-        """Return the value of the row column `multi_turn_cache`."""
+        """Return the row column `multi_turn_cache`, which says whether later turns continue from the cache."""
         if not self.keep:
             return "reset"
         return "keep" if all(self._appended(n) for n in range(1, len(self.doc.turns))) else "reset (template)"

@@ -1,4 +1,4 @@
-"""`chain`: the prompt lists a plan of additions; the trace (the right answer) reads each plan line exactly once.
+"""`chain`: the prompt lists a plan of additions; the trace (the right output) reads each plan line exactly once.
 
 This tests foresight: past attention does not show which plan line comes next, and may point at lines already done.
 The task suits methods that predict future attention; alone, it is unfair to methods that use past attention.

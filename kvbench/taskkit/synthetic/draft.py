@@ -1,4 +1,4 @@
-"""Builds a problem piece by piece: `ask` adds to the prompt, `write` to the trace (the right answer).
+"""Builds a problem piece by piece: `ask` adds to the prompt, `write` to the trace (the right output).
 
 Every piece must be one token of the vocabulary; `vocabulary.ids` and a test check this.
 """

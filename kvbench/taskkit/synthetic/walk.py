@@ -1,4 +1,4 @@
-"""`walk`: a short prompt with ten facts, then a long trace whose every step needs one of these facts.
+"""`walk`: a short prompt with ten facts, then a long right output (the trace) whose every step needs a fact.
 
 In the form `Digits` a step is a digit x[n+1] = (x[n-2] + v[x[n]]) mod 10, until the last three digits are 0 0 0. The
 facts, v, never occur in the trace, so the prompt is their only source. The model reads each fact about once per ten

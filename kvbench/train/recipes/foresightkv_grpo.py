@@ -140,7 +140,8 @@ class PolicyRecipe(ScorerRecipe):
 def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tensor:
     """Return the rewards [G] of G readings.
 
-    added: [G, m] loss that eviction adds per token; entropy: [m] of the full cache's predictions; kind: the reward.
+    added: [G, m] loss that eviction adds per token; entropy: [m] of the full cache's predictions; kind: which reward to
+    compute.
     """
     order = entropy.argsort(stable=True)
     low = max(1, int(LOW_SHARE * len(order)))

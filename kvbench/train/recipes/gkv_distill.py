@@ -64,7 +64,10 @@ class DistillRecipe(SparseRecipe):
         return super().card() | {"traces": len(self.traces)}
 
     def simulate(self, traces: Sequence[Trace], weight: float = 1.0) -> list[Answered]:
-        """Read answers with the evicting cache and the current weights; `lifetimes` logs the evictions."""
+        """Read answers under eviction with the current weights, and log the evictions in `lifetimes`.
+
+        Returns the answers to learn from, each with this weight in the loss.
+        """
         self.lifetimes.clear()
         groups: dict[tuple[int, int], dict[str, ForcedTrace]] = defaultdict(dict)
         answered = []

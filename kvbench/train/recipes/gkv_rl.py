@@ -7,7 +7,7 @@ A step samples G answers to each of B questions, with the current weights and ev
 
 where r is 1 for a right answer and 0 for others, and p is the sampled token's probability under masks that reproduce
 the evictions, at the sampling temperature (G-KV, arXiv 2512.00504; GRPO without a KL term, one update per step). A
-truncated answer has A = 0, as in the paper; the released code only raises a negative A to 0. The held-out figures are
+truncated answer has A = 0, as in the paper; the released code sets only a negative A to 0. The held-out figures are
 the mean reward of G sampled answers per question, which training maximises, and the accuracies of greedy answers.
 """
 

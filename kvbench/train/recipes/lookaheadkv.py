@@ -144,7 +144,7 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Return the share of the `budget` entries that the answer attends to most which the guess would keep too."""
+    """Return how many of the `budget` entries that the answer attends to most the guess would keep, as a share."""
     kept = []
     for shares in (target, guess):
         merged = shares.unflatten(1, (kv_heads, -1)).mean(dim=2)
