@@ -86,7 +86,7 @@ def _styled(mark: Mark) -> Any:
 
 
 def _failures(checks: Sequence[Check]) -> list[str]:
-    """Return a line per method and broken invariant: the first value and cause, and all models and layouts."""
+    """Return a line per method and broken invariant: the first failure's cause, and where all failures occurred."""
     lines = []
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
         failed = [c for c in of_cell(checks, method, invariant) if c.verdict == "FAIL"]

@@ -1,6 +1,7 @@
 """Forward and backward passes of a model under eviction masks, a few sequences at a time, as memory allows.
 
-Letters: b sequences, S tokens of the longest, n rows from the first answer token of any sequence on, V vocabulary.
+Letters: b sequences, S tokens of the longest, n last positions (from the first answer token of any sequence on), V
+vocabulary.
 """
 
 from __future__ import annotations

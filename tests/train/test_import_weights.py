@@ -220,7 +220,7 @@ def test_a_gate_that_could_be_two_asks_which(tmp_path, out):
     """Hidden states, and keys and values of all heads, are of one size in some models."""
     same = CONFIG | {"hidden_size": 64}
     torch.save(gate_states("rg2"), tmp_path / "x.pth")
-    with pytest.raises(UserError, match="give --gate"):
+    with pytest.raises(UserError, match="say which with --gate"):
         import_weights(tmp_path, "trimkv", same, "m", out)
     made = import_weights(tmp_path, "trimkv", same, "m", out, gate="rg2")
     assert made.card["made"]["gate"] == "rg2"
@@ -282,7 +282,7 @@ DAMAGED = {  # a file -> what writes it, what is said of it
         {GATE.format(0, "bias"): torch.tensor(1.0)},
         "tensor 'bias' of layer 0 has the shape \\[\\], which no",
     ),
-    "sparse.pth": ({GATE.format(0, "bias"): torch.eye(2).to_sparse()}, "tensor 'bias' of layer 0 is"),
+    "sparse.pth": ({GATE.format(0, "bias"): torch.eye(2).to_sparse()}, "tensor 'bias' of layer 0 has the shape"),
     "digits.pth": ({GATE.format("9" * 5000, "bias"): torch.zeros(2)}, "holds no tensors named"),
     "far.safetensors": (
         {GATE.format(10**9 - 1, "bias"): torch.zeros(2)},

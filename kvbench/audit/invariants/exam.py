@@ -174,7 +174,7 @@ class Exam:
 
     @once
     def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """Run one dense pass over a sequence of `main(way)`; masked: hide the entries that were evicted."""
+        """Run a sequence of the trial `main(way)` without a cache; masked: hide the entries that were evicted."""
         trial = self.main(way)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
         history = trial.history if masked else KeptHistory()

@@ -124,7 +124,7 @@ def leak(exam: Exam, layout: AuditLayout) -> None:
 
 
 def memory(exam: Exam, layout: AuditLayout) -> None:
-    """Bytes follow the entries (to one page per head in the paged layout); all pages are free again at the end."""
+    """Bytes match the entries held (within one page per head in the paged layout); at the end all pages are free."""
     _drops(exam, layout)
     trial = exam.main(layout)
     if trial.lost_pages:
@@ -151,7 +151,7 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
 
 
 def effect(exam: Exam, layout: AuditLayout) -> None:
-    """Two budgets keep different entries."""
+    """At two budgets the method keeps different entries."""
     limit = _budget(exam)
     request = exam.requests[0]
     a, b = (_prompt(trial, request) for trial in (exam.main(layout), exam.larger(layout)))
@@ -179,7 +179,7 @@ def full(exam: Exam, layout: AuditLayout) -> None:
 
 
 def oracle(exam: Exam, way: Way) -> None:
-    """Logits are those of one dense forward pass in which evicted entries are masked: no position is wrong."""
+    """Logits equal those of one forward pass without a cache that masks evicted entries: no position is wrong."""
     _drops(exam, way)
     for request, sample in exam.main(way).sequences():
         _compare(exam, way, request, sample, masked=True, upto=None)
@@ -263,7 +263,7 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
 
 
 def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None) -> None:
-    """Compare the engine's logits at positions below `upto` with those of a dense pass.
+    """Compare the engine's logits at positions below `upto` with those of a pass without a cache (`Exam.dense`).
 
     Raises Broken if they differ.
     """
@@ -276,7 +276,7 @@ def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: boo
         change = relative(dense[at], trial.seen.logits[key, step])
         if not change <= TOLERANCE:
             raise Broken(
-                f"logits differ from the dense pass by {change:.1e} (relative) at position {at}: "
+                f"logits differ from a pass without a cache by {change:.1e} (relative) at position {at}: "
                 f"{request.doc_id} prompt, sample {sample}"
             )
 

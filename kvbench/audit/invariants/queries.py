@@ -15,9 +15,9 @@ from kvbench.eviction.view import LayerView
 
 @torch.inference_mode()
 def queries(exam: Exam, way: Way) -> None:
-    """The queries that a method sees are those of the newest tokens, as one dense forward pass computes them.
+    """The queries that a method sees are those of the newest tokens, as one forward pass without a cache computes them.
 
-    The dense pass masks the entries that the engine had evicted at each position.
+    This pass masks the entries that the engine had evicted at each position.
     """
     evicts(exam)
     trial = exam.main(way)
@@ -35,7 +35,8 @@ def queries(exam: Exam, way: Way) -> None:
             change = relative(theirs, view.queries[row][:, real])
             if not change <= TOLERANCE:
                 raise Broken(
-                    f"queries at positions {int(at[real].min())} to {int(at.max())} differ from the dense pass by "
+                    f"queries at positions {int(at[real].min())} to {int(at.max())} differ from a "
+                    "pass without a cache by "
                     f"{change:.1e} (relative): {where}"
                 )
             compared = True

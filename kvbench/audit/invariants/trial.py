@@ -29,7 +29,7 @@ class Holding:
 
 @dataclass
 class Trial:
-    """Requests, results, evictions, views and memory of one generation."""
+    """The record of one generation: requests, results, evictions, views and memory."""
 
     requests: list[Request]
     budget: float | None

@@ -165,7 +165,7 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
 
 
 def top_mass(paid: torch.Tensor) -> torch.Tensor:
-    """Return the mask [..., N] of the fewest tokens per row that carry at least MASS of its attention `paid` [..., N].
+    """Return a mask [..., N]: per row of attention `paid`, the fewest tokens that carry at least MASS of the row's sum.
 
     Of tokens with equal attention the older ones come first.
     """

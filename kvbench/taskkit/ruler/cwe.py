@@ -34,7 +34,7 @@ class CommonWords:
         return [room.fit(self.draw, size, STEP) for _ in range(n)]
 
     def draw(self, size: int) -> Filled:
-        """Draw a prompt with `size` different words."""
+        """Draw a prompt whose numbered list has `size` different words."""
         family = FAMILIES["cwe"]
         words, repeats = self.example
         example = family.fill(*self._list(words, repeats))

@@ -66,7 +66,7 @@ WORD_LISTS = {
 
 
 class Material(Protocol):
-    """The texts that the generators ask for; `Sources` provides them."""
+    """The interface to the texts that RULER's prompts are made of; `Sources` implements it."""
 
     def words(self, name: str) -> list[str]: ...
 

@@ -54,7 +54,7 @@ class Draft:
 
 
 def number(value: int) -> tuple[str, str]:
-    """Return the tens piece and the units piece of a two-digit number."""
+    """Return the two pieces (of one token each) of a two-digit number: its tens and its units."""
     return f" {value // 10}", str(value % 10)
 
 

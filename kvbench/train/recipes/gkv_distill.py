@@ -30,7 +30,7 @@ from kvbench.train.traces import Question, Trace
 
 
 class DistillRecipe(SparseRecipe):
-    """Trains the model with an evicted cache to match the original model with the full cache."""
+    """Trains the model to predict with an evicted cache what the original model predicts with the full cache."""
 
     name = "gkv-distill"
 
