@@ -46,7 +46,7 @@ class ForesightKV(Method):
     kind = "weights"
     trained = True
 
-    scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors of the model")
+    scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors beside the model")
     features: Literal["paper6", "released8"] = option("paper6", "attention features that the scorer reads")
     recent: int | None = option(
         None, "newest tokens that always stay; none: the interval, or a quarter of the budget", low=1

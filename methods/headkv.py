@@ -36,7 +36,9 @@ class HeadKV(PromptVote):
     trained = True
     joint = True  # shares are relative to all heads of all layers that evict
 
-    table: str = option("auto", "file with the importance of every query head; auto: headkv.safetensors of the model")
+    table: str = option(
+        "auto", "file with the importance of every query head; auto: headkv.safetensors beside the model"
+    )
     beta: float = option(1.2, "every head puts base / beta entries into the shared pool", low=1)
     temp: float = option(1.0, "power to which importances are raised; above 1 differences grow", above=0)
 

@@ -53,7 +53,7 @@ class LAQ(Method):
         if not (inner.takes_budget and apart) or inner.weights() is not None or inner.per_query_head:
             raise OptionError(
                 "inner",
-                f"must score KV heads from the newest queries alone, "
+                f"must name a method that scores KV heads from the newest queries alone, "
                 f"without state or weights; got {quote(self.inner)}.",
             )
 

@@ -87,4 +87,4 @@ def _misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
         return f"embeddings have {tensors['embeddings'].shape[-1]} numbers, the model's {model['hidden_size']}"
     alone = {name[2:] for name in tensors if name[:2] in ("A.", "B.")}
     half = [name for name in sorted(alone) if f"A.{name}" not in tensors or f"B.{name}" not in tensors]
-    return f"the adapter of {half[0]} lacks a half" if half else ""
+    return f"the adapter of {half[0]} lacks one of its two matrices" if half else ""

@@ -142,7 +142,7 @@ def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
         elif needed and isinstance(value, str) and not value.strip():
             yield f"{quote(field)} is empty{named}."
         elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-            yield f"{quote(field)} holds half a character (a lone surrogate){named}."
+            yield f"{quote(field)} holds an invalid character (a lone surrogate){named}."
 
 
 _TEXTS = tuple((field, False, False) for field in TEXT_FIELDS)

@@ -145,7 +145,7 @@ def _grade(program: str, tests: list[Any], doc: Doc, sandbox: Sandbox) -> Grades
     Raises TestDataError for a problem without tests, because any program would pass.
     """
     if not tests:
-        raise TestDataError("the problem has no tests")
+        raise TestDataError("the problem has no tests, so any program would pass")
     if not program:
         return Grades(lcb=NO_PROGRAM, native=NO_PROGRAM)
     inputs, outputs = [test.input for test in tests], [test.output for test in tests]

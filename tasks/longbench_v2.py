@@ -38,7 +38,9 @@ FIELDS = {
 @tasks.register("longbench_v2", aliases=("longbench-v2",))
 class LongBenchV2(Task):
     suite = "long context"
-    summary = "LongBench v2, 503 questions with four options on texts of 8K to 2M words; the short 180 for most models"
+    summary = (
+        "LongBench v2, 503 questions with four options on texts of 8K to 2M words; 180 for models with shorter contexts"
+    )
     variants = ("0shot", "cot")
     cheap_score = True
     manifest = Manifest(

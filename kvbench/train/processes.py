@@ -37,7 +37,8 @@ class Processes:
         """Return this process's samples of a batch. Raises UserError when the processes cannot share it equally."""
         if batch % self.count:
             raise UserError(
-                f"a batch of {batch} cannot be shared equally by {self.count} processes; choose --batch as a multiple."
+                f"a batch of {batch} cannot be shared equally by {self.count} processes; choose a "
+                "--batch that is a multiple."
             )
         size = batch // self.count
         return slice(self.rank * size, (self.rank + 1) * size)

@@ -79,7 +79,10 @@ def test_bom_crlf_and_a_last_line_without_newline_are_accepted():
         ('{"answer": 1}', "x.jsonl:1: field 'question' is missing."),
         ('{"problem": 3, "answer": 1}', "x.jsonl:1: 'problem' must be text; got number."),
         ('{"question": "a", "answer": 1, "context": {}}', "x.jsonl:1: 'context' must be text; got object."),
-        ('{"question": "\\ud800", "answer": 1}', "x.jsonl:1: 'question' holds half a character (a lone surrogate)."),
+        (
+            '{"question": "\\ud800", "answer": 1}',
+            "x.jsonl:1: 'question' holds an invalid character (a lone surrogate).",
+        ),
         (
             '{"question": "a", "answer": 1, "id": "q7"}\n\n{"question": "b", "answer": 1, "id": "q7"}',
             "x.jsonl:3: id 'q7' is already used on line 1.",

@@ -137,7 +137,10 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
     for h in trial.holdings:
         counts = held_at(exam, trial, h.key, h.seen)
         if abs(h.entries - sum(counts) / len(counts)) > 1e-6:
-            raise Broken(f"{h.entries:.2f} entries held, {sum(counts) / len(counts):.2f} kept, {h.seen} tokens seen")
+            mean = sum(counts) / len(counts)
+            raise Broken(
+                f"{h.entries:.2f} entries per head held, but {mean:.2f} remain in the log: {h.seen} tokens seen"
+            )
         low, high = sum(counts) * size, sum(counts) * size
         if layout == "paged":
             pages = [-(-count // PAGE) for count in counts]

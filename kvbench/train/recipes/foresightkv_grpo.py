@@ -169,7 +169,7 @@ def _initial(loaded: LoadedModel, location: str, features: str) -> tuple[dict[st
     beside = loaded.folder / f"{weights.kind}.safetensors" if loaded.folder else None
     if location == AUTO and not (beside and beside.is_file()):
         raise UserError(
-            "foresightkv-grpo continues from a trained scorer, and none is beside the model; "
+            "foresightkv-grpo continues from a trained scorer, and the model's folder holds none; "
             "train one with 'kvbench train foresightkv', then give --opt init=PATH."
         )
     tensors = load_weights(weights, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)
