@@ -51,7 +51,7 @@ class ForesightKV(Method):
     recent: int | None = option(
         None, "newest tokens that always stay; none: the interval, or a quarter of the budget", low=1
     )
-    pool: float = option(2.0, "candidates for each entry to be dropped", low=1)
+    pool: float = option(2.0, "number of candidates per entry to be dropped", low=1)
     sampling: bool = option(True, "draw evicted entries among the candidates; false: drop the worst")
     compat: Literal["none", "reference"] = option("none", "reproduce the released evaluation's decayed sum")
 
