@@ -83,7 +83,7 @@ class GPQADiamond(Task):
 
 
 def option_order(record: str, index: int) -> list[int]:
-    """Return, letter by letter, the indices into `OPTIONS` of the options in order number `index` of a question."""
+    """Return for each letter, A to D, the index into `OPTIONS` of its option in order number `index` of a question."""
     order = list(range(len(OPTIONS)))
     random.Random(f"gpqa-{SEED}-{record}-{index}").shuffle(order)
     return order

@@ -51,7 +51,7 @@ def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 
 
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
-    """Return the reference's kept sets with its next best entries added, or its worst removed, to `entries` in total.
+    """Return the reference's kept sets with next best entries added, or the worst removed, until they hold `entries`.
 
     The reference keeps only entries that score above the last entry in its budget, so it may keep fewer than the
     budget; and its budget need not be a multiple of the number of heads.
