@@ -115,7 +115,7 @@ def test_thinking_is_not_judged(serve):
 def test_a_missing_answer_is_no_score(serve):
     server = serve(say("[[8]]"))
     score = asking(server.url).score(DOCS[0], output("One."))
-    assert (score.value, score.status, score.note) == (None, "grader_error", "1 of 2 answers")
+    assert (score.value, score.status, score.note) == (None, "grader_error", "the model gave 1 of 2 answers")
     assert server.got == []
 
 
