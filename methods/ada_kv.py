@@ -2,20 +2,21 @@
 
 Paper: Feng et al., Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation, arXiv 2407.11550.
 
-Another method, `base`, gives scores, window and time of eviction: a name, or a name with options as tables print it,
-``snapkv(window=32, kernel=7)``. With budget C and free = C minus the protected entries of a head:
+Another method, `base`, gives the scores, the window and the time of eviction. `base` is a name, or a name with options
+as tables print it: ``snapkv(window=32, kernel=7)``. With budget C, and free = C minus the protected entries of a head:
 
     count_h     entries of head h among the Hk free best scores of the layer
     capacity_h  (1 - floor_alpha) count_h + floor_alpha free, in addition to the protected entries
 
 Each head keeps its capacity_h best entries. `normalize` first multiplies a head's scores by the share of their sum that
-the head's best `free` entries hold; where scores can be negative (gkv, rkv), the layer's lowest is subtracted before.
-If `base` has budgets per layer (pyramidkv), heads share their layer's budget. Defaults: the released prediction script.
+the head's best `free` entries hold; where scores can be negative (gkv, rkv), the layer's lowest score is subtracted
+first. If `base` has budgets per layer (pyramidkv), heads share their layer's budget. Defaults: the released prediction
+script.
 
 rounding=exact makes every layer's total exact (largest remainder). rounding=official follows the released code: it
 rounds floor_alpha free down, then each head's capacity, and takes an excess over the budget back evenly.
-floor=guarantee is kvpress's rule, there with normalize=false: every head keeps its best floor_alpha C entries,
-protected ones included, and all other entries compete.
+floor=guarantee is kvpress's rule (which has no normalisation: normalize=false): every head keeps its best
+floor_alpha C entries, protected entries included, and all other entries compete.
 """
 
 from __future__ import annotations
@@ -44,8 +45,10 @@ class AdaKV(Method):
 
     base: str = option("snapkv", "the method that scores, with its options in brackets")
     floor_alpha: float = option(0.2, "share of the budget that is spread evenly over heads", low=0, high=1)
-    normalize: bool = option(True, "weight a head's scores by how concentrated they are")
-    floor: Literal["mix", "guarantee"] = option("mix", "what floor_alpha means: a part of every capacity, or a minimum")
+    normalize: bool = option(True, "multiply a head's scores by the share of their sum that the best entries hold")
+    floor: Literal["mix", "guarantee"] = option(
+        "mix", "floor_alpha is a part of every head's capacity (mix) or a minimum (guarantee)"
+    )
     rounding: Literal["exact", "official"] = option("exact", "how heads get whole numbers of entries (floor=mix)")
 
     def __post_init__(self) -> None:
@@ -68,7 +71,7 @@ class AdaKV(Method):
 
     @cached_property
     def inner(self) -> Method:
-        """The method that the option `base` names; it computes the scores."""
+        """Return the method that the option `base` names; it computes the scores."""
         return from_label(self.base)
 
     def score(self, view: LayerView) -> ScoreOut:
@@ -80,7 +83,7 @@ class AdaKV(Method):
         return allocation.stats["capacity"]
 
     def _capacities(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
-        """Return the entries that each head keeps, protected ones included, [b, Hk] int64."""
+        """Return how many entries each head keeps, protected entries included, [b, Hk] int64."""
         must = protected(kept_always(self, view), view.positions, view.seen, view.prompt_len, view.valid)
         among = view.valid if must is None else view.valid & ~must
         held, free = view.held(), among.sum(dim=-1)
@@ -106,7 +109,7 @@ class AdaKV(Method):
         return split_exactly(ideal, total, fixed.clamp(min=1), held)
 
     def _total(self, view: LayerView, out: ScoreOut) -> torch.Tensor:
-        """Return the entries that the layer's heads may keep together, [b]."""
+        """Return how many entries the heads of the layer may keep together, [b]."""
         even = view.seen.new_full(view.seen.shape, view.budget * view.positions.shape[1])
         if self.inner.uniform:
             return even
@@ -116,7 +119,10 @@ class AdaKV(Method):
     def _counts(
         self, view: LayerView, score: torch.Tensor, among: torch.Tensor, left: torch.Tensor, sure: torch.Tensor | None
     ) -> torch.Tensor:
-        """Return how many of the layer's best `left` [b] entries each head has, [b, Hk]; at least `sure` [b, Hk]."""
+        """Return how many of the layer's `left` [b] best entries belong to each head, [b, Hk].
+
+        among: the entries that compete; sure: [b, Hk] entries that every head has at least.
+        """
         key = order_key(score, view.positions)
         if sure is not None:
             safe = keep_mask(score, view.positions, among, None, sure)
@@ -127,7 +133,7 @@ class AdaKV(Method):
 
 
 def _weighted(score: torch.Tensor, among: torch.Tensor, best: torch.Tensor) -> torch.Tensor:
-    """Return each head's scores times a share: the sum of its `best` [b] largest scores over the sum of all."""
+    """Return each head's scores times their concentration: the share of their sum in the head's `best` [b] largest."""
     finite = among & score.isfinite()
     lowest = torch.where(finite, score, float("inf")).amin(dim=(1, 2), keepdim=True).clamp(max=0.0)
     score = score - lowest

@@ -2,13 +2,13 @@
 
 Paper: Qin et al., CAKE: Cascading and Adaptive KV Cache Eviction with Layer Preferences, arXiv 2503.12491.
 
-A is the softmax over all keys, for each of the last `window` queries and each query head; only keys before the window
-count below.
+A is the softmax over all keys, for each of the last `window` queries and each query head; the sums below run over the
+keys before the window only.
 
     layer   P = H^(1/tau1) V^(1/tau2) with H = -sum of A log A over heads, queries and keys (dispersion)
             and V = sum over heads and keys of the variance of A over the queries (shift)
     budget  L (C - window) P / (sum of P over the L layers) in addition to the window. Budget that a layer cannot fill
-            is spread over the other layers.
+            goes to the other layers.
     token   mean of A over the queries + gamma * its variance, average pooling, mean over the group
 
 Defaults: window 32, gamma 200, kernel 5. The released code tunes tau1 and tau2 per model and budget (1.6 and 0.4 for
@@ -59,14 +59,14 @@ class CAKE(Method):
     joint = True
 
     window: int = option(32, "newest queries that vote and always stay", low=2)
-    gamma: float = option(200.0, "weight of the variance over the window in the score of a token", low=0)
+    gamma: float = option(200.0, "weight, in a token's score, of the variance of its attention over the window", low=0)
     tau1: float = option(1.0, "temperature of the dispersion in the preference of a layer", above=0)
     tau2: float = option(1.0, "temperature of the shift in the preference of a layer", above=0)
     kernel: int = option(5, "average-pooling width, 1 for none", low=1, odd=True)
     rounding: Literal["exact", "official"] = option("exact", "how layer budgets become whole numbers")
     decode: bool = option(False, "evict while decoding too, by the newest query")
     compat: Literal["none", "reference"] = option("none", "reproduce cascade and slot order of the released code")
-    cascade: bool = option(True, "evict lower layers before upper ones are read (compat=reference)")
+    cascade: bool = option(True, "evict lower layers before the model reads upper layers (compat=reference)")
 
     def needs(self) -> Needs:
         return Needs(queries="window", window=self.window)
@@ -114,7 +114,7 @@ class CAKE(Method):
     def _in_slot_order(
         self, view: LayerView, votes: torch.Tensor, among: torch.Tensor, stats: dict[str, torch.Tensor]
     ) -> ScoreOut:
-        """Return scores, ranks and states as in the released code, which sorts a layer's entries at every eviction."""
+        """Return scores, ranks and states as in the released code, which sorts a layer's entries at each eviction."""
         states, first, held = view.states, stats["first"], view.held()
         after_prompt = (states["evicted_at"] == states["prompt"])[:, None]
         shrank = held < states["entries"] + (view.seen - states["evicted_at"])[:, None]
@@ -134,7 +134,7 @@ class CAKE(Method):
         return ScoreOut(out.score, out.columns | {"old_rank": rank} | new, stats)
 
     def _window(self, view: LayerView, among: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return scores of tokens before pooling [b, Hk, N], and the layer's H and V, each [b]."""
+        """Return unpooled token scores [b, Hk, N], and the layer's dispersion H and shift V, [b] each."""
         heads = view.keys.shape[1]
         group = view.queries.shape[1] // heads
         scores = []
@@ -158,7 +158,11 @@ class CAKE(Method):
         return torch.cat(scores, dim=1), entropy, variance
 
     def _share(self, view: LayerView, first: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return the new states. `entries`: how many a later eviction leaves in each head, as many as the first."""
+        """Return the states of the layer after an eviction.
+
+        `entries` is how many entries the first eviction left in each head, and every later eviction leaves. first: [b]
+        whether this is the first eviction.
+        """
         known = view.states["entries"]
         left = view.held() - (view.seen - view.states["evicted_at"])[:, None]
         entries = torch.where(known > 0, known, left)
@@ -182,7 +186,7 @@ class CAKE(Method):
         return torch.where(first, each, stats["entries"].long())
 
     def _split(self, preference: torch.Tensor, spare: int, room: torch.Tensor) -> torch.Tensor:
-        """Split `spare` entries among layers in proportion to preference [b, L], at most `room` [b, L] per layer.
+        """Split `spare` entries among layers in proportion to their preference [b, L], at most `room` [b, L] per layer.
 
         The layers share evenly if all preferences are 0.
         """
@@ -195,7 +199,10 @@ class CAKE(Method):
         )
 
     def _cascade(self, preference: torch.Tensor, spare: int, room: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
-        """Return for each layer the fewest entries outside the window that the cascade's evictions leave, [b, L]."""
+        """Return how many entries outside the window the cascade's evictions leave in each layer, [b, L].
+
+        final: the layers' budgets after the whole prompt; the other arguments as in `_split`.
+        """
         least = final.clone()
         for read in range(1, preference.shape[1]):
             part = self._split(preference[:, :read], spare, room[:, :read])
@@ -204,7 +211,10 @@ class CAKE(Method):
 
 
 def _official(ideal: torch.Tensor, total: int, room: torch.Tensor) -> torch.Tensor:
-    """Round `ideal` down, cap it at `room`, and add what `total` lacks evenly; a remainder goes to the first layers."""
+    """Round `ideal` numbers of entries per layer [b, L] down, but at most to `room`, so that their sum is `total`.
+
+    Missing entries are spread evenly; a remainder goes to the first layers.
+    """
     each = torch.minimum(ideal.long(), room)
     cut = (ideal.long() - each).sum(dim=1)
     for missing in (cut, None):

@@ -8,7 +8,7 @@ smallest alpha become streaming heads: they keep `sinks` + `recent` entries whil
 
     sparsity=S   at least a share S of the heads streams, as in the paper. The method then takes no budget.
     otherwise    the largest number R of retrieval heads that fits the budget C right after a prompt of P tokens:
-                 R P + (heads - R) (sinks + recent) <= heads C. The choice holds for the whole sequence. If
+                 R P + (heads - R) (sinks + recent) <= heads C. This choice of heads holds for the whole sequence. If
                  sinks + recent > C, all heads stream, with sinks and recent shrunk in proportion.
 
 Retrieval heads also keep all generated entries, so the cache is unbounded; the budget grows by one entry per token.
@@ -38,8 +38,8 @@ class Duo(Method):
 
     sinks: int = option(64, "first tokens that a streaming head keeps", low=0)
     recent: int = option(256, "newest tokens that a streaming head keeps", low=1)
-    sparsity: float | None = option(None, "share of heads that stream; none: by the budget", low=0, high=1)
-    table: str = option("auto", "safetensors with alpha; auto: duo.safetensors beside the model's weights")
+    sparsity: float | None = option(None, "share of heads that stream; none: the budget decides", low=0, high=1)
+    table: str = option("auto", "safetensors with alpha; auto: duo.safetensors beside the model")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -96,6 +96,6 @@ class Duo(Method):
         return self.sinks + self.recent
 
     def _streaming(self, budget: torch.Tensor) -> torch.Tensor:
-        """Return the entries that a streaming head keeps, [b]."""
+        """Return how many entries a streaming head keeps at a budget [b]: [b]."""
         size = torch.full_like(budget, self._size)
         return size if self.sparsity is not None else torch.minimum(size, budget)

@@ -1,4 +1,4 @@
-"""expected-attention: keep the entries that future queries should attend to, by the statistics of past queries.
+"""expected-attention: keep the entries that future queries will attend to, as the statistics of past queries predict.
 
 Paper: Devoto et al., Expected Attention: KV Cache Compression by Estimating Attention from Future Queries Distribution,
 arXiv 2510.00636 (NVIDIA/kvpress).
@@ -32,11 +32,11 @@ from kvbench.registry import methods
 class ExpectedAttention(Method):
     paper = "Devoto et al., arXiv 2510.00636"
 
-    n_future: int = option(512, "coming positions over which the rotation is averaged", low=1)
+    n_future: int = option(512, "number of next positions over which the rotation is averaged", low=1)
     sinks: int = option(4, "first tokens, which always stay; their queries do not count", low=0)
     covariance: bool = option(True, "use the covariance of the queries, not their mean alone")
     vnorm: bool = option(True, "multiply by the norm of the value")
-    epsilon: float = option(0.0, "added to the expected attention before it is multiplied by the norm", low=0)
+    epsilon: float = option(0.0, "number added to the expected attention before the multiplication by the norm", low=0)
 
     def needs(self) -> Needs:
         return Needs(queries="since_last", values=self.vnorm, rope=True)
@@ -49,7 +49,10 @@ class ExpectedAttention(Method):
         return (State(name="count"), State(name="mean", shape=("query_heads", "head_dim")), *spread)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """Merge the moments of new queries into the running ones; sums of squares would lose precision in float32."""
+        """Merge the mean and covariance of new queries into the running moments.
+
+        Merging moments keeps the precision that sums of squares would lose in float32.
+        """
         queries = view.rotate(view.queries, -view.query_positions)
         counted = (view.query_positions >= self.sinks)[:, None, :, None]  # [b, 1, w, 1]
         new = counted.sum(dim=(1, 2, 3)).float()
@@ -75,7 +78,7 @@ class ExpectedAttention(Method):
         return torch.where(among, (expected + self.epsilon) * view.values.float().norm(dim=-1), 0.0)
 
     def _logits(self, view: LayerView, keys: torch.Tensor) -> torch.Tensor:
-        """Return the logarithm of the mean of exp(q k / sqrt(d)) over the expected queries, [b, Hk, g, N]."""
+        """Return [b, Hk, g, N]: per key k, the logarithm of the mean of exp(q k / sqrt(d)) over expected queries q."""
         assert view.rope is not None, "the method declares Needs(rope=True)"
         b, heads = keys.shape[:2]
         d = keys.shape[-1]
@@ -91,7 +94,7 @@ class ExpectedAttention(Method):
 
 
 def mean_rotation(rope: Rope, start: torch.Tensor, count: int, d: int) -> torch.Tensor:
-    """Return the rotation averaged over positions start .. start + count - 1, [b, d, d] float32; start is [b]."""
+    """Return RoPE's rotation averaged over positions start .. start + count - 1: [b, d, d] float32, for start [b]."""
     frequencies = rope.frequencies.to(start.device, torch.float64)
     ahead = torch.arange(count, device=start.device, dtype=torch.float64)
     angles = (start.double()[:, None] + ahead)[..., None] * frequencies  # [b, count, r / 2]

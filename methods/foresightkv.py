@@ -4,7 +4,7 @@ Paper: ForesightKV, arXiv 2602.03203.
 
 Each layer and KV head has a network of 16 hidden units. From an entry's key, value and received attention the network
 computes phi, large for entries to be dropped (Eq. 6). `features=paper6` is the paper's list of attention features;
-`features=released8`, of another size, is the released code's, which the published checkpoints need.
+`features=released8` is the longer list of the released code, which the published checkpoints need.
 
 The newest entries always stay. To drop n of the others, the 2 n with the largest phi are candidates (`pool=2`), and n
 of the candidates are drawn without replacement with probabilities softmax(phi). In the paper this is better than to
@@ -46,13 +46,13 @@ class ForesightKV(Method):
     kind = "weights"
     trained = True
 
-    scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors of the model")
-    features: Literal["paper6", "released8"] = option("paper6", "what the scorer reads of attention")
+    scorer: str = option("auto", "file with the trained scorer; auto: foresightkv.safetensors beside the model")
+    features: Literal["paper6", "released8"] = option("paper6", "attention features that the scorer reads")
     recent: int | None = option(
         None, "newest tokens that always stay; none: the interval, or a quarter of the budget", low=1
     )
-    pool: float = option(2.0, "candidates for each entry to be dropped", low=1)
-    sampling: bool = option(True, "draw among the candidates; otherwise the worst go")
+    pool: float = option(2.0, "number of candidates per entry to be dropped", low=1)
+    sampling: bool = option(True, "draw evicted entries among the candidates; false: drop the worst")
     compat: Literal["none", "reference"] = option("none", "reproduce the released evaluation's decayed sum")
 
     def weights(self) -> LearnedWeights:
@@ -75,7 +75,10 @@ class ForesightKV(Method):
         return Protect(recent=max(1, budget // 4), by_interval=True)
 
     def observe(self, view: LayerView) -> dict[str, torch.Tensor]:
-        """Add the attention of a block of queries to its chunk's statistics, and finished chunks to the decayed sum."""
+        """Add the attention of a block of queries to the statistics of its chunk (the tokens between two evictions).
+
+        A finished chunk is added to the decayed sum.
+        """
         group = view.queries.shape[1] // view.keys.shape[1]
         old = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         new = dict(zip(("sum", "max", "min"), attention_statistics(view)))
@@ -110,11 +113,11 @@ class ForesightKV(Method):
         return torch.where(candidate, (-noise.log()).log() - phi, float("inf"))
 
     def competing(self, view: LayerView) -> torch.Tensor:
-        """Return the mask of entries that compete, all but the newest, [b, Hk, N] bool."""
+        """Return the mask [b, Hk, N] of the entries that compete: all except the protected newest entries."""
         return view.older(kept_always(self, view).recent)
 
     def inputs(self, view: LayerView) -> torch.Tensor:
-        """Return the scorer's input at an eviction, [b, Hk, N, D]."""
+        """Return the scorer's inputs for every entry at an eviction, [b, Hk, N, D]."""
         group = view.queries.shape[1] // view.keys.shape[1]
         chunk = {column.name: stacked(view.columns, column.name, group) for column in self.columns()}
         cumulative, decayed = chunk["cumulative"], DECAY * chunk["decayed"] + chunk["sum"]

@@ -3,9 +3,9 @@
 Paper: Liao et al., G-KV: Decoding-Time KV Cache Eviction with Global Attention, arXiv 2512.00504.
 
 Local score (Eq. 1-2): softmax over all keys, max over the group, mean over the window, divided by its head's maximum.
-The global score F (Eq. 3-5) merges it with the entry's score at the previous eviction, by one of the forms of
-`kvbench.eviction.terms.window_vote`. Ranking: lam F_j - (1 - lam) R_j, where R is R-KV's redundancy divided by its
-maximum in a head.
+The global score F (Eq. 3-5) merges the local score with the entry's global score at the previous eviction, by one of
+the forms of `kvbench.eviction.terms.window_vote`. Ranking: lam F_j - (1 - lam) R_j, where R is R-KV's redundancy
+divided by its maximum in a head.
 
 Defaults: window 16, form max, alpha 0.8, lam 0.5, as in the released scripts (the released class has window 8 and lam
 0.1). Other forms of the released code: `redundancy=false` ranks by F; `kernel` pools F for ranking only (SnapKV +

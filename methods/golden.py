@@ -2,15 +2,16 @@
 
 Paper: golden eviction of ForesightKV, arXiv 2602.03203.
 
-The score of an entry is the largest attention that a later query pays to it, in the mean over the query heads of its
-group. Attention is that of the full cache over the finished sequence (`kvbench.eviction.terms.golden`):
+The score of an entry j is the largest attention that a later query pays to it, averaged over the query heads of its
+group. A^h_ij is the attention of query i in head h to entry j, with the full cache over the finished sequence
+(`kvbench.eviction.terms.golden`):
 
     within=max     score_j = max over later i of mean over h of A^h_ij
     within=mean    score_j = max over blocks t' >= t of mean over i in block t', h of A^h_ij
 
-Blocks are the tokens between two evictions; `within=mean` is the paper's score. The mean over a long block hides an
-entry that a single query needs, so a method without an oracle can do better than golden (docs/replay.md has the
-figures). A yardstick must not depend on the interval, so the default is `max`.
+A block is the tokens between two evictions, t the block that follows now; `within=mean` is the paper's score. The mean
+over a long block hides an entry that a single query needs, so a method without an oracle can do better than golden
+(docs/replay.md has the figures). A yardstick must not depend on the interval, so the default is `max`.
 
 In the paper the oldest C of C + L entries compete, and the newest L, the tokens since the last eviction, stay. With L
 at or above the budget no choice would be left, and the oracle knows the future of the newest entries too. So here all
@@ -39,7 +40,7 @@ class Golden(Method):
     oracle = True
 
     within: Literal["mean", "max"] = option(
-        "max", "what counts of a block's queries: the most one pays, or their mean (paper)"
+        "max", "score by the largest attention of a block's queries, or by their mean (paper)"
     )
     recent: int = option(0, "newest tokens that always stay", low=0)
 
@@ -50,7 +51,7 @@ class Golden(Method):
         """Return the scores from the tables [b, Hk, blocks + 1, T] that a replay has put into `view.weights`."""
         future = view.weights.get(f"{self.within}.{view.layer}")
         if future is None:
-            raise UserError("method 'golden' is an oracle: it knows the future, which only 'kvbench replay' can tell.")
+            raise UserError("method 'golden' is an oracle: it needs future attention, which only 'kvbench replay' has.")
         block = (view.seen - view.prompt_len) // view.weights["interval"]
         coming = future[torch.arange(len(block), device=block.device), :, block]  # [b, Hk, T]
         return coming.gather(-1, view.positions)

@@ -33,7 +33,7 @@ class H2O(Method):
 
     recent: float = option(0.5, "recent tokens: below 1 a share of the budget, otherwise a number of tokens", low=0)
     reduce_g: Literal["mean", "max"] = option("mean", "how the query heads of a group become one score")
-    group: int = option(1, "query heads of a KV head; only reduce_g=max asks for it", low=1)
+    group: int = option(1, "query heads per KV head; needed with reduce_g=max only", low=1)
 
     def needs(self) -> Needs:
         return Needs(queries="since_last")

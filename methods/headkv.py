@@ -36,9 +36,11 @@ class HeadKV(PromptVote):
     trained = True
     joint = True  # shares are relative to all heads of all layers that evict
 
-    table: str = option("auto", "file with the importance of every query head; auto: headkv.safetensors of the model")
-    beta: float = option(1.2, "the pool takes base / beta entries of every head", low=1)
-    temp: float = option(1.0, "power of the importance; above 1 sharpens it", above=0)
+    table: str = option(
+        "auto", "file with the importance of every query head; auto: headkv.safetensors beside the model"
+    )
+    beta: float = option(1.2, "every head puts base / beta entries into the shared pool", low=1)
+    temp: float = option(1.0, "power to which importances are raised; above 1 differences grow", above=0)
 
     def weights(self) -> Weights:
         return Weights(kind="headkv", path=self.table, recipe="headkv")

@@ -11,8 +11,8 @@ of the draft and of the last `w2` prompt tokens score the full prompt:
 The draft is then dropped, and generation starts from the evicted prompt. The last `w2` tokens stay. Defaults: n 8, w2 8
 (the paper's LAQ++; `w2=0` is LAQ), kernel 7, inner SnapKV with a window of 32.
 
-The released code keeps separate entries for every query head, and masks the prompt's last keys as if they were the
-draft's; here drafted queries see the whole prompt.
+The released code keeps separate entries for every query head, and masks the prompt's last keys for drafted
+queries as if these keys were the draft's; here drafted queries see the whole prompt.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LAQ(Method):
     kind = "probes"
 
     n: int = option(8, "drafted tokens whose queries vote", low=1)
-    inner: str = option("snapkv", "method that cuts the copy the draft is generated from, as NAME(OPTION=VALUE)")
+    inner: str = option("snapkv", "method that evicts the copy from which the model drafts, as NAME(OPTION=VALUE)")
     w2: int = option(8, "last prompt tokens that vote too and always stay", low=0)
     kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
 
@@ -53,7 +53,7 @@ class LAQ(Method):
         if not (inner.takes_budget and apart) or inner.weights() is not None or inner.per_query_head:
             raise OptionError(
                 "inner",
-                f"must score KV heads from the newest queries alone, "
+                f"must name a method that scores KV heads from the newest queries alone, "
                 f"without state or weights; got {quote(self.inner)}.",
             )
 

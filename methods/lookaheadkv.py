@@ -2,8 +2,8 @@
 
 Paper: LookaheadKV, arXiv 2603.10899, Algorithm 2.
 
-The model reads n learned embeddings (the number is that of the weights file) after the prompt, at the next positions. A
-low-rank adapter acts on these rows only, so the prompt's keys and values are the plain model's. Once, after the prompt,
+After the prompt the model reads n learned embeddings (rows) from the weights file, at the next positions. A low-rank
+adapter acts on these rows only, so the prompt's keys and values are the plain model's. Once, after the prompt,
 the rows' attention ranks the prompt's entries:
 
     s_j = mean over the n rows of softmax( q . k / sqrt(D) )_j,  over prompt and learned rows
@@ -87,4 +87,4 @@ def _misfit(tensors: Mapping[str, torch.Tensor], model: Sizes) -> str:
         return f"embeddings have {tensors['embeddings'].shape[-1]} numbers, the model's {model['hidden_size']}"
     alone = {name[2:] for name in tensors if name[:2] in ("A.", "B.")}
     half = [name for name in sorted(alone) if f"A.{name}" not in tensors or f"B.{name}" not in tensors]
-    return f"the adapter of {half[0]} lacks a half" if half else ""
+    return f"the adapter of {half[0]} lacks one of its two matrices" if half else ""

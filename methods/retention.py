@@ -38,8 +38,10 @@ class Retention(Gated):
     name = "retention"
     usual = GateForm("rg10", "layers")
 
-    level: Literal["model", "layer"] = option("model", "whose heads compete: those of all layers, or of each layer")
-    floor: float = option(0.0, "entries that every head is sure of: below 1 a share of the budget", low=0)
+    level: Literal["model", "layer"] = option(
+        "model", "entries compete over the heads of the whole model, or of each layer"
+    )
+    floor: float = option(0.0, "entries that every head keeps at least; below 1: a share of the budget", low=0)
 
     @property
     def scope(self) -> Literal["head", "layer", "model"]:  # type: ignore[override]  # an option decides

@@ -38,12 +38,12 @@ class RKV(WindowVote):
     kernel: int = option(7, "max-pooling width, 1 for none", low=1, odd=True)
     lam: float = option(0.1, "weight of attention; 1 - lam is the weight of redundancy", low=0, high=1)
     threshold: float = option(0.5, "cosine above which two keys count as similar", low=0, high=1)
-    spare: Literal["last", "first"] = option("last", "which of several similar keys a row spares")
+    spare: Literal["last", "first"] = option("last", "of several similar keys, the key that redundancy does not count")
     compat: Literal["none", "reference"] = option("none", "reproduce the released code's slot order and its slot 0")
     global_score: Literal["none", "max", "mean", "sum"] = option(
         "none", "merge the vote with those before, as gkv does"
     )
-    alpha: float = option(0.8, "decay of what an entry scored before, for global_score", above=0, high=1)
+    alpha: float = option(0.8, "decay of an entry's earlier score, for global_score", above=0, high=1)
 
     def score(self, view: LayerView) -> ScoreOut:
         among, order = view.older(self.window), self.order(view)

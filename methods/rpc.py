@@ -6,6 +6,7 @@ arXiv 2505.13866.
 Score of the generated tokens older than the newest R: softmax over these tokens, summed over the newest R queries
 (`selectors=new`: the newest query only), mean over all query heads (`aggregate=group`: over the group), then pooling.
 With `aggregate=all` every head of a layer keeps the same generated tokens. The newest R always stay.
+The option `form` says when tokens are evicted:
 
     native  the paper's schedule: the first compression after P + R generated tokens, then one every P tokens. The n-th
             (n = 0, 1, ...) keeps the prompt, (n + 1) P / c generated tokens and the newest R. The cache grows without
@@ -37,13 +38,13 @@ class RPC(Method):
     paper = "Song et al., arXiv 2505.13866"
 
     form: Literal["fixed", "native"] = option("fixed", "a fixed budget, or the paper's growing cache")
-    P: int = option(1024, "generated tokens between compressions (native)", low=1)
+    P: int = option(1024, "generated tokens between compressions (form=native)", low=1)
     R: int = option(32, "newest tokens, which vote and always stay", low=1)
-    c: float = option(4.0, "compression ratio of the reasoning (native)", low=1)
+    c: float = option(4.0, "compression ratio of the generated tokens (form=native)", low=1)
     kernel: int = option(7, "pooling width, 1 for none", low=1, odd=True)
     pool: Literal["avg", "max"] = option("avg", "kind of pooling")
     aggregate: Literal["all", "group"] = option("all", "mean over all query heads of a layer, or over each group")
-    selectors: Literal["recent", "new"] = option("recent", "who votes: the newest R queries, or the newest one")
+    selectors: Literal["recent", "new"] = option("recent", "the newest R queries vote, or only the newest query")
     compat: Literal["none", "reference"] = option("none", "count the newest query twice, as the released code does")
 
     def needs(self) -> Needs:
@@ -83,7 +84,7 @@ class RPC(Method):
         return torch.where(prompt, self._votes(voters, older & prompt).clamp_min(PROMPT), generated * GENERATED)
 
     def _votes(self, view: LayerView, among: torch.Tensor) -> torch.Tensor:
-        """Return pooled votes [b, Hk, N] for the entries that `among` marks; the softmax runs over these only."""
+        """Return pooled votes [b, Hk, N] for the entries in the mask `among`; the softmax runs over these only."""
         votes = view.attend(reduce_g="mean", reduce_q="sum", among=among)
         if self.aggregate == "all":
             votes = _mean_over_heads(votes, view.positions, among)

@@ -32,14 +32,14 @@ from kvbench.registry import methods
 class SnapKVDecode(WindowVote):
     paper = "Li et al., arXiv 2404.14469; decoding forms of arXiv 2505.24133 (rkv) and 2512.00504 (gkv)"
 
-    variant: Literal["rkv", "gkv"] = option("rkv", "whose decoding form")
+    variant: Literal["rkv", "gkv"] = option("rkv", "repository whose decoding form is used")
     window: int | None = option(None, "newest queries that vote and always stay; none: 8 (rkv) or 16 (gkv)", low=1)
     kernel: int | None = option(None, "max-pooling width, 1 for none; none: 7 (rkv) or 5 (gkv)", low=1, odd=True)
     compat: Literal["none", "reference"] = option("none", "reproduce the slot order of the R-KV code (rkv only)")
     global_score: Literal["none", "max", "mean", "sum"] = option(
         "none", "merge the vote with those before, as gkv does"
     )
-    alpha: float = option(0.8, "decay of what an entry scored before, for global_score", above=0, high=1)
+    alpha: float = option(0.8, "decay of an entry's earlier score, for global_score", above=0, high=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

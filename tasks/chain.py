@@ -1,4 +1,4 @@
-"""`chain`: the prompt holds a plan, and the answer needs each of its lines exactly once: a test of foresight.
+"""`chain`: the prompt holds a plan, and the answer needs each line of the plan exactly once: a test of foresight.
 
 Variants: chain-4 (default), chain-8. Past attention does not show which line comes next, so this task alone is unfair
 to methods that use past attention. The headline score is the share of steps before the first error; the other
@@ -8,10 +8,10 @@ score is exact match.
 from __future__ import annotations
 
 from kvbench.registry import tasks
-from kvbench.taskkit.synthetic_task import SyntheticTask, cell_names
+from kvbench.taskkit.synthetic_task import SyntheticTask, variant_names
 
 
 @tasks.register("chain")
 class Chain(SyntheticTask):
     summary = "a plan read once, line by line: foresight (built-in model)"
-    variants = cell_names("chain")
+    variants = variant_names("chain")

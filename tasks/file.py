@@ -79,7 +79,7 @@ class FileTask(Task):
 
 
 def is_mathematics(answer: Any) -> bool:
-    """Return whether an answer is a number, or text with a digit or backslash and without a word ("2x+3", "\\pi").
+    """Return whether an answer is mathematics: a number, or text with a digit or backslash but no word ("\\pi").
 
     A word is two or more letters in a row, LaTeX commands not counted.
     """
@@ -96,7 +96,10 @@ def fold(text: str) -> str:
 
 
 def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the ids and items of a file. Raises UserError with the first `SHOWN` problems and their number."""
+    """Return the id and fields of every question in a file.
+
+    If the file has problems, raises UserError with the first `SHOWN` of them and their number.
+    """
     label = bare(path)
     if not os.path.isfile(path):
         read_plain(path, f"--task-file {label}", FILE_LIMIT)  # its error says what the path is instead of a file
@@ -118,13 +121,13 @@ def _items(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     if not items:
         lines = path.read_bytes().count(b"\n")
         raise UserError(
-            f"{label} has {lines} line{'s' * (lines != 1)} and no item." if lines else f"{label} has no items."
+            f"{label} has {lines} line{'s' * (lines != 1)} and no question." if lines else f"{label} has no questions."
         )
     return items
 
 
 def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the problems of one item."""
+    """Yield a message for each problem of one question's fields: missing, empty, of a wrong type or not valid text."""
     identity = item.get("id")
     named = f" (item id {quote(identity)})" if isinstance(identity, (str, int, float)) else ""
     question = "question" if "question" in item or "problem" not in item else "problem"
@@ -139,7 +142,7 @@ def _wrong(item: Mapping[str, Any]) -> Iterator[str]:
         elif needed and isinstance(value, str) and not value.strip():
             yield f"{quote(field)} is empty{named}."
         elif isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
-            yield f"{quote(field)} holds half a character (a lone surrogate){named}."
+            yield f"{quote(field)} holds an invalid character (a lone surrogate){named}."
 
 
 _TEXTS = tuple((field, False, False) for field in TEXT_FIELDS)

@@ -6,9 +6,10 @@
     livecodebench/v4_v5             268 problems, files 4 and 5
 
 `score` is the verdict of LiveCodeBench's own checker, bugs included, for comparison with published numbers;
-`passed_native` is the verdict with the program as an ordinary process. Only a program after the thinking block counts,
-so an answer that never ends its block has no program (aux `official` follows LiveCodeBench, which accepts drafts in the
-block). Problems in LiveCodeBench's errata count too; aux `errata` marks them.
+`passed_native` is the verdict of running the program as an ordinary process. Only a program after the thinking block
+counts, so an answer that never ends its thinking block has no program; the additional score `official` follows
+LiveCodeBench, which accepts drafts in the block. Problems in LiveCodeBench's errata count too; the additional score
+`errata` marks them.
 
 kvbench reads the hub's raw files and does not run its loading script. Programs run in `kvbench.scoring.sandbox` only.
 """
@@ -78,7 +79,7 @@ class LiveCodeBench(Task):
         )
 
     def docs(self, source: DataSource, *, style: str = "default", limit: int | None = None) -> list[Doc]:
-        """Return the documents by `question_id`, the official order."""
+        """Return the documents, sorted by `question_id` as officially."""
         constants = json.loads(bundled("livecodebench/prompt_constants.json"))
         try:
             rows = sorted(source.rows(self.name, self.manifest), key=lambda row: str(row.get("question_id")))
@@ -139,9 +140,12 @@ class LiveCodeBench(Task):
 
 
 def _grade(program: str, tests: list[Any], doc: Doc, sandbox: Sandbox) -> Grades:
-    """Return both verdicts. Raises TestDataError without tests, because any program would pass."""
+    """Return the verdicts of LiveCodeBench's checker and of an ordinary process.
+
+    Raises TestDataError for a problem without tests, because any program would pass.
+    """
     if not tests:
-        raise TestDataError("the problem has no tests")
+        raise TestDataError("the problem has no tests, so any program would pass")
     if not program:
         return Grades(lcb=NO_PROGRAM, native=NO_PROGRAM)
     inputs, outputs = [test.input for test in tests], [test.output for test in tests]
@@ -170,7 +174,7 @@ def _doc(row: Mapping[str, Any], style: str, constants: Mapping[str, str]) -> Do
 def _turn(row: Mapping[str, Any], style: str, constants: Mapping[str, str]) -> Turn:
     """Return the prompt of a problem.
 
-    Styles: `default` is the body that LiveCodeBench and lighteval give to R1 and QwQ. `gkv` adds LiveCodeBench's system
+    Styles: `default` is the text that LiveCodeBench and lighteval give to R1 and QwQ. `gkv` adds LiveCodeBench's system
     message for R1, without its special tokens, which the chat template adds. `lcb_generic` is LiveCodeBench's prompt
     for all other models.
     """

@@ -1,7 +1,7 @@
 """LongBench (Bai et al. 2023, arXiv:2308.14508): 21 sets of questions on long texts, English, Chinese and code.
 
     longbench                  all sets, with the averages that papers print
-    longbench/hotpotqa         one of them
+    longbench/hotpotqa         one set
 
 Prompts and answer lengths are the official ones, bundled (MIT). The six few-shot and code sets use no chat template. A
 prompt that is too long for the model loses its middle, as in the official script. `kvbench.scoring.longbench` scores
@@ -61,7 +61,10 @@ SETS = {
 
 
 def macro(language: str) -> dict[str, float]:
-    """Return each set's weight in a language's mean over six categories; both languages include the code sets."""
+    """Return the weight of each set in the mean over six categories for a language.
+
+    Code sets count for both languages.
+    """
     members = {name: one.category for name, one in SETS.items() if one.language in (language, "code")}
     sizes = list(members.values())
     return {name: 1 / (6 * sizes.count(category)) for name, category in members.items()}
@@ -117,11 +120,11 @@ class LongBench(Task):
         return Score(value=value, aux={"no_answer": float(not text.strip())})
 
     def rows(self, source: DataSource) -> list[Mapping[str, Any]]:
-        """Return the set's rows in the source's order."""
+        """Return the rows of this task's set, in the order of the data source."""
         return list(source.rows(self.name, self.manifest))
 
     def category(self, row: Mapping[str, Any]) -> str:
-        """Return the value of the row column `category`."""
+        """Return a row's category, by which reports group."""
         return SETS[self.variant].category
 
     def doc(self, row: Mapping[str, Any]) -> Doc:

@@ -4,7 +4,7 @@
     longbench_v2/cot      "Let's think step by step", then a second turn asks for the letter
 
 Prompts are the official ones, bundled (MIT). A model whose context is shorter than the official limit of 120,000 tokens
-gets only the 180 questions of length "short". Prompts that are too long lose their middle, as officially.
+gets only the 180 questions of length "short". Prompts that are too long lose their middle, as in the official script.
 
 The second turn of `cot` continues the conversation, so the model answers from the evicted cache. The official script
 starts a new prompt without the text, which would not measure the cache.
@@ -38,7 +38,9 @@ FIELDS = {
 @tasks.register("longbench_v2", aliases=("longbench-v2",))
 class LongBenchV2(Task):
     suite = "long context"
-    summary = "LongBench v2, 503 questions with four options on texts of 8K to 2M words; the short 180 for most models"
+    summary = (
+        "LongBench v2, 503 questions with four options on texts of 8K to 2M words; 180 for models with shorter contexts"
+    )
     variants = ("0shot", "cot")
     cheap_score = True
     manifest = Manifest(
@@ -65,7 +67,7 @@ class LongBenchV2(Task):
         return documents(self, rows[:limit], self._doc, ids="_id")
 
     def gen(self, model_type: str) -> GenSpec:
-        """Greedy decoding; the official script samples at temperature 0.1."""
+        """Return greedy decoding; the official script samples at temperature 0.1."""
         new = 1024 if self.variant == "cot" else 128
         later = new if self.variant == "cot" else 0  # tokens of the second answer
         return GenSpec(
@@ -73,7 +75,7 @@ class LongBenchV2(Task):
         )
 
     def score(self, doc: Doc, output: Output) -> Score:
-        """Score an answer; one without a letter counts as wrong (officially `compensated = False`)."""
+        """Score an answer; an answer without a letter counts as wrong (officially `compensated = False`)."""
         text = answer(output)
         letter = longbench_v2(text)
         aux = {"no_answer": float(letter is None), "letter_last": float(letter_last(text) == doc.reference)}
@@ -83,8 +85,8 @@ class LongBenchV2(Task):
         if self.short_kept is None:
             return []
         return [
-            f"task {quote(self.name)} keeps the questions of length {SHORT}, {self.short_kept} here; "
-            f"all {self.size()} are asked where a model's context holds {OFFICIAL_LIMIT:,} tokens."
+            f"task {quote(self.name)} asks only its {self.short_kept} questions of length {SHORT}; "
+            f"all {self.size()} need a model with a context of {OFFICIAL_LIMIT:,} tokens."
         ]
 
     def _doc(self, row: Mapping[str, Any]) -> Doc:
@@ -101,7 +103,7 @@ class LongBenchV2(Task):
 
 
 def _first(file: str, row: Mapping[str, Any]) -> Turn:
-    """Return the first turn of a row."""
+    """Return the first turn of a row, laid out by the bundled prompt `file`."""
     context, question = parts(bundled(f"longbench_v2/{file}"), "$DOC$")
     context = context.replace("$DOC$", str(row["context"]).strip())
     for mark, column in FIELDS.items():

@@ -7,10 +7,10 @@ other score is exact match (all keys in order and no other text).
 from __future__ import annotations
 
 from kvbench.registry import tasks
-from kvbench.taskkit.synthetic_task import SyntheticTask, cell_names
+from kvbench.taskkit.synthetic_task import SyntheticTask, variant_names
 
 
 @tasks.register("lookup")
 class Lookup(SyntheticTask):
     summary = "values of eight keys out of sixteen facts: retrieval (built-in model)"
-    variants = cell_names("lookup")
+    variants = variant_names("lookup")

@@ -49,7 +49,7 @@ class MTBench(Task):
         return documents(self, rows, self._doc, lacks="")
 
     def gen(self, model_type: str) -> GenSpec:
-        """`max_new_tokens` is per turn; each document sets its own temperature (`TEMPERATURES`)."""
+        """Return the generation settings per turn; each document sets its own temperature (`TEMPERATURES`)."""
         thinking = self.variant == "thinking"
         return GenSpec(max_new_tokens=8192 if thinking else 1024, thinking=thinking)
 
@@ -60,12 +60,12 @@ class MTBench(Task):
         """
         answers = _answers(output.turns, output.thinking)
         if len(answers) < len(doc.turns):
-            return Score(value=None, note=f"{len(answers)} of {len(doc.turns)} answers")
+            return Score(value=None, note=f"the model gave {len(answers)} of {len(doc.turns)} answers")
         if self.services.judge_mode != "pair":
             return judge.rate(self.services, doc, answers)
         baseline = _answers(output.baseline, output.thinking)
         if len(baseline) < len(doc.turns):
-            note = "no answer of method full beside it; 'kvbench score RUN --judge-mode pair' when there is one"
+            note = "method full has no answer to compare with; run it, then 'kvbench score RUN --judge-mode pair'"
             return Score(value=None, status="unscored", note=note)
         return judge.compare(self.services, doc, answers, baseline)
 

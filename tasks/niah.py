@@ -2,12 +2,12 @@
 
     niah@8192                  a random number of seven digits among RULER's noise sentences: no download, and no text
                                that a model may have memorised
-    niah/essay@8192            among Paul Graham's essays
+    niah/essay@8192            such a number among Paul Graham's essays
     niah/sandwich@8192         the classic sentence about San Francisco among noise sentences
-    niah/essay-sandwich@8192   the classic test
+    niah/essay-sandwich@8192   the classic test: the sentence among the essays
 
-Five needles per depth, each in a haystack that starts elsewhere in the text (`cluster_id`); --limit 110 gives ten per
-depth. Score: share of the needle's key words in the output. The category is the depth.
+Five needles per depth, each in a haystack that starts at another place in the text (`cluster_id`); --limit 110 gives
+ten per depth. Score: share of the needle's key words in the output. The category is the depth.
 """
 
 from __future__ import annotations
@@ -63,7 +63,10 @@ class NeedleInAHaystack(Task):
 
 
 def _rouge(text: str) -> dict[str, float]:
-    """Return the share of the sandwich sentence's words in an output; {} without package rouge (extra `longbench`)."""
+    """Return the score `rouge1_recall`: the share of the sandwich sentence's words in an output.
+
+    Returns {} without the package rouge (extra `longbench`).
+    """
     try:
         from rouge import Rouge
     except ModuleNotFoundError:

@@ -1,7 +1,7 @@
 """RULER (Hsieh et al. 2024): 13 synthetic subtasks at lengths from 4K to 128K, made with the model's own tokenizer.
 
-``ruler@8192`` is all subtasks at one length, ``ruler/vt@8192`` one subtask, ``ruler@*`` all subtasks at all lengths. A
-length includes the chat template and the answer. The rows equal those of NVIDIA's generators (see
+``ruler@8192`` names all subtasks at one length, ``ruler/vt@8192`` one subtask, ``ruler@*`` all subtasks at all lengths.
+A length includes the chat template and the answer. The rows equal those of NVIDIA's generators (see
 `kvbench.taskkit.ruler`), 500 per subtask; --limit takes the first rows. The answer prefix follows the assistant's
 header.
 

@@ -1,4 +1,4 @@
-"""The six subtasks of RULER that need no download: prompts, scores and lengths as in `ruler`.
+"""The six subtasks of RULER that need no download, with the prompts, scores and lengths of the task `ruler`.
 
 Exception: at 64K and 128K, `cwe` needs more words than wonderwords has and downloads NVIDIA's longer word list.
 """

@@ -9,10 +9,10 @@ favours methods that drop near-duplicates.
 from __future__ import annotations
 
 from kvbench.registry import tasks
-from kvbench.taskkit.synthetic_task import SyntheticTask, cell_names
+from kvbench.taskkit.synthetic_task import SyntheticTask, variant_names
 
 
 @tasks.register("walk")
 class Walk(SyntheticTask):
     summary = "facts read once, needed again and again in a long generation (built-in model)"
-    variants = cell_names("walk")
+    variants = variant_names("walk")

@@ -10,21 +10,21 @@ from kvbench.console.redact import redact_keys
 from kvbench.errors import bare
 
 Mark = Literal["ok", "FAIL", "n/a"]
-EVICTS_NOTHING = "evicts nothing"
-DROPPED_NOTHING = "dropped nothing in sequences this short"
+EVICTS_NOTHING = "the method evicts nothing"
+DROPPED_NOTHING = "the method dropped nothing in sequences this short"
 LONGEST = 300  # characters of a reason
 
 
 class Broken(Exception):
-    """The invariant does not hold; the message has the value and the cause."""
+    """Raised if the invariant does not hold; the message has the value and the cause."""
 
 
 class NotApplicable(Exception):
-    """The invariant cannot be checked here; the message says why."""
+    """Raised if the invariant cannot be checked for this method and model; the message says why."""
 
 
 class Stopped(Exception):
-    """A generation of the audit ended with an error, which `error` holds."""
+    """Raised if a generation of the audit ended with an error, which `error` holds."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(in_one_line(error))

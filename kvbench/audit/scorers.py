@@ -1,8 +1,8 @@
 """Compares kvbench's scorers with recorded results of the official scorers ("goldens"), row by row.
 
 The name of a golden file selects the scorer (`FILES`); each row holds its input and the official result. Numbers may
-differ by a relative 1e-9. Mathematics is scored as in a run, in a process that is killed if it hangs; programs run in
-the sandbox.
+differ by 1e-9 (relative). Answers of mathematics tasks are scored as in a run, in a process that is killed if it hangs;
+programs run in the sandbox.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ScoredGolden:
 
     @property
     def differences(self) -> list[str]:
-        """Names of the values in which kvbench and the golden differ."""
+        """Return the names of the values in which kvbench's scorer and the golden row differ."""
         return [name for name, value in self.found.items() if not _same(value, self.expected[name])]
 
     @property
@@ -51,10 +51,13 @@ class ScoredGolden:
 
 
 def read_goldens(folder: Path) -> dict[str, list[Golden]]:
-    """Return the rows of every golden file in a folder, by file name. Raises UserError for no or broken files."""
+    """Return the rows of every golden file in a folder, by file name.
+
+    Raises UserError if no file is there or one is broken.
+    """
     files = [path for path in sorted(folder.glob("*.jsonl")) if path.name in FILES]
     if not files:
-        raise UserError(f"{quote(folder)} holds no golden files ({', '.join(sorted(FILES))}).")
+        raise UserError(f"{quote(folder)} holds no golden files; expected {', '.join(sorted(FILES))}.")
     return {path.name: [row for _, row in read_jsonl(path, str(path))] for path in files}
 
 
@@ -76,7 +79,7 @@ def _compare(file: str, row: Golden, name: str, pool: ScorePool) -> ScoredGolden
     except KVBenchError as failed:
         error = str(failed)
     except KeyError as missing:
-        error = f"the golden has no {missing}"
+        error = f"the golden row has no field {missing}"
     except Exception as failed:  # a scorer that raises is a finding, not a crash of the audit
         error = f"{type(failed).__name__}: {failed}"
     return ScoredGolden(
@@ -181,7 +184,7 @@ def _stats(row: Golden, pool: ScorePool) -> Values:
         case "paired_diff":
             compared = stats.paired(row["scores_a"], row["scores_b"], permutations=1)
             return {"mean_diff": compared.diff, "se_paired": compared.se}
-    raise UserError(f"no statistic {quote(row['metric'])} is known")
+    raise UserError(f"no statistic is called {quote(row['metric'])}; use pass_at_k, cluster_se or paired_diff")
 
 
 FILES: dict[str, Callable[[Golden, ScorePool], Values]] = {

@@ -1,4 +1,4 @@
-"""Prints checks as a table of methods and invariants, with a line per failure and per reason for an omitted check."""
+"""Prints an audit's checks: a table of methods and invariants, and a line per failure and per reason of an omission."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def of_cell(checks: Sequence[Check], method: str, invariant: str) -> list[Check]
 
 
 def idle(checks: Sequence[Check]) -> list[str]:
-    """Return the methods that dropped no entry in any check; the invariant `real` applies wherever one was dropped."""
+    """Return the methods that dropped no entry in any check: those for which the invariant `real` never applied."""
     methods = dict.fromkeys(check.method for check in checks)
     cells = {method: of_cell(checks, method, "real") for method in methods}
     reasons = (DROPPED_NOTHING, EVICTS_NOTHING)
@@ -48,8 +48,10 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
     counts = [sum(check.verdict == verdict for check in checks) for verdict in ("ok", "FAIL", "n/a")]
     for method in methods:
         if overall(check for check in checks if check.method == method) == "n/a":
-            terminal.warning(f"nothing of {terminal.clean(method)} could be checked.")
-    dropped = f" Nothing was ever dropped by {', '.join(map(terminal.clean, idle(checks)))}." if idle(checks) else ""
+            terminal.warning(f"no invariant of {terminal.clean(method)} could be checked; the lines above say why.")
+    dropped = (
+        f" No check saw an entry dropped by {', '.join(map(terminal.clean, idle(checks)))}." if idle(checks) else ""
+    )
     outcome = {
         "ok": "All invariants hold." + dropped,
         "FAIL": "Not all invariants hold.",
@@ -63,7 +65,7 @@ def show(checks: Sequence[Check], models: Sequence[str]) -> None:
 
 
 def document(checks: Sequence[Check], models: Sequence[str]) -> dict[str, Any]:
-    """Return the JSON document, with every check."""
+    """Return the document that `kvbench audit --json` prints, with every check."""
     methods = list(dict.fromkeys(check.method for check in checks))
     return {
         "ok": overall(checks) == "ok",
@@ -84,7 +86,7 @@ def _styled(mark: Mark) -> Any:
 
 
 def _failures(checks: Sequence[Check]) -> list[str]:
-    """Return a line per method and broken invariant: the first value and cause, and all models and layouts."""
+    """Return a line per method and broken invariant: the first failure's cause, and where all failures occurred."""
     lines = []
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks if c.verdict == "FAIL"):
         failed = [c for c in of_cell(checks, method, invariant) if c.verdict == "FAIL"]
@@ -94,7 +96,10 @@ def _failures(checks: Sequence[Check]) -> list[str]:
 
 
 def _unchecked(checks: Sequence[Check]) -> list[str]:
-    """Return a line per reason for omitted checks; it names models and layouts if others were checked."""
+    """Return a line per reason for omitted checks.
+
+    It names models and layouts only if the invariant was checked in others.
+    """
     grouped: dict[tuple[str, str], dict[str, list[str]]] = {}
     for method, invariant in dict.fromkeys((c.method, c.invariant) for c in checks):
         cell = of_cell(checks, method, invariant)
@@ -111,9 +116,9 @@ def _unchecked(checks: Sequence[Check]) -> list[str]:
 
 
 def _where(some: Sequence[Check], cell: Sequence[Check]) -> str:
-    """Return in brackets where some checks of a cell (one method and invariant) ran: model and layout of each.
+    """Return the models and layouts of `some` checks of one method and invariant (`cell`), in brackets.
 
-    Only the layouts if these are all checks of the cell in these layouts; "" if no check of the cell applies.
+    Models are left out if `some` are all checks in their layouts. Returns "" if no check of the cell applies.
     """
     if overall(cell) == "n/a":
         return ""

@@ -1,4 +1,4 @@
-"""The comparison of one task: read each batch of traces once with the full cache, then once per method and budget."""
+"""Compares methods on a task: reads each batch of traces once with the full cache, then once per method and budget."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvbench.replay.traces import ForcedTrace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The figures of one task's replay as plain rows: one per cell, per cell and trace, and per cell and query head."""
+    """The figures of one task's replay as rows: one per cell, one per cell and trace, one per cell and query head."""
 
     rows: list[dict[str, Any]]
     traces: list[dict[str, Any]]
@@ -34,7 +34,11 @@ def replay(
     max_tokens: int,
     tick: Tick = lambda text, traces, tokens: None,
 ) -> Result:
-    """Read every trace with every method of `chosen`; `golden` must come before the others, as in `choices.plan`."""
+    """Read every trace with every method of `chosen`, and return the figures.
+
+    `golden` must come before the other methods, as in `choices.plan`. tick: called per batch as (method and budget,
+    traces read, tokens read).
+    """
     cells: dict[Chosen, list[TraceFigures]] = {}
     kinds: dict[Chosen, dict[str, Any]] = {}
     for c, reader, part, future in readings(loaded, traces, chosen, interval=interval, max_tokens=max_tokens):
@@ -60,7 +64,7 @@ def _result(task: str, cells: dict[Chosen, list[TraceFigures]], kinds: dict[Chos
 
 
 def _order(row: dict[str, Any]) -> tuple[float, float, float]:
-    """Sort key of a row: rows without a budget first, then by budget, then by loss ratio."""
+    """Return the sort key of a row: rows without a budget come first, then rows by budget, then by loss ratio."""
     ratio = row["loss_ratio"]
     return row["budget"] or 0, row["budget_share"] or 0, float("inf") if ratio is None else ratio
 
@@ -85,7 +89,10 @@ def _of_trace(t: TraceFigures) -> dict[str, Any]:
 
 
 def _of_heads(cell: list[TraceFigures]) -> list[dict[str, Any]]:
-    """Return the mean cosine per query head; `layer` numbers only the layers that are evicted, from 0."""
+    """Return a row per query head: the mean cosine of its outputs under eviction and with the full cache.
+
+    `layer` numbers only the layers that are evicted, from 0.
+    """
     rows = max(1, sum(t.rows for t in cell))
     mean = sum((t.cosine for t in cell[1:]), cell[0].cosine) / rows
     return [

@@ -1,4 +1,4 @@
-"""The methods and budgets of a replay: named methods (for ``all``: every method that can run) and two yardsticks.
+"""Chooses the methods and budgets of a replay: named methods (for ``all``, every method that can run), two yardsticks.
 
 The yardsticks are `random` and the oracle `golden`.
 """
@@ -24,7 +24,7 @@ ORACLE, FLOOR = MethodChoice(name="golden"), MethodChoice(name="random")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeftOut:
-    """A method of ``all`` that cannot run, at one budget or (None) at every budget."""
+    """A method of ``all`` that cannot run at one budget (None: at every budget), and the reason."""
 
     method: str
     budget: str | None
@@ -33,14 +33,14 @@ class LeftOut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chosen:
-    """One method at one budget."""
+    """A method with its options, and a budget, chosen for a replay."""
 
     method: MethodChoice
     budget: Budget | None
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns that name this method and budget in every table."""
+        """Return the columns that name this method and budget in every table."""
         share = self.budget if isinstance(self.budget, float) else None
         return {"method": self.method.label, "budget": self.budget if share is None else None, "budget_share": share}
 
@@ -77,7 +77,7 @@ def plan(
 ) -> tuple[list[Chosen], list[LeftOut]]:
     """Return the methods and budgets to replay, yardsticks first, and the methods of `every` that cannot run.
 
-    Raises KVBenchError when a method of `named` cannot run.
+    `named`: methods that must run. Raises KVBenchError when one of them cannot run.
     """
     chosen: list[Chosen] = []
     left_out: list[LeftOut] = []

@@ -1,4 +1,4 @@
-"""Compares how a batch is predicted under eviction and with the full cache: the figures of every trace."""
+"""Compares the predictions for a batch of traces under eviction with those of the full cache: figures per trace."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class Comparison(Listener):
     """Compares a reading under eviction with its `Reference`.
 
     copies: heads of the cache per KV head, more than 1 for methods that keep entries per query head. oracle: the
-    entries that the oracle held at the same budget (`Reference.oracle`), None without a budget. held: the list to which
-    the method's entries are added as each block begins (`held_tokens`).
+    entries that the oracle held at the same budget (`Reference.oracle`); None without a budget. held: a list that
+    receives the entries which the method holds as each block begins (`held_tokens`).
     """
 
     def __init__(self, reference: Reference, copies: int, oracle: Held | None = None, held: Held | None = None) -> None:
@@ -102,7 +102,7 @@ class Comparison(Listener):
             self._most = max(self._most, after)
 
     def figures(self) -> list[TraceFigures]:
-        """Return the figures of every trace. Call after the batch was read."""
+        """Return the figures of every trace in the batch, after it was read."""
         columns = [torch.cat(parts, dim=1).cpu().numpy() for parts in zip(*self._tokens)]
         cosine = torch.stack(list(self._cosine.values()), dim=1).numpy()  # [b, L, Hq]
         return [
@@ -122,7 +122,7 @@ class Comparison(Listener):
 
 
 def held_tokens(cache: PromptCache, reference: Reference, total: int) -> torch.Tensor:
-    """Return [L, b, Hk, total]: 1 for held tokens, else 0; for caches per query head, the mean over a group."""
+    """Return [L, b, Hk, total]: 1 for held tokens, 0 for others; for caches per query head, a group's mean."""
     return torch.stack([_held(cache.layers[i], paid.shape[1], total) for i, paid in reference.attention.items()])
 
 

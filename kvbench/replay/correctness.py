@@ -1,4 +1,4 @@
-"""Which answers are right: scored here if the task needs only their text, or read from a run's scores."""
+"""Says which answers are right: replay scores them if a task needs only their text, or reads a run's scores."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Right = dict[tuple[str, int], bool]  # (doc_id, sample) -> whether the score is 
 
 
 def check_scorable(work: TaskWork) -> None:
-    """Raise UserError when scoring the task needs a judge or runs programs."""
+    """Raise UserError when a task's scores need a judge or run programs, which replay does not do."""
     if work.task.needs:
         raise UserError(
             f"task {quote(work.task.name)} needs a judge or runs programs, and replay does neither to score answers. "
@@ -26,7 +26,7 @@ def check_scorable(work: TaskWork) -> None:
 
 
 def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Right:
-    """Score the model's answers by their task, which must pass `check_scorable`."""
+    """Return which answers their task scores as right, by question and sample. The task must pass `check_scorable`."""
     prompts = {p.doc.doc_id: p for p in work.prompts}
     with ScorePool() as pool:
         waiting = []
@@ -46,7 +46,7 @@ def scored(work: TaskWork, traces: Sequence[ForcedTrace], loaded: LoadedModel) -
 
 
 def stored_scores(folder: Path, task: str) -> Right:
-    """Return which answers of the full cache a run has scored as right; an answer without a score counts as wrong."""
+    """Return which answers of the full cache a run scored as right; an answer without a score counts as wrong."""
     rows = read_rows(folder)
     rows = rows[(rows["task"] == task) & (rows["method"] == "full")]
     return {(str(d), int(n)): bool(s == 1) for d, n, s in zip(rows["doc_id"], rows["sample"], rows["score"])}

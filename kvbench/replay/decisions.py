@@ -1,12 +1,12 @@
-"""Records which tokens each method keeps at each eviction, while it reads its own stored answers again.
+"""Records which tokens each method of a run kept at each eviction, by reading the run's stored answers again.
 
     rows = Recorder(loaded, config, inputs, say, tick).record(work, answers(folder, "walk", names))
 
-Reading decides as generation did, up to rounding (`kvbench.replay.reader`). Methods and budgets are those of the run's
-configuration; a row only chooses among them. The method must have the row's version, source and artefacts, and a
-recording must agree with what the run measured: as many tokens, as many evictions, the first after as many tokens.
-Otherwise the answer is left out. A stored answer lacks its end token, so an eviction after the last token, which
-nothing reads, is not recorded.
+While an answer is read, the method decides as while it was generated, up to rounding (`kvbench.replay.reader`). Methods
+and budgets are those of the run's configuration; a row only chooses among them. An answer is left out if the method no
+longer has the row's version, source and artefacts, or if the recording has another number of tokens or evictions, or
+another first eviction, than the run measured. A stored answer lacks its end token, so an eviction after the last token
+is not recorded.
 """
 
 from __future__ import annotations
@@ -36,19 +36,21 @@ Notice = Callable[[str], None]
 
 
 def check(config: RunConfig) -> None:
-    """Raise UserError for a run whose evictions a reading does not repeat."""
+    """Raise UserError for a run whose settings make evictions differ when its answers are read again."""
     for name, value, usual in (
         ("compress", config.compress, "query-aware"),
         ("prefill", config.prefill, "full"),
     ):
         if value != usual:
-            raise UserError(f"the run has --{name} {value}; decisions can be recorded of --{name} {usual} only.")
+            raise UserError(
+                f"the run has --{name} {value}; kvbench records decisions of runs with --{name} {usual} only."
+            )
 
 
 def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    """The rows to record, with their texts: the first sample of every cell that evicts, for the questions `names`.
+    """Return the rows to record, with their texts: per cell that evicts, the first sample of each question in `names`.
 
-    A missing value is None.
+    A missing value in a row is None.
     """
     rows = read_rows(folder)
     mine = (rows["task"] == task) & rows["doc_id"].isin(names) & (rows["status"] == "ok")
@@ -60,7 +62,10 @@ def answers(folder: Path, task: str, names: Sequence[str]) -> list[dict[str, Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorder:
-    """Reads answers of a run again. tick: called per answer as (method and question, 1, tokens of the answer)."""
+    """Reads answers of a run again, and records their evictions.
+
+    say: receives a message for each answer left out; tick: called per answer as (method and question, 1, tokens).
+    """
 
     loaded: LoadedModel
     config: RunConfig
@@ -70,7 +75,7 @@ class Recorder:
     _states: dict[MethodChoice, MethodState] = field(default_factory=dict)
 
     def record(self, work: TaskWork, rows: Sequence[dict[str, Any]]) -> list[Decisions]:
-        """Read the answers of `answers`; return their decisions."""
+        """Read the answers in rows from `answers`; return which tokens each head kept at each eviction."""
         prompts = {p.doc.doc_id: p for p in work.prompts}
         longest = max((prompts[row["doc_id"]].max_tokens for row in rows if row["doc_id"] in prompts), default=1)
         found: list[Decisions] = []
@@ -86,12 +91,12 @@ class Recorder:
         return found
 
     def _read(self, row: dict[str, Any], trace: ForcedTrace | None, longest: int) -> list[Decisions]:
-        """The decisions on one answer. Raises UserError where they are not the run's."""
+        """Return the decisions on one answer. Raises UserError if they differ from the run's."""
         cell = cell_of(row, self.config)
         state = self._state(cell.method)
         check_method(row, state)
         if trace is None:
-            raise UserError("the stored answer is empty, or not to this prompt.")
+            raise UserError("the stored answer is empty, or the run's prompt was another than this task's prompt now.")
         log = _Log()
         reader = TraceReader(
             self.loaded,
@@ -102,11 +107,11 @@ class Recorder:
             log=log,
         )
         if reader.within is not None:
-            raise UserError("an oracle decides with a future that only a comparison knows.")
+            raise UserError("the method is an oracle: it needs future attention, which only 'kvbench replay' has.")
         reader.read([trace], log)
         seen = log.seen()
         if not seen or not _as_in_run(row, trace, seen):
-            raise UserError("a reading of its answer does not repeat the run's evictions.")
+            raise UserError("reading the answer again gives other evictions than the run had.")
         tokens = [self.loaded.tokenizer.decode([token]) for token in (*trace.prompt, *trace.answer)]
         return _decisions(row, len(trace.prompt), tokens, log)
 
@@ -117,33 +122,33 @@ class Recorder:
 
 
 def cell_of(row: dict[str, Any], config: RunConfig) -> Cell:
-    """The cell of the configuration that a row is of. Raises UserError for a row of another method or budget."""
+    """Return the cell of the configuration to which a row belongs. Raises UserError if there is none."""
     budget = _budget(row)
     for cell in config.cells():
         same = cell.method.name == row["method"] and (type(cell.budget), cell.budget) == (type(budget), budget)
         if same and as_stored("options", make_method(cell).options()) == row["options"]:
             return cell
-    raise UserError("the run's configuration has no such method with these options at this budget.")
+    raise UserError("the run's configuration lacks this row's method, with its options and budget.")
 
 
 def check_method(row: dict[str, Any], state: MethodState) -> None:
-    """Raise UserError where a row's method is not the one of today."""
+    """Raise UserError if the method changed since the row was written (version, source or artefacts)."""
     used = state.used(row["task"])
     today = {"method_version": state.version, "method_source": state.source.hash, "artefacts": used}
     for column, value in today.items():
         if (was := row[column]) != (now := as_stored(column, value)):
-            raise UserError(f"column {column} says {quote(was)}, but the method has {quote(now)} now.")
+            raise UserError(f"the method has changed: {column} was {quote(was)} in the run and is {quote(now)} now.")
 
 
 def _budget(row: dict[str, Any]) -> Budget | None:
-    """A row's budget as the user gave it."""
+    """Return a row's budget as the user gave it: a number of entries, a share of the prompt, or None."""
     if row["budget_share"] is not None:
         return float(row["budget_share"])
     return None if row["budget"] is None else int(row["budget"])
 
 
 def _decisions(row: dict[str, Any], prompt: int, tokens: list[str], log: _Log) -> list[Decisions]:
-    """What every head of some layers kept. prompt: tokens of the prompt."""
+    """Return the decisions of every head in at most MOST_LAYERS layers. prompt: number of prompt tokens."""
     seen = log.seen()
     return [
         Decisions(
@@ -163,7 +168,7 @@ def _decisions(row: dict[str, Any], prompt: int, tokens: list[str], log: _Log) -
 
 
 def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> bool:
-    """Whether tokens and evictions are the run's, but for the end token and an eviction at the end."""
+    """Return whether numbers of tokens and evictions are the run's, except for the end token and an eviction there."""
     if row["output_tokens"] is None or row["evictions"] is None:
         return False
     tokens, evictions = row["output_tokens"] - len(trace.answer), row["evictions"] - len(seen)
@@ -171,7 +176,7 @@ def _as_in_run(row: dict[str, Any], trace: ForcedTrace, seen: Sequence[int]) -> 
 
 
 def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
-    """At most MOST_LAYERS layers, the first and the last among them."""
+    """Return at most MOST_LAYERS layers, evenly spread, with the first and the last."""
     items = sorted(layers.items())
     if len(items) <= MOST_LAYERS:
         return items
@@ -179,7 +184,11 @@ def _spread(layers: dict[int, Any]) -> list[tuple[int, Any]]:
 
 
 def _dropped(kept: dict[int, set[int]], seen: Sequence[int], count: int) -> list[int]:
-    """The number of the eviction that dropped each token. kept: tokens seen -> positions that a head kept."""
+    """Return, token by token, the number of the eviction that dropped it (0: never).
+
+    kept: the positions that a head kept, by the number of tokens read at the eviction; seen: these numbers for all
+    evictions; count: the number of tokens.
+    """
     dropped = [0] * count
     for number, read in enumerate(seen, 1):
         left = kept.get(read, set(range(read)))  # a layer whose turn it was not keeps all
@@ -202,7 +211,7 @@ class _Log(Listener):
         return sorted({seen for events in self._events.values() for seen in events})
 
     def heads(self) -> dict[int, list[dict[int, set[int]]]]:
-        """Layer -> for each head, tokens seen -> kept positions."""
+        """Return the kept positions by layer, then by head, then by the number of tokens read at the eviction."""
         return {
             layer: [
                 {seen: kept[head] for seen, kept in events.items()} for head in range(len(next(iter(events.values()))))

@@ -1,11 +1,11 @@
-"""From traces to a row of the table: means over all tokens, ratios of means, and their standard errors.
+"""Turns the figures of traces into a table row: means over all tokens, ratios of means, and their standard errors.
 
-Neither tokens of a trace nor traces of one question are independent, so standard errors are a jackknife over the C
-questions, each left out once:
+Neither tokens of a trace nor traces of one question are independent, so standard errors come from a jackknife over the
+C questions, each left out once:
 
     se = sqrt((C - 1) / C * sum over c of (figure without c - mean of these)^2)
 
-For a plain mean this is the clustered standard error; it also holds for ratios and shares of a gap.
+For a plain mean this is the clustered standard error; the formula also holds for ratios and for `gap_closed`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Cell = Sequence[TraceFigures]  # the traces of one method at one budget on one t
 def figures(traces: Cell, yardsticks: tuple[Cell, Cell] | None) -> dict[str, Any]:
     """Return the figures of one method at one budget on one task, each with its standard error as ``<name>_se``.
 
-    An undefined figure is None: a standard error over one question, or `gap_closed` where the gap is 0. yardsticks: the
-    same traces under `random` and under the oracle at the same budget; None without a budget.
+    An undefined figure is None: a standard error over one question, or `gap_closed` if `random` and the oracle do not
+    differ. yardsticks: the same traces under `random` and under the oracle at the same budget; None without a budget.
     """
     low = _low(traces)
     sums = {
@@ -85,9 +85,9 @@ NAMES = tuple(_FIGURES)
 def jackknife(
     sums: dict[str, Any], clusters: Sequence[int], figure: Callable[[dict[str, Any]], Any]
 ) -> tuple[float | None, float | None]:
-    """Return a figure of the sums over all traces, and its standard error over clusters.
+    """Return a figure, computed by `figure` from sums over all traces, and its standard error over clusters.
 
-    sums: name -> one number per trace. clusters: per trace the number of its cluster, from 0.
+    sums: by name, one number per trace. clusters: the number of each trace's cluster, from 0.
     """
     import numpy as np
 
@@ -112,7 +112,10 @@ def numbered(names: Iterable[Any]) -> list[int]:
 
 
 def _low(traces: Cell) -> list[Any]:
-    """Return [n] bool per trace: tokens in the LOW_SHARE of lowest entropy over all traces, earlier ones at a tie."""
+    """Return a mask [n] per trace: tokens at which the full cache is surest (the LOW_SHARE of lowest entropy overall).
+
+    Of tokens with equal entropy the earlier ones count.
+    """
     import numpy as np
 
     entropy = np.concatenate([t.entropy for t in traces])

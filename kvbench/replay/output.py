@@ -1,8 +1,8 @@
 """Prints a replay, and writes its folder: tables, plots and one JSON document with everything needed to repeat it.
 
-A comparison: replay.csv (a row per task, method and budget), traces.parquet and heads.parquet (a row per trace and per
-query head of these), replay.json. Analyses: rows and figures of each (overlap.csv, overlap.svg, overlap.pdf,
-tokens.html), captions.txt of all figures, analyses.json.
+A comparison writes replay.csv (a row per task, method and budget), traces.parquet and heads.parquet (a row per trace
+or query head of each), and replay.json. Analyses write their rows and figures (for example overlap.csv, overlap.svg,
+overlap.pdf, tokens.html), captions.txt of all figures, and analyses.json.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from kvbench.store import check_out
 from kvbench.store.files import replacing
 
 LEGEND = """\
-loss +: what eviction adds, in nats per token; low, high: over tokens of which the full cache is
-sure, and over others. gap closed: 0 is random, 1 is golden, the oracle. loss ratio, with its error:
-to the loss of the full cache, and huge where that is next to nothing. *: evicts the prompt only,
-and so holds more entries. docs/replay.md explains every column.
+loss +: the loss that eviction adds, in nats per token; low, high: for tokens of which the full cache
+is sure, and for others. gap closed: 0 is random, 1 is the oracle golden. loss ratio, with its error:
+loss divided by that of the full cache; huge where the full cache has almost no loss. *: evicts the
+prompt only, so holds more entries. docs/replay.md explains every column.
 """
 
 
 def write(out: str, results: Sequence[Result], document: Mapping[str, Any]) -> Path:
     """Write a comparison to the folder `out`, replacing earlier files; return the folder.
 
-    Raises SetupError, UserError when the folder cannot be written.
+    Raises SetupError or UserError when the folder cannot be written.
     """
     folder = check_out(out)
     for file, name in (("replay.csv", "rows"), ("traces.parquet", "traces"), ("heads.parquet", "heads")):
@@ -55,7 +55,7 @@ def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], docu
 
 
 def _put_table(path: Path, rows: Sequence[Row], whole: Sequence[str]) -> None:
-    """Write rows as CSV or Parquet, by the path's suffix. whole: columns of whole numbers, some of them missing."""
+    """Write rows as CSV or Parquet, by the path's suffix. whole: columns of whole numbers that may lack values."""
     import pandas as pd
 
     table, buffer = pd.DataFrame(list(rows)), io.BytesIO()
@@ -75,7 +75,10 @@ def _put(path: Path, content: bytes) -> None:
 
 
 def show_result(result: Result) -> None:
-    """Print the tables of one task, loss and attention: rows without a budget first, then by budget and loss ratio."""
+    """Print one task's tables of loss and attention.
+
+    Rows without a budget come first, then by budget and loss ratio.
+    """
     first = result.rows[0]
     count = f"{first['traces']} answers, {first['tokens']} tokens, interval {first['interval']}"
     print(f"{terminal.clean(first['task'])}: {count}; loss of the full cache {first['loss_full']:.3g} nats per token\n")

@@ -1,6 +1,6 @@
 """Reads the traces of a task for analyses: with the full cache in windows of queries, and with every chosen method.
 
-Memory holds the attention of one window or the `Reference` of one batch, and the sums of the analyses.
+At any time memory holds the attention of one window or the `Reference` of one batch, and the analyses' sums.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def read(
 
 
 def _narrow(traces: Sequence[ForcedTrace], loaded: LoadedModel) -> Iterator[list[ForcedTrace]]:
-    """Yield batches for which the attention weights of a window are at most SCRATCH_FLOATS."""
+    """Yield batches of traces so small that a window's attention weights take at most SCRATCH_FLOATS numbers."""
     heads = max((g.query_heads for g in loaded.geometry if g.evicts), default=1)
     for batch in batches(traces, loaded, CHUNK):
         total = len(batch[0].prompt) + len(batch[0].answer)
@@ -67,7 +67,7 @@ class _Windows(Listener):
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
         """Hand the attention of the new queries to the analyses, window by window.
 
-        first: the first query's place in the answer; a multiple of WINDOW, since CHUNK is one.
+        first: the first query's place in the answer: a multiple of WINDOW, because CHUNK is a multiple of WINDOW.
         """
         layer = self.cache.layers[call.layer]
         if not layer.geometry.evicts:
@@ -90,7 +90,7 @@ class _Windows(Listener):
 
 
 class _Holdings(Listener):
-    """Tells analyses which entries a method holds as each block begins, and with `tell(None)` at the end."""
+    """Tells analyses which entries a method holds as each block begins, and with `tell(None)` at the answer's end."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
-"""Reads finished answers with one method at one budget: the prompt as in a run, then the answer in blocks.
+"""Reads finished answers with one method at one budget: first the prompt as in a run, then the answer block by block.
 
-A block takes one forward pass and ends where generation would evict. Between two evictions a cache only grows, so a
-token attends to the same entries as if it were read alone, and decisions and predictions equal those of
-`Engine.generate` with `Request.forced` up to rounding (`tests/replay/test_reader.py`).
+A block takes one forward pass and ends where generation would evict. Between two evictions a cache only grows, so each
+token attends to the same entries as if it were read alone. Decisions and predictions therefore equal those of
+`Engine.generate` with `Request.forced`, up to rounding (`tests/replay/test_reader.py`).
 
 Letters: b sequences, t tokens of a block, V vocabulary.
 """
@@ -33,31 +33,31 @@ Tick = Callable[[str, int, int], None]  # (method and budget, traces that were r
 
 
 class Listener:
-    """Receives the events of a reading; subclasses override what they need. Token 0 is the answer's first.
+    """Receives the events of a reading; subclasses override the events that they need.
 
-    cache: the cache of the traces, set by `opened`.
+    Tokens are numbered from the first token of the answer, 0. cache: the traces' cache, set by `opened`.
     """
 
     cache: PromptCache
 
     def opened(self, cache: PromptCache) -> None:
-        """Called after the prompt was read and entries of the prompt were evicted."""
+        """Receive the `cache`, after the prompt was read and entries of the prompt were evicted."""
         self.cache = cache
 
     def block(self, index: int) -> None:
-        """Called before the tokens from `index` * interval on are read, after the evictions that precede them."""
+        """Receive the start of block `index`: before tokens from `index` * interval on are read, after evictions."""
 
     def attended(self, call: AttentionCall, first: int, out: torch.Tensor) -> None:
-        """Called after a layer's attention for tokens from `first` on; out: its output [b, t, Hq, Dv]."""
+        """Receive a layer's attention for tokens from `first` on; out: its output [b, t, Hq, Dv]."""
 
     def predicted(self, first: int, logits: torch.Tensor) -> None:
-        """Called with the logits [b, t, V] that predict tokens from `first` on."""
+        """Receive the logits [b, t, V] that predict tokens from `first` on."""
 
 
 class TraceReader:
     """Reads traces with one method at one budget. max_tokens: longest prompt plus answer; log: see `Engine`.
 
-    Raises UserError, SetupError: the method cannot serve this model, or its weights are missing.
+    Raises UserError or SetupError if the method cannot serve this model, or if its weights are missing.
     """
 
     def __init__(
@@ -83,20 +83,23 @@ class TraceReader:
 
     @property
     def within(self) -> str | None:
-        """The option `within` of the oracle `golden` if the method is or contains it ("a+b"), else None."""
+        """Return the option `within` of the oracle `golden`, if the method is or contains it ("a+b"); else None."""
         parts = (self.method.during("prefill"), self.method.during("decode"))
         return next((str(part.options()["within"]) for part in parts if part.oracle), None)
 
     @property
     def together(self) -> bool:
-        """Whether the method can read several traces in one batch; methods with probes read prompt by prompt."""
+        """Return whether the method can read several traces in one batch: not if it runs probes."""
         return not self.method.during("prefill").needs().probes
 
     @torch.inference_mode()
     def read(
         self, traces: Sequence[ForcedTrace], listener: Listener, future: Mapping[str, torch.Tensor] | None = None
     ) -> None:
-        """Read traces of equal prompt and answer lengths. future: from `Reference.future`, the weights of an oracle."""
+        """Read traces of equal prompt and answer lengths, and report events to the listener.
+
+        future: the future attention that an oracle reads as its weights (`Reference.future`).
+        """
         rules = self.setup.rules_for_prompt(len(traces[0].prompt))
         rules = replace(rules, weights={**rules.weights, **(future or {})})
         with self.reader.model.routed():
@@ -121,7 +124,7 @@ class TraceReader:
                     cache.tick(self.trigger.growth)
 
     def _until_next(self, clock: int, end: int) -> int:
-        """Return the number of tokens up to the next eviction, the next block or the end, at most a chunk."""
+        """Return how many tokens to read at once: to the next eviction, next block or end, at most a chunk."""
         most = min(self.interval - clock % self.interval, self.chunk, end - clock)
         return next((ahead for ahead in range(1, most) if self.trigger.due(clock + ahead)), most)
 

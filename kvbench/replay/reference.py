@@ -1,7 +1,7 @@
 """A batch of traces read with the full cache: the reference for readings under eviction, and the oracle's input.
 
-A trace takes n V numbers for logits, and per layer n Hq D for outputs and at most 4 blocks T Hk for attention (n tokens
-of the answer, T of the sequence). So `batches` reads long traces one by one.
+For a trace of n answer tokens and T tokens in all, memory holds n V numbers for logits, and per layer n Hq D for
+outputs and at most 4 T Hk per block for attention. So `batches` reads long traces one by one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MOST_TRACES = 64
 
 
 class Reference(Listener):
-    """The record of one batch under the full cache: b traces with P prompt tokens and n answer tokens.
+    """The record of a batch read with the full cache: b traces with P prompt tokens and n answer tokens each.
 
     Attributes (the dicts are by layer, for layers that are evicted):
         targets: [b, n] the answers; logits: [b, n, V] that predict their tokens.
@@ -55,7 +55,7 @@ class Reference(Listener):
 
     @property
     def total(self) -> int:
-        """Tokens of prompt and answer that are read; the answer's last token predicts nothing."""
+        """Return how many tokens of prompt and answer are read: all but the last, which predicts nothing."""
         return self.prompt + self.length - 1
 
     def opened(self, cache: PromptCache) -> None:
@@ -87,7 +87,7 @@ class Reference(Listener):
         self._logits.append(logits)
 
     def close(self) -> None:
-        """Join the logits once the traces were read, and release the cache."""
+        """Join the logits of all blocks after the traces were read, and release the cache."""
         self.logits = torch.cat(self._logits, dim=1)
         self._logits.clear()
         del self.cache
@@ -103,7 +103,7 @@ class Reference(Listener):
         return one
 
     def future(self) -> dict[str, torch.Tensor]:
-        """Return the tables of future attention that `golden` reads as its weights; zero after the last block."""
+        """Return the tables of future attention that the oracle `golden` reads as weights; 0 after the last block."""
         tables = {"interval": torch.tensor(self.interval, device=self.targets.device)}
         for name, table in (("mean", self.attention), ("max", self.most)):
             for layer, paid in table.items():
@@ -137,7 +137,10 @@ def attention_to(
 
 
 def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bool = False) -> Reference:
-    """Return the reference of a batch. reader: of method `full`."""
+    """Read a batch with the full cache, and return its reference.
+
+    reader: of method `full`; extreme: see `Reference.most`.
+    """
     reference = Reference(traces, reader.interval, reader.loaded.device, extreme=extreme)
     reader.read(traces, reference)
     reference.close()
@@ -147,9 +150,9 @@ def read_full(reader: TraceReader, traces: Sequence[ForcedTrace], *, extreme: bo
 def readings(
     loaded: LoadedModel, traces: Sequence[ForcedTrace], chosen: Sequence[Chosen], *, interval: int, max_tokens: int
 ) -> Iterator[tuple[Chosen, TraceReader, Reference, dict[str, torch.Tensor]]]:
-    """Yield each method with its reader, the reference of the traces to read next, and the oracle's weights.
+    """Yield, batch by batch, each method with its reader, the traces' reference and the oracle's weights.
 
-    A method reads a batch at a time; a method with probes reads one trace at a time.
+    A method with probes reads a batch trace by trace.
     """
     full = TraceReader.of(loaded, FULL, interval=interval, max_tokens=max_tokens)
     readers = {c: TraceReader.of(loaded, c, interval=interval, max_tokens=max_tokens) for c in chosen}

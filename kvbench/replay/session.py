@@ -1,4 +1,4 @@
-"""One replay from checked inputs to results: load the model, get each task's answers, and read them."""
+"""Runs a replay, given checked inputs: loads the model, gets each task's answers, and reads them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Session:
 
     folder: the run whose answers are read; None: the model answers the questions first.
 
-    Raises KVBenchError: a named method, a task or the model cannot be served.
+    Raises KVBenchError if a named method, a task or the model cannot be used.
     """
 
     def __init__(self, config: RunConfig, inputs: Inputs, work: Work, folder: Path | None, progress: Readings) -> None:
@@ -44,13 +44,13 @@ class Session:
         self.left_out: list[LeftOut] = []
 
     def run(self) -> None:
-        """Read every task's answers."""
+        """Read the answers of every task, and fill the results."""
         loaded, chosen = self._load()
         for name, task in self.works.items():
             traces = self._traces(name, task, loaded)
             self.progress.end()
             if self.work.kinds and not traces:
-                raise UserError(f"task {quote(name)} has no answer to analyse.")
+                raise UserError(f"task {quote(name)} has no answer to analyse; take more questions with --limit.")
             readings = len(traces) * (len(chosen) * self.work.methods + self.work.attention)
             self.progress.task(name, readings, "readings")
             if self.work.kinds:
@@ -61,7 +61,7 @@ class Session:
             self.progress.end()
 
     def _load(self) -> tuple[LoadedModel, list[Chosen]]:
-        """Return the model, and the methods to read with.
+        """Load the model; return it with the methods and budgets to read with.
 
         Raises KVBenchError for a named method that cannot run, if possible before the model is loaded.
         """
@@ -108,5 +108,7 @@ def _with_sample(works: dict[str, TaskWork], sample: str | None) -> dict[str, Ta
         return works
     chosen = {name: work for name, work in works.items() if any(p.doc.doc_id == sample for p in work.prompts)}
     if not chosen:
-        raise UserError(f"--sample {quote(sample)}: none of the tasks' first questions has this name (--limit).")
+        raise UserError(
+            f"--sample {quote(sample)}: no question of the tasks has this id; a larger --limit takes more questions."
+        )
     return chosen

@@ -1,6 +1,6 @@
-"""Finished answers of the full cache, to be read again: generated here (to each question's first turn) or from a run.
+"""Traces: finished answers of the full cache to be read again, generated now (to each first turn) or taken from a run.
 
-Either kind depends only on task, model and seed.
+Both kinds depend only on task, model and seed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ Notice = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForcedTrace:
-    """A trace: a prompt with the answer that its request forces. Traces of one question cluster are not independent."""
+    """A trace: a request whose answer is given.
+
+    `cluster` names the source that dependent traces share (`Doc.cluster`).
+    """
 
     request: Request
     cluster: str
@@ -71,7 +74,10 @@ def answer_with_full_cache(
                 forced = replace(answer.request, forced=answer.token_ids)
                 traces[name] = ForcedTrace(request=forced, cluster=prompts[name].doc.cluster)
     if missing := len(work.prompts) - len(traces):
-        say(f"task {quote(work.task.name)}: {missing} of {len(work.prompts)} questions have no answer to replay.")
+        say(
+            f"task {quote(work.task.name)}: {missing} of {len(work.prompts)} questions have no answer to "
+            "replay (too long, or failed)."
+        )
     return [traces[name] for name in prompts if name in traces]
 
 
@@ -96,9 +102,9 @@ def _engine(loaded: LoadedModel, longest: int, sequences: int) -> Engine:
 def stored_answers(
     folder: Path, work: TaskWork, tokenizer: Any, context: int, seed: int, say: Notice
 ) -> list[ForcedTrace]:
-    """Return the answers of the full cache in a run, as tokens; the end token is missing, as stored texts lack it.
+    """Return a run's answers of the full cache as traces. They lack the end token, as stored texts do.
 
-    Raises UserError when the run has none for this task.
+    Raises UserError when the run has no answers to this task.
     """
     rows = read_rows(folder).merge(read_texts(folder), on="row_key")
     rows = rows[(rows["task"] == work.task.name) & (rows["method"] == "full") & (rows["status"] == "ok")]
@@ -108,7 +114,10 @@ def stored_answers(
     traces = [trace for trace in found if trace is not None]
     if prompt_mismatch := len(rows) - len(traces):
         name = quote(work.task.name)
-        say(f"task {name}: {prompt_mismatch} answers of {quote(folder)} are empty, or not to these prompts.")
+        say(
+            f"task {name}: {prompt_mismatch} answers of {quote(folder)} are left out: empty, or to "
+            "other prompts than today's."
+        )
     if not traces:
         raise UserError(f"run {quote(folder)} has no answers of the full cache to {quote(work.task.name)} to replay.")
     return traces
@@ -117,7 +126,7 @@ def stored_answers(
 def read_trace(
     row: Mapping[str, Any], prompt: Prompt | None, work: TaskWork, tokenizer: Any, context: int, seed: int
 ) -> ForcedTrace | None:
-    """Return a stored answer (a row with its texts); None where it is empty, or not to this prompt."""
+    """Return a stored answer (a row with its texts) as a trace; None if it is empty or belongs to another prompt."""
     text = row["output"]
     ids = tokenizer(text, add_special_tokens=False)["input_ids"] if isinstance(text, str) and text else []
     if prompt is None or prompt.talk or prompt.sha256 != row["prompt_sha256"] or not ids:

@@ -1,4 +1,4 @@
-"""A replay's settings beside those of a run, and its progress line. Torch is not imported: checks come first."""
+"""The settings that only a replay has, and its progress line. No torch: settings are checked before it loads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvbench.replay.analyses.api import Analysis, AttentionAnalysis
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The settings of a replay that a run does not have."""
+    """The settings that a replay has in addition to those of a run."""
 
     named: list[MethodChoice]  # methods that must run
     every: list[MethodChoice]  # methods that are left out where they cannot run
@@ -22,12 +22,12 @@ class Work:
 
     @property
     def attention(self) -> bool:
-        """Whether some analysis reads the attention of the full cache."""
+        """Return whether an analysis reads the attention of the full cache."""
         return any(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
     @property
     def methods(self) -> bool:
-        """Whether methods read answers: always, unless every analysis reads only the attention of the full cache."""
+        """Return whether the chosen methods must read the answers: for the comparison or an analysis of methods."""
         return not self.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
 

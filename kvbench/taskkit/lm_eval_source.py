@@ -1,4 +1,4 @@
-"""Read lm-eval's definition of a task (YAML and generation settings), and its rows from a data folder.
+"""Reads lm-eval's definition of a task (YAML and generation settings), and the task's rows from a data folder.
 
 Only tasks in the lm-eval package are found. A YAML file may name Python functions; third-party functions run only if
 the user points lm-eval to them (``kvbench lm-eval --include_path``).
@@ -36,7 +36,7 @@ _BY_LM_EVAL = "'kvbench lm-eval --tasks {}' runs it."
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """One task of lm-eval. `config`: lm-eval's TaskConfig; it holds functions by name only, and none has run."""
+    """One task of lm-eval. `config`: lm-eval's TaskConfig, which names functions but has imported and run none."""
 
     name: str
     path: Path
@@ -92,7 +92,7 @@ def quiet() -> Iterator[None]:
 
 
 def _by_text(root: Path, name: str) -> Path | None:
-    """Return the file with the line ``task: name``; None unless there is exactly one.
+    """Return the YAML file below `root` with the line ``task: NAME``; None unless exactly one file has it.
 
     This search takes 0.3 s; lm-eval needs 8 s to index its 14,000 files.
     """
@@ -119,15 +119,19 @@ def _by_index(name: str) -> Path:
 
 
 def _refuse(name: str, raw: Mapping[str, Any]) -> None:
-    """Raise UserError for tasks that do not generate and score one answer per question."""
+    """Raise UserError for a task that does not generate and score one answer per question. `raw`: the task's YAML."""
     task, kind = f"task {quote(name)} of lm-eval", raw.get("output_type", "generate_until")
     if kind == "loglikelihood_rolling":
-        raise UserError(f"{task} measures perplexity of whole texts, which evicts nothing between prompt and answer.")
+        raise UserError(
+            f"{task} measures the perplexity of whole texts; there is no answer during which a method could evict."
+        )
     if kind != "generate_until":
-        why = "compares the likelihoods of given answers and generates none"
+        why = "compares the likelihoods of given answers; kvbench's own runs generate answers"
         raise UserError(f"{task} {why}. {_BY_LM_EVAL.format(name)}")
     if "class" in raw:
-        raise UserError(f"{task} is a Python program of its own and not a YAML file. {_BY_LM_EVAL.format(name)}")
+        raise UserError(
+            f"{task} is defined by a Python program, and kvbench reads YAML tasks only. {_BY_LM_EVAL.format(name)}"
+        )
     if raw.get("unsafe_code"):
         raise UserError(f"{task} runs model-written programs without a sandbox. Use 'livecodebench' for code.")
     if raw.get("doc_to_image") or raw.get("doc_to_audio"):
@@ -135,7 +139,7 @@ def _refuse(name: str, raw: Mapping[str, Any]) -> None:
 
 
 def generation(asked: Mapping[str, Any]) -> GenSpec:
-    """Return lm-eval's `generation_kwargs` as a GenSpec. Raises UserError for settings that kvbench lacks."""
+    """Return a task's `generation_kwargs` (`asked`) as a GenSpec. Raises UserError for settings that kvbench lacks."""
     from lm_eval.models.utils import normalize_gen_kwargs
 
     kwargs: dict[str, Any] = dict(normalize_gen_kwargs(dict(asked), MAX_GEN_TOKS))
@@ -145,7 +149,9 @@ def generation(asked: Mapping[str, Any]) -> GenSpec:
     kwargs.pop("temperature", None)
     filters = {key: type_(kwargs.pop(key)) for key, type_ in _FILTERS.items() if kwargs.get(key) is not None}
     if strange := [key for key, value in kwargs.items() if value not in _OFF.get(key, (None,))]:
-        raise UserError(f"lm-eval asks to generate with {', '.join(map(quote, strange))}, which kvbench does not have.")
+        raise UserError(
+            f"the task's generation settings {', '.join(map(quote, strange))} of lm-eval are not supported by kvbench."
+        )
     if temperature == 0.0:
         filters = {}
     return GenSpec(max_new_tokens=longest, temperature=temperature, stop=until, **filters)
@@ -156,14 +162,17 @@ _OFF = {"num_beams": (1,), "repetition_penalty": (1, 1.0), "num_return_sequences
 
 
 def special_stops(until: Sequence[str], tokenizer: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Split stop strings into texts and special tokens: the latter never show in decoded text and stop by token id."""
+    """Split a task's stop strings into plain texts and special tokens.
+
+    Special tokens never show in decoded text, so generation stops at their token ids instead.
+    """
     special = set(getattr(tokenizer, "all_special_tokens", ()))
     return tuple(s for s in until if s not in special), tuple(s for s in until if s in special)
 
 
 @dataclass(frozen=True, slots=True)
 class LocalRows:
-    """Rows from a folder instead of lm-eval's data set."""
+    """A task's rows from the user's data folder, used in place of lm-eval's data set."""
 
     asked: list[dict[str, Any]]  # the questions
     examples: list[dict[str, Any]] | None  # rows for few-shot examples; None: drawn from the other questions
@@ -171,7 +180,10 @@ class LocalRows:
 
     @classmethod
     def find(cls, of: Definition, source: DataSource, task: str) -> LocalRows | None:
-        """Return the rows in the data folder; None without a folder. Raises SetupError if it lacks the task's rows."""
+        """Return a task's rows from the data folder; None if the run has no data folder.
+
+        Raises SetupError if rows are missing.
+        """
         folder = (source.path or source.env_path) if isinstance(source, Data) else None
         if folder is None:
             return None
@@ -182,7 +194,7 @@ class LocalRows:
             manifest, columns = other, its
         asked = [dict(row) for row in source.rows(task, manifest)]
         if not asked:
-            raise SetupError(f"data of task {quote(task)} in {quote(folder)} have no rows.")
+            raise SetupError(f"the data folder {quote(folder)} has no rows for task {quote(task)}.")
         if columns is not None:
             asked = [{column: row[column] for column in columns} for row in asked]
         if not of.examples:
@@ -220,7 +232,10 @@ def _holds(folder: Path, manifest: Manifest) -> bool:
 
 
 def commit(config: Any, source: DataSource) -> str | None:
-    """Return the commit of the hub data set that lm-eval will load; None offline or for other data. Raises HubError."""
+    """Return the commit of the hub data set that lm-eval will load; None offline, or if the data are not from the hub.
+
+    Raises HubError.
+    """
     import huggingface_hub
 
     path, asked = config.dataset_path, (config.dataset_kwargs or {}).get("revision")

@@ -39,7 +39,7 @@ LONGEST = 500  # characters of an extracted answer that are kept
 
 
 class LMEvalTask(Task):
-    """One YAML task of the lm-eval package. Construction does not import lm-eval; later calls do."""
+    """A task that the lm-eval package defines in YAML. Construction does not import lm-eval; later calls do."""
 
     suite = "lm_eval"
     summary = "a task of lm-eval, by its name there"
@@ -64,11 +64,14 @@ class LMEvalTask(Task):
 
     @property
     def gated(self) -> bool:
-        """Whether the data are those of a gated task of kvbench. Raises UserError, SetupError as `definition` does."""
+        """Return whether a gated task of kvbench has the same data.
+
+        Raises UserError and SetupError as `definition` does.
+        """
         return definition(self.known_as).config.dataset_path in gated_data()
 
     def gen(self, model_type: str) -> GenSpec:
-        """Return the YAML's generation settings. Greedy answers are equal, so a greedy task gets a single sample."""
+        """Return the YAML's generation settings. A greedy task gets one sample, because its samples would be equal."""
         config = definition(self.known_as).config
         spec = generation(config.generation_kwargs)
         return replace(spec, n=config.repeats if spec.temperature > 0 else 1)
@@ -124,7 +127,7 @@ class LMEvalTask(Task):
         value = numbers.pop(headline, None)
         note = ""
         if value is None or not 0 <= value <= 1:
-            note, value = f"lm-eval's {headline} is {results.get(headline)!r}, no number from 0 to 1", None
+            note, value = f"lm-eval's {headline} is {results.get(headline)!r}, not a number from 0 to 1", None
         extracted = first[:LONGEST] if isinstance(first, str) else None
         return Score(value=value, extracted=extracted, aux=numbers | {"no_answer": float(first == NO_MATCH)}, note=note)
 
@@ -138,7 +141,7 @@ class LMEvalTask(Task):
         return self._notes
 
     def _describe(self, yaml: Definition, rows: LocalRows | None, task: Any, revision: str | None) -> None:
-        """Set `sources` (for the run's record) and `notes` (for the user) from the loaded documents."""
+        """Set `sources` (for the run's record) and `notes` (for the user) once the task's rows are loaded."""
         config, shots = yaml.config, yaml.config.num_fewshot or 0
         self._about = {"num_fewshot": shots}
         if rows is None:
@@ -196,7 +199,7 @@ def _no_data(error: Exception, name: str, yaml: Definition) -> SetupError:
 
 @functools.cache
 def _scorer(name: str, first: bytes) -> Any:
-    """Build lm-eval's task with the first document (pickled) as its only data, which suffices to score any other."""
+    """Build lm-eval's task to score answers. The first document (pickled) is its only data; scoring needs no others."""
     yaml = definition(name)
     rows = LocalRows([pickle.loads(first)], None, True)
     with _as_lm_eval():
@@ -208,7 +211,7 @@ def _scorer(name: str, first: bytes) -> Any:
 
 
 def _instance(name: str, doc: Any, text: str) -> Any:
-    """Return one answer as lm-eval's Instance."""
+    """Return an answer (`text`) to a document in the form that lm-eval's filters and metrics take: an Instance."""
     from lm_eval.api.instance import Instance
 
     return Instance(
@@ -217,7 +220,7 @@ def _instance(name: str, doc: Any, text: str) -> Any:
 
 
 def _metric(task: Any, name: str) -> str:
-    """Return the task's first metric that is a mean of numbers per answer. Raises UserError if there is none."""
+    """Return the name of the task's first metric that is a mean over answers. Raises UserError if there is none."""
     from lm_eval.api.registry import get_aggregation
 
     better = task.higher_is_better()
@@ -232,7 +235,10 @@ def _metric(task: Any, name: str) -> str:
 
 
 def _filters(config: Any, name: str) -> list[Any]:
-    """Return the task's filters, built by lm-eval, without votes over several answers. Raises UserError without any."""
+    """Return the task's answer filters, built by lm-eval, without those that vote over several answers.
+
+    Raises UserError if no filter remains.
+    """
     from lm_eval.filters import build_filter_ensemble
 
     listed = config.filter_list or [{"name": "none", "filter": [{"function": "take_first"}]}]
@@ -253,7 +259,7 @@ def _is_vote(listed: Mapping[str, Any]) -> bool:
 
 
 def _number(value: Any) -> float | None:
-    """Return a finite number (Python's or NumPy's) as float; None for anything else, like a corpus metric's pair."""
+    """Return a finite number (Python's or NumPy's) as float; None for other values, such as a corpus metric's pair."""
     try:
         number = math.nan if isinstance(value, str) else float(value)
     except (TypeError, ValueError):
@@ -262,12 +268,12 @@ def _number(value: Any) -> float | None:
 
 
 def _messages(messages: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-    """Stand in for the chat template while lm-eval builds prompts; kvbench renders the messages later."""
+    """Return chat messages as JSON: lm-eval calls this in place of a chat template, and kvbench renders them later."""
     return json.dumps(messages)
 
 
 def _turn(context: str, *, chat: bool) -> Turn:
-    """Return the turn of a prompt from lm-eval: raw text, or with `chat` the JSON from `_messages`."""
+    """Return lm-eval's prompt (`context`) as a turn. The prompt is raw text, or with `chat` the JSON of `_messages`."""
     if not chat:
         return Turn(question=context)
     texts = {message["role"]: str(message["content"]) for message in json.loads(context)}
@@ -276,7 +282,7 @@ def _turn(context: str, *, chat: bool) -> Turn:
 
 @contextlib.contextmanager
 def _as_lm_eval() -> Iterator[None]:
-    """Set lm-eval's seeds while its code builds documents, and silence it."""
+    """Set lm-eval's random seeds and silence its log while the block (lm-eval's code that builds documents) runs."""
     import datasets
     import numpy as np
 

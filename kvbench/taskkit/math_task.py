@@ -17,7 +17,7 @@ from kvbench.taskkit.rows import documents, reasoning
 
 
 class MathTask(Task):
-    """Mathematics problems with one final answer."""
+    """A task of mathematics problems, each with one final answer. Subclasses name the data."""
 
     suite = "math"
     prompt_styles = tuple(name for name in STYLES if name != "plain")
@@ -38,7 +38,7 @@ class MathTask(Task):
         return score_math(output.text, doc.reference, thinking=output.thinking, integer=self.integer)
 
     def reference(self, row: Mapping[str, Any]) -> str:
-        """Return a row's answer as text, LaTeX or a number (some hub copies hold numbers)."""
+        """Return a row's right answer as text: LaTeX or a number (which some hub copies do not store as text)."""
         return str(row["answer"])
 
     def meta(self, row: Mapping[str, Any]) -> dict[str, Any]:

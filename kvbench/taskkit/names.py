@@ -1,4 +1,4 @@
-"""Names of tasks: ``base[/variant][@length]`` such as ``ruler/vt@8k``, patterns (``ruler/niah_*@4k``) and groups.
+"""Reads names of tasks: ``base[/variant][@length]`` such as ``ruler/vt@8k``, patterns (``ruler/niah_*@4k``) and groups.
 
 Case and surrounding blanks do not matter. A length is a number of tokens; ``k`` stands for 1024.
 """
@@ -28,7 +28,7 @@ class _Parts:
 
 
 def is_gated(name: str) -> bool:
-    """Whether a task's data may not be shown. False for a task that is not installed: nothing is known about it."""
+    """Return whether the owner of a task's data forbids showing them; False for a task that is not installed here."""
     try:
         return get_task(name).gated
     except KVBenchError:
@@ -36,13 +36,13 @@ def is_gated(name: str) -> bool:
 
 
 def gated_data() -> set[str]:
-    """The hub's names of the data sets that may not be shown."""
+    """Return the hub names of the data sets whose owners forbid showing them."""
     manifests = (getattr(cls, "manifest", None) for _, cls in tasks.items())
     return {one.hub for one in manifests if isinstance(one, Manifest) and one.gated and one.hub}
 
 
 def get_task(name: str) -> Task:
-    """Return the task of a name. Raises UserError for an unknown or invalid name."""
+    """Make the task with this name. Raises UserError for an unknown or invalid name."""
     if name.strip().lower().startswith(LM_EVAL):
         from kvbench.taskkit.lm_eval_task import LMEvalTask
 
@@ -86,7 +86,7 @@ def expand(name: str) -> list[str]:
 
 
 def collapsed(names: Sequence[str]) -> list[str]:
-    """Return the names with each group whose members are all listed replaced by the group's name."""
+    """Return the names; a group's name replaces its members where all of them are listed."""
     shorter = []
     for name in names:
         base, at, length = base_name(name), *name.partition("@")[1:]
@@ -112,12 +112,12 @@ def base_name(name: str) -> str:
 
 
 def _split(name: str) -> _Parts:
-    """Return the parts of a name, with its base as registered. Raises UserError for an invalid name."""
+    """Split a name into base (as registered), variant and length. Raises UserError for an invalid name."""
     path, at, length = (part.strip() for part in name.strip().lower().partition("@"))
     base, slash, variant = (part.strip() for part in path.partition("/"))
     if "*" in base and _NAME.fullmatch(base.replace("*", "x")):
         raise UserError(
-            f"{quote(name)}: '*' stands behind '/' for any text, or alone behind '@' for every length, as in "
+            f"{quote(name)}: '*' stands after '/' for any text, or alone after '@' for every length, as in "
             "ruler/niah_*@*, and nowhere else. 'kvbench list tasks' shows the names."
         )
     if not _NAME.fullmatch(base) or (slash and not _NAME.fullmatch(variant.replace("*", "x"))):
@@ -133,7 +133,8 @@ def _check_length(parts: _Parts, name: str) -> None:
         raise UserError(f"task {quote(parts.base)} takes no length; write it without {quote('@' + parts.length)}.")
     if parts.length != "*" and not _LENGTH.fullmatch(parts.length):
         raise UserError(
-            f"{quote(name)}: {quote(parts.length)} is no length. It is a number of tokens, k for 1,024, or * for all "
+            f"{quote(name)}: {quote(parts.length)} is no length. A length is a number of tokens, k "
+            "for 1,024, or * for all "
             f"that the task lists: {parts.base}@4096, {parts.base}@4k, {parts.base}@*."
         )
 

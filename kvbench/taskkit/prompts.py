@@ -1,4 +1,4 @@
-"""Turn a document into the text and tokens of a prompt: prompt styles, chat template, thinking switch.
+"""Turns a document into the text and tokens of a prompt: prompt styles, chat template, thinking switch.
 
 A rendered template already holds the special tokens, so `encode` adds none (Llama and DeepSeek tokenizers would add a
 second start token). Raw text gets the tokenizer's own special tokens. Templates run only in transformers' sandboxed
@@ -38,7 +38,7 @@ _RKV = (
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """A prompt style: the text around a problem. `chat` False: no chat template, even if the task's default is one."""
+    """A prompt style: the text around a problem. `chat` False: no chat template, even if the task would use one."""
 
     name: str
     before: str
@@ -130,9 +130,9 @@ def render(
     origin: str | None = None,
     answers: tuple[str, ...] = (),
 ) -> str:
-    """Return the prompt text of the turn that follows `answers`: all turns up to it, with the answers between them.
+    """Return the prompt text of the turn that follows `answers`: all turns so far, with the answers between them.
 
-    The turn's answer prefix comes after the assistant header, so that the model continues it.
+    The turn's answer prefix comes after the assistant header, so that the model continues the prefix.
     """
     turns = doc.turns[: len(answers) + 1]
     if not chat:
@@ -154,7 +154,7 @@ def encode(tokenizer: Any, text: str, chat: bool) -> list[int]:
 
 
 def encode_to_context(tokenizer: Any, text: str, turn: Turn, chat: bool) -> tuple[list[int], int]:
-    """Return the token ids as `encode` does, and how many leading tokens lie entirely before the context's end.
+    """Return the token ids of a rendered prompt, and how many leading tokens lie entirely within the turn's context.
 
     Raises UserError if the template changed the turn's text, or if the tokenizer gives no offsets.
     """
@@ -187,7 +187,8 @@ def effective_thinking(
 ) -> bool | None:
     """Return whether the scorer must expect a thinking block in outputs; None if the template has no such block.
 
-    A prompt that ends inside an open block makes the model think whatever the switch says (R1 distills have no switch).
+    If the rendered prompt ends inside an open thinking block, the model thinks whatever `thinking` says (as with R1
+    distills, whose template has no switch).
     """
     text = template_text(tokenizer, chat_template) if chat else None
     if text is None or "think" not in text:

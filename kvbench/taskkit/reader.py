@@ -16,7 +16,10 @@ THOUGHT = f"<think>\nA thought.\n</think>\n\n{ANSWER}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReader:
-    """A `kvbench.task.Reader`. `chat`: prompts use the chat template; `origin` names the template's file."""
+    """A `kvbench.task.Reader` for a model.
+
+    `chat`: prompts use the chat template, from the file `origin` if the user gave one.
+    """
 
     tokenizer: Any
     model_type: str
@@ -30,17 +33,17 @@ class ModelReader:
         return len(encoded["input_ids"])
 
     def last_id(self, text: str) -> int:
-        """Return the id of the last token of a text, encoded without special tokens."""
+        """Encode a text without special tokens, and return the id of its last token."""
         return int(self.tokenizer(text, add_special_tokens=False, return_attention_mask=False)["input_ids"][-1])
 
     def wrapping(self, *, thinking: bool | None = None) -> int:
-        """Return how many tokens the chat template adds to a user's text, token merges at its ends included."""
+        """Return how many tokens a prompt gains when the chat template wraps a user's text."""
         word = "word"
         doc = Doc(doc_id="", turns=(Turn(question=word),), reference=None)
         return len(self.ids(self.text(doc, thinking=thinking))) - self.count(word)
 
     def text(self, doc: Doc, *, thinking: bool | None, answers: tuple[str, ...] = ()) -> str:
-        """Return the prompt text of the turn after these answers."""
+        """Return the prompt text of the turn that follows `answers`."""
         return prompts.render(
             doc,
             self.tokenizer,
@@ -57,8 +60,8 @@ class ModelReader:
     def cut(self, turn: Turn, limit: int) -> tuple[Turn, int]:
         """Return the turn without its middle, at most `limit` tokens long, and the number of tokens removed.
 
-        As LongBench's pred.py does: before any chat template, and counting the tokenizer's special tokens. The question
-        stays whole if the kept end holds it.
+        The cut is that of LongBench's pred.py: before any chat template, and counting the tokenizer's special tokens.
+        The question stays whole if the kept end holds it.
         """
         ids = self.tokenizer(turn.user, return_attention_mask=False)["input_ids"]
         if len(ids) <= limit:
@@ -75,7 +78,7 @@ class Talk:
     """The later turns of a document, for `kvbench.records.Request`.
 
     If `keep` is set and the chat template only appends text, the engine continues each turn from the cache of the turn
-    before. Otherwise (many templates drop the thinking block of earlier turns) each turn is a new prompt.
+    before. Otherwise each turn is a new prompt, because the template changes earlier turns (many drop their thinking).
     """
 
     doc: Doc
@@ -86,7 +89,7 @@ class Talk:
 
     @property
     def mode(self) -> str:
-        """Return the value of the row column `multi_turn_cache`."""
+        """Return the row column `multi_turn_cache`, which says whether later turns continue from the cache."""
         if not self.keep:
             return "reset"
         return "keep" if all(self._appended(n) for n in range(1, len(self.doc.turns))) else "reset (template)"
@@ -102,7 +105,7 @@ class Talk:
         return FollowUp(ids=tuple(self.reader.ids(text)), fresh=True)
 
     def tokens(self) -> int:
-        """Return how many tokens the later turns add to the prompt, answers not counted."""
+        """Return how many prompt tokens the later turns have together, without the answers between them."""
         empty = [self.reader.text(self.doc, thinking=self.thinking, answers=(ANSWER,) * n) for n in self._turns()]
         return self.reader.count(empty[-1]) - self.reader.count(empty[0])
 
@@ -110,7 +113,7 @@ class Talk:
         return range(len(self.doc.turns))
 
     def _appended(self, turn: int) -> str | None:
-        """Return the text that the template appends after answer number `turn`; None if it changes earlier text."""
+        """Return the text that the template appends after answer number `turn`; None if it changes earlier text too."""
         appended = None
         for answer in (ANSWER,) if self.thinks is False else (THOUGHT, ANSWER):
             answers = (answer,) * turn

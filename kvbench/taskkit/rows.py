@@ -1,4 +1,4 @@
-"""Turn rows of data into documents, and the sampling that reasoning tasks share."""
+"""Code that task files share: documents from rows of data, sampling of reasoning tasks, output without thinking."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from kvbench.task import Doc, GenSpec, Output, Task
 def documents(
     task: Task, rows: Iterable[Mapping[str, Any]], make: Callable[[Any], Doc], *, ids: str = "", lacks: str = "column "
 ) -> list[Doc]:
-    """Return one document per row.
+    """Return the document that `make` builds from each row.
 
-    Raises SetupError if `make` raises KeyError for a row, or if two documents share an id. ids: the column of the ids;
-    without it ids are not checked. lacks: for the message, the kind of name that the KeyError holds.
+    Raises SetupError if a row lacks a field (`make` raises KeyError), or if two documents share an id. ids: the name of
+    the column with the ids; without it ids are not checked. lacks: the word for a field in the message.
     """
     try:
         docs = [make(row) for row in rows]
@@ -28,11 +28,11 @@ def documents(
 
 
 def reasoning(model_type: str, *, n: int = 1, max_new_tokens: int) -> GenSpec:
-    """Return temperature 0.6 and top-p 0.95, as in the papers; top-k 20 for Qwen3, as its authors advise."""
+    """Return the papers' sampling of reasoning tasks: temperature 0.6, top-p 0.95, for Qwen3 also top-k 20."""
     top_k = 20 if model_type.startswith("qwen3") else 0
     return GenSpec(n=n, max_new_tokens=max_new_tokens, temperature=0.6, top_p=0.95, top_k=top_k, thinking=True)
 
 
 def answer(output: Output) -> str:
-    """Return the output without its thinking block, if the model thinks."""
+    """Return the text of an output, without the thinking block if the model thinks."""
     return after_thinking(output.text, True) if output.thinking else output.text

@@ -1,8 +1,8 @@
-"""The weights of the built-in model, in a folder that transformers loads as it is.
+"""The weights of the built-in model, in a folder that transformers can load.
 
     AutoModelForCausalLM.from_pretrained(kvbench.tiny.path())
 
-Made by `python -m kvbench.train.tiny`; `card.json` says from what and how well it does. This file imports no torch.
+`python -m kvbench.train.tiny` made them; `card.json` has the recipe and the accuracies. This file imports no torch.
 """
 
 from __future__ import annotations
@@ -11,5 +11,5 @@ from pathlib import Path
 
 
 def path() -> Path:
-    """The folder with model.safetensors, config.json, the tokenizer and card.json."""
+    """Return the folder with model.safetensors, config.json, the tokenizer and card.json."""
     return Path(__file__).parent

@@ -1,4 +1,4 @@
-"""The model's answers to a training's questions, in a file: after a kill only the missing answers are generated.
+"""Keeps the model's answers to a training's questions in a file: after a kill only missing answers are generated.
 
 The first line names the model and the questions; each further line is an answer, in order of completion. In a training
 with several processes, every process reads the file and only the first writes it.
@@ -21,13 +21,13 @@ Answers = dict[str, tuple[int, ...] | None]  # question's name -> answer tokens;
 
 
 class AnswerFile:
-    """One file of answers. asked: all settings that the answers depend on."""
+    """A file of answers. asked: all settings on which the answers depend."""
 
     def __init__(self, path: Path, asked: Mapping[str, Any]) -> None:
         self.path, self.asked = path, json.loads(json.dumps(asked))
 
     def read(self) -> Answers:
-        """Return the stored answers, without a last line that a kill cut short. A missing file is created.
+        """Return the stored answers, without a last line that a kill cut short. Creates the file if it is missing.
 
         Raises UserError for answers to other questions or of another model, SetupError for a damaged or unusable file.
         """
@@ -50,7 +50,8 @@ class AnswerFile:
             raise SetupError(f"{quote(self.path)} cannot be read: {reason(error)}.") from error
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise SetupError(
-                f"{quote(self.path)} is damaged after its first {whole:,} bytes. Remove it to ask everything again."
+                f"{quote(self.path)} is damaged after its first {whole:,} bytes. Remove it to "
+                "generate all answers again."
             ) from error
         if is_first():
             with self._appending() as stream:
@@ -60,7 +61,10 @@ class AnswerFile:
         return answers
 
     def add(self, name: str, *, prompt: Sequence[int], answer: Sequence[int], kept: bool) -> None:
-        """Append an answer to the file. Raises SetupError when it cannot be written."""
+        """Append the answer to question `name`. Raises SetupError when the file cannot be written.
+
+        kept: whether training uses the answer, or drops it as wrong.
+        """
         if is_first():
             with self._appending() as stream:
                 stream.write(_line({"name": name, "prompt": prompt, "answer": answer, "kept": kept}))

@@ -13,15 +13,17 @@ class Entry:
 
     Attributes:
         location: ``module:class`` of its `Recipe`; about: one line for ``--help``.
-        tasks: built-in tasks that give the questions when --data is not given.
+        tasks: built-in tasks whose problems are the questions without --data.
         traces, held_out: numbers of questions or examples to train on and to hold out.
         learns_from: what the recipe trains on: the model's answers to the questions, the questions alone, or examples
             with answers (`kvbench.train.head_data`).
-        tested_on: the model's answers to held-out questions, or the held-out questions, which the recipe itself asks.
+        tested_on: what the held-out figures use: the model's answers to held-out questions, or these questions, to
+        which
+            the recipe generates answers itself.
         dtype: of the loaded model; float32 where the model is trained, so that small steps are not rounded away.
         options: the recipe's settings and their defaults. `longest`: most new tokens of an answer to a question from
             --data.
-        tiny, tiny_lr: other defaults for the built-in model, whose texts are short.
+        tiny, tiny_lr: the defaults that differ for the built-in model, whose texts are short.
     """
 
     location: str
@@ -76,13 +78,13 @@ RECIPES: dict[str, Entry] = {
     ),
     "retention": Entry(
         location="kvbench.train.recipes.gates:RetentionRecipe",
-        about="such gates, with one budget for all layers and heads",
+        about="retention gates, with one budget for all layers and heads",
         options={"gate": "rg10", "tie": "layers"} | _GATE_OPTIONS,
         **_GATES,
     ),
     "duo": Entry(
         location="kvbench.train.recipes.duo:DuoRecipe",
-        about="how much every KV head needs beyond the first and the newest tokens",
+        about="for every KV head, how much it needs tokens other than the first and the newest",
         tasks=(),
         traces=512,
         steps=2000,
@@ -128,7 +130,7 @@ RECIPES: dict[str, Entry] = {
     ),
     "gkv-rl": Entry(
         location="kvbench.train.recipes.gkv_rl:RLRecipe",
-        about="the model itself: rewards for answers that it writes with an evicted cache",
+        about="the model itself: it learns from rewards for answers that it writes with an evicted cache",
         traces=1000,
         held_out=128,
         steps=150,

@@ -25,9 +25,10 @@ MEASURED = 32  # traces from which mean and deviation of the inputs are estimate
 
 
 class TrainedScorer:
-    """The trained tensors of a scorer of standardised inputs; `scorer()` returns the equivalent scorer of raw inputs.
+    """A scorer in training: its tensors take standardised inputs; `scorer()` returns the same scorer for raw inputs.
 
-    start: initial tensors; mean, deviation: [L, Hk, D] of the raw inputs; unit: factor from trained to raw outputs.
+    start: initial tensors; mean, deviation: moments [L, Hk, D] of the raw inputs; unit: the factor from trained to raw
+    outputs.
     """
 
     def __init__(
@@ -40,7 +41,10 @@ class TrainedScorer:
 
     @classmethod
     def random(cls, shapes: Shapes, readings: Sequence[Sequence[Choice]], seed: int, unit: float) -> TrainedScorer:
-        """Return a randomly initialised scorer of these shapes. readings: evictions that give the inputs' moments."""
+        """Return a randomly initialised scorer of these shapes.
+
+        readings: evictions from which the inputs' mean and deviation come.
+        """
         generator = torch.Generator().manual_seed(seed)
         inputs, hidden = shapes["w1"][-2:]
         spread = {"w1": inputs**-0.5, "w2": hidden**-0.5, "b1": 0.0, "b2": 0.0}
@@ -49,7 +53,7 @@ class TrainedScorer:
 
     @classmethod
     def of(cls, scorer: Mapping[str, torch.Tensor], readings: Sequence[Sequence[Choice]]) -> TrainedScorer:
-        """Make a trained scorer, which takes raw inputs, trainable again: rewrite it for normalised ones."""
+        """Make a finished scorer of raw inputs trainable again, by rewriting it for standardised inputs."""
         mean, deviation = moments({name: tuple(t.shape) for name, t in scorer.items()}, readings)
         start = dict(scorer) | {
             "w1": scorer["w1"] * deviation[..., None],
@@ -58,7 +62,7 @@ class TrainedScorer:
         return cls(start, mean, deviation)
 
     def scorer(self) -> dict[str, torch.Tensor]:
-        """Return the tensors of the equivalent scorer of raw inputs."""
+        """Return the tensors of the same scorer for raw inputs."""
         p = self.parameters
         w1 = p["w1"] / self.deviation[..., None]
         b1 = p["b1"] - (self.mean[..., None] * w1).sum(dim=-2)
@@ -69,7 +73,7 @@ class TrainedScorer:
 
 
 def moments(shapes: Shapes, readings: Sequence[Sequence[Choice]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return mean and standard deviation [L, Hk, D] of the scorers' inputs; 0 and 1 in layers without evictions."""
+    """Return mean and standard deviation [L, Hk, D] of a scorer's inputs; 0 and 1 in layers without evictions."""
     every = [choice for choices in readings for choice in choices]
     mean, deviation = (every[0].x.new_full(shapes["w1"][:-1], value) for value in (0.0, 1.0))
     for layer in {choice.layer for choice in every}:
@@ -99,11 +103,11 @@ class ScorerRecipe(TraceRecipe):
             raise UserError(f"--opt margin must be above 0; got {more['margin']:g}.")
 
     def _evicted(self, traces: Sequence[Trace]) -> list[Trace]:
-        """Return the traces that lead to an eviction. Raises UserError when there is none."""
+        """Return the traces in which an eviction happens. Raises UserError when there are none."""
         evicted = [trace for trace in traces if self.evictions.evicts(trace)]
         if not evicted:
             raise UserError(
-                f"no answer to train on outgrows a budget of {self.evictions.budget} in time; "
+                f"no answer to train on outgrows a budget of {self.evictions.budget} before its end; "
                 "the model gave no right answer, or its answers are too short."
             )
         return evicted

@@ -1,6 +1,6 @@
-"""The inputs of ForesightKV's scorer at every eviction of a trace; the oracle or the scorer decides what is evicted.
+"""Records the inputs of ForesightKV's scorer at every eviction of a trace, where the oracle or the scorer decides.
 
-Traces are read as `kvbench replay` reads them; the inputs are computed by the method's own code.
+Traces are read as `kvbench replay` reads them, and the method's own code computes the inputs.
 
 Letters: b readings of one trace, Hk KV heads, n competing (unprotected) entries, D inputs of the scorer per entry.
 """
@@ -28,7 +28,7 @@ FEATURES, WITHIN = ("paper6", "released8"), ("mean", "max")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """One eviction of one layer."""
+    """One eviction of one layer: the scorer's inputs, the scores that decided, and the dropped entries."""
 
     layer: int
     seen: int  # tokens read before the eviction
@@ -39,7 +39,7 @@ class Choice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceReading:
-    """A trace with m answer tokens, read b times."""
+    """What b readings of a trace with m answer tokens recorded: evictions, and loss and entropy per token."""
 
     choices: list[Choice]  # its evictions, in order
     losses: torch.Tensor  # [b, m] nats per token
@@ -49,8 +49,8 @@ class TraceReading:
 class Evictions:
     """Reads traces under eviction, and records the scorer's inputs and the decision at every eviction.
 
-    method: a `foresightkv`, which sets features and protected entries, without its weights file; longest: tokens of the
-    longest trace; within: the oracle's option, see `methods/golden.py`.
+    method: a `foresightkv` without weights, which sets features and protected entries; longest: tokens of the longest
+    trace; within: the oracle's option, see `methods/golden.py`.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Evictions:
         self._drawn = reader(_Watched(method, method, self._choices), budget)
 
     def evicts(self, trace: Trace) -> bool:
-        """Whether an eviction comes before the last token of the answer."""
+        """Return whether an eviction comes before the last token of the trace's answer."""
         last = (len(trace.answer) - 2) // self.interval * self.interval
         return len(trace.answer) > 1 and len(trace.prompt) + last > self.budget
 
@@ -115,7 +115,7 @@ class Evictions:
 
 @dataclass(frozen=True)
 class _Watched(Method):
-    """A method that computes the inputs of `scorer`, lets `judge` decide, and records decisions in `choices`."""
+    """A method that computes the scorer's inputs, lets the method `judge` decide, and adds decisions to `choices`."""
 
     scorer: Any
     judge: Any

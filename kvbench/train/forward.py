@@ -1,4 +1,4 @@
-"""A differentiable forward pass of a model whose attention the caller computes, and attention in blocks of queries."""
+"""A differentiable forward pass in which the caller computes the attention, and attention in blocks of queries."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 def forward(
     model: Any, handler: Handler, *, start: int = 0, logits: int = 1, hidden: bool = False, **inputs: torch.Tensor
 ) -> torch.Tensor:
-    """Run a differentiable forward pass; return logits [b, `logits`, V] of the last rows, or of all rows for logits=0.
+    """Run a differentiable forward pass; return the logits [b, `logits`, V] of the last tokens (logits=0: of all).
 
     Args:
         handler: computes every layer's attention, as in `kvbench.engine.attention.interface.route`.
-        start: position of the first row.
+        start: position of the first token.
         hidden: whether the handler also gets the hidden states that each layer's attention reads.
         inputs: input_ids [b, n] or inputs_embeds [b, n, D].
     """
@@ -41,10 +41,11 @@ def forward(
 
 
 def in_blocks(call: AttentionCall, attend_block: Attend, rows: int = ROWS) -> torch.Tensor:
-    """Return attention [b, n, Hq, Dv] of a whole sequence, computed `rows` queries at a time.
+    """Return the attention output [b, n, Hq, Dv] of a whole sequence, computed `rows` queries at a time.
 
-    attend_block: gets the position of a block's first query, its queries, and keys and values up to its last query.
-    With more than one block, the backward pass recomputes each, so that memory holds one block's probabilities.
+    attend_block: receives the position of a block's first query, the block's queries, and keys and values up to its
+    last query. If there are several blocks, the backward pass recomputes each, so that memory holds one block's
+    probabilities.
     """
     n = call.key.shape[2]
     recompute = n > rows and torch.is_grad_enabled()

@@ -1,8 +1,8 @@
 """Training a model to work with an evicted cache (G-KV, arXiv 2512.00504): the base of `gkv-distill` and `gkv-rl`.
 
 All weights are trained, in float32, because steps of 1e-6 would vanish in bfloat16. A step generates or reads answers
-under eviction with the current weights; in the forward pass with a gradient, queries see only the entries that eviction
-had left (`kvbench.train.sparse_masks`). The held-out figures are the shares of questions that the model answers
+under eviction with the current weights. In the forward pass with a gradient, masks hide evicted entries from later
+queries (`kvbench.train.sparse_masks`). The held-out figures are the shares of questions that the model answers
 correctly, with an evicted and with a full cache.
 """
 
@@ -39,7 +39,7 @@ RECOMPUTE = ("auto", "on", "off")
 
 
 class SparseRecipe(Recipe):
-    """A recipe that trains the model to work with an evicted cache.
+    """The base of recipes that train the model to work with an evicted cache.
 
     `settings.more`: method (with its options in parentheses), budget, interval, temperature, slots (answers generated
     at once), micro (answers per forward pass with a gradient), recompute (auto, on, off).
@@ -68,7 +68,10 @@ class SparseRecipe(Recipe):
         method, budget = choose.from_label(str(more["method"])), int(more["budget"])
         if not method.evicts or not method.takes_budget or method.oracle:
             name = quote(more["method"])
-            raise UserError(f"method {name} does not evict to a budget; nothing can be learnt from it.")
+            raise UserError(
+                f"method {name} does not evict to a budget, so training has no eviction to learn from. "
+                "Choose another method."
+            )
         check_budget(str(more["method"]), method, budget)
         try:
             loaded.model.generation_config.validate(strict=True)
@@ -80,7 +83,7 @@ class SparseRecipe(Recipe):
         return dict(self.loaded.model.named_parameters())
 
     def held_out(self) -> dict[str, float]:
-        """Return the shares of right greedy answers, with the evicted and with the full cache."""
+        """Return the shares of right greedy answers to held-out questions, with the evicted and the full cache."""
         full: Method = registry.methods.get("full")()
         return {"accuracy": self._accuracy(self.method, self.budget), "full_accuracy": self._accuracy(full, None)}
 
@@ -88,7 +91,10 @@ class SparseRecipe(Recipe):
         return {"held_out": len(self.test)}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
-        """Write the model, and into its folder the weights of the eviction method used in training, if any."""
+        """Write the model; copy the eviction method's weights, if it has any, into the model's folder.
+
+        made: facts for the card.
+        """
         folder, card = save_model(out / self.kind, self.loaded, base_model=base.name, made=made)
         if (needed := self.method.weights()) is not None:
             config = self.loaded.model.config
@@ -111,7 +117,7 @@ class SparseRecipe(Recipe):
     def engine(
         self, questions: Sequence[Question], method: Method, budget: int | None, samples: int, log: KeptLog | None
     ) -> Engine:
-        """Return an engine for `samples` answers per question. Delete it before the backward pass needs its memory."""
+        """Return an engine for `samples` answers per question. Delete it before the backward pass, to free memory."""
         return Engine(
             self.loaded,
             method,
@@ -133,7 +139,7 @@ class SparseRecipe(Recipe):
 def request(
     question: Question, name: str, samples: int = 1, sampling: Sampling | None = None, seed: int = 0
 ) -> Request:
-    """Return the engine's request for a question."""
+    """Return the engine's request for `samples` answers to a question; `name` and `seed` determine their noise."""
     return Request(
         task="train",
         doc_id=name,
@@ -148,9 +154,10 @@ def request(
 def save_model(
     folder: Path, loaded: LoadedModel, *, base_model: str, made: Mapping[str, Any]
 ) -> tuple[Path, dict[str, Any]]:
-    """Write configuration, weights, tokenizer, and beside the folder a card; return the folder and the card.
+    """Write the model's configuration, weights and tokenizer to a folder, and a card beside it; return folder and card.
 
-    transformers and kvbench can load the folder. Raises SetupError when a file cannot be written.
+    transformers and kvbench can load the folder. made: facts for the card. Raises SetupError when a file cannot be
+    written.
     """
     config = loaded.model.config
     part = folder.with_name(f".{folder.name}.part")  # replaces the folder once it is complete

@@ -1,7 +1,7 @@
-"""Retrieval problems in which the positions of the answer are known: data for `headkv`'s table and `duo`'s training.
+"""Retrieval problems with known positions of the answer: data for `headkv`'s table and `duo`'s training.
 
-For the built-in model they are problems of the task `lookup`; for other models English texts: one-line notes with codes
-among unrelated sentences, and at the end a question for one code (`text_examples`) or all codes (`passkey_examples`).
+The built-in model gets problems of the task `lookup`. Other models get English texts: notes with codes among unrelated
+sentences, and at the end a question for one code (`text_examples`) or for all codes (`passkey_examples`).
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from kvbench import tiny
 from kvbench.engine.model.load import LoadedModel
 from kvbench.errors import SetupError
-from kvbench.taskkit.synthetic.cells import CELLS
 from kvbench.taskkit.synthetic.draw import Draw
 from kvbench.taskkit.synthetic.problem import FACT, HELD_OUT, Problem
+from kvbench.taskkit.synthetic.variants import VARIANTS
 from kvbench.taskkit.synthetic.vocabulary import ids
 
 Encode = Callable[[str], list[int]]  # without special tokens
@@ -34,8 +34,10 @@ PASSKEYS, SHORTEST = 10, 1000
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt with its right answer. The query at position `rows[i]` predicts token i of the answer, which can be
-    copied from the tokens at positions `evidence[i]`.
+    """A prompt with its right answer.
+
+    The query at position `rows[i]` predicts token i of the answer; the model can copy this token from the tokens at
+    positions `evidence[i]`.
     """
 
     ids: tuple[int, ...]
@@ -59,7 +61,7 @@ def examples(loaded: LoadedModel, count: int, seed: int, longest: int) -> list[E
 
 
 def source(loaded: LoadedModel) -> str:
-    """Return a description of a model's examples for the card."""
+    """Return words for the card that say which examples a model gets."""
     return "problems of lookup-8" if is_tiny(loaded) else "codes among unrelated sentences, English"
 
 
@@ -73,13 +75,13 @@ def first_ids(loaded: LoadedModel) -> list[int]:
 
 
 def tiny_examples(count: int, seed: int) -> list[Example]:
-    """Return problems of lookup-8 with seeds that no evaluation uses."""
+    """Return `count` examples from problems of lookup-8, whose seeds no evaluation uses."""
     draw = Draw("head tables", seed)
-    return [_of_lookup(CELLS["lookup-8"].generate(draw.below(HELD_OUT))) for _ in range(count)]
+    return [_of_lookup(VARIANTS["lookup-8"].generate(draw.below(HELD_OUT))) for _ in range(count)]
 
 
 def _of_lookup(problem: Problem) -> Example:
-    """Return a lookup problem as an example. Its answer lists the asked keys, each with its value of two digits.
+    """Return a lookup problem as an example. The answer lists the asked keys, each with its value of two digits.
 
     The query at a key predicts the tens digit and the query at the tens digit predicts the units; the model can copy
     both from the key's fact.
@@ -98,9 +100,9 @@ def _of_lookup(problem: Problem) -> Example:
 
 
 def text_examples(encode: Encode, count: int, seed: int, first: Sequence[int], longest: int) -> list[Example]:
-    """Return texts of at most 120 sentences and `longest` tokens with six codes; the question asks for one.
+    """Return texts of at most 120 sentences and `longest` tokens with six codes; the question asks for one code.
 
-    first: tokens before every prompt. Raises SetupError when `longest` is too short.
+    first: token ids before every prompt. Raises SetupError when `longest` is too short.
     """
     draws = [Draw("head tables", seed, number) for number in range(count)]
     return [_of_notes(encode, draw, first, longest, notes=NOTES, asked=1, sentences=SENTENCES) for draw in draws]
@@ -149,7 +151,7 @@ def _of_notes(
         tokens = [*tokens, *words, *code, *stop]
     ids = tuple(tokens[: rows[-1] + 2])
     if len(ids) > longest:
-        raise SetupError(f"a context of {longest} tokens is too short for the texts from which heads are estimated.")
+        raise SetupError(f"a context of {longest} tokens is too short for the texts with which heads are estimated.")
     return Example(ids, tuple(rows), tuple(evidence))
 
 

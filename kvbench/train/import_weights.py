@@ -1,7 +1,7 @@
 """Converts published gates and scorers to kvbench's weights, without running code from their files.
 
-It reads safetensors, and pickles by `torch.load(weights_only=True)`, which creates tensors only. From a checkpoint of a
-whole model it loads only the tensors of gates or scorers.
+It reads safetensors files, and pickle files by `torch.load(weights_only=True)`, which creates tensors only. From a
+checkpoint of a whole model it loads only the tensors of gates or scorers.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """The tensors of a checkpoint's gates or scorers, the files that hold them, and its configuration ({} if none)."""
+    """A checkpoint's gates or scorers, layer by layer; the files that hold them; its configuration ({} if none)."""
 
     layers: Layers
     files: list[Path]
@@ -74,7 +74,7 @@ def import_weights(
 
 
 def read(source: Path, module: str) -> Checkpoint:
-    """Read every layer's tensors of a gate or a scorer. module: `GATE` or `SCORER` of `published_checkpoints`.
+    """Read the tensors of the gate or scorer in every layer. module: `GATE` or `SCORER` of `published_checkpoints`.
 
     Raises SetupError when the source cannot be read or lacks tensors.
     """
@@ -94,7 +94,9 @@ def read(source: Path, module: str) -> Checkpoint:
     layers = _layers(source, module, tensors)
     for i, layer in enumerate(layers):
         if {n: t.shape for n, t in layer.items()} != {n: t.shape for n, t in layers[0].items()}:
-            raise SetupError(f"{quote(source)}: the tensors of layer {i} are not those of layer 0.")
+            raise SetupError(
+                f"{quote(source)}: the tensors of layer {i} differ in names or shapes from those of layer 0."
+            )
     return Checkpoint(layers, used, _config(folder / "config.json"))
 
 
@@ -104,7 +106,8 @@ def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.T
     for (at, name), tensor in tensors.items():
         if tensor.layout != torch.strided or published_checkpoints.dimensions(module, name) not in (None, tensor.dim()):
             raise SetupError(
-                f"{quote(source)}: tensor {quote(name)} of layer {at} is {list(tensor.shape)}, which no {module} has."
+                f"{quote(source)}: tensor {quote(name)} of layer {at} has the shape "
+                f"{list(tensor.shape)}, which no {module} has."
             )
         layers.setdefault(at, {})[name] = tensor.float()
     lacking = [i for i in range(len(layers)) if i not in layers]
@@ -114,7 +117,10 @@ def _layers(source: Path, module: str, tensors: Mapping[tuple[int, str], torch.T
 
 
 def _candidates(folder: Path) -> list[Path]:
-    """Return the folder's safetensors files if there are any, else its pickles."""
+    """Return the folder's safetensors files, or its pickle files if it has none.
+
+    Raises SetupError if it has neither.
+    """
     files = sorted(folder.glob("*.safetensors")) or sorted(f for f in folder.iterdir() if f.suffix in PICKLES)
     if not files:
         raise SetupError(f"{quote(folder)} holds no safetensors and no {', '.join(PICKLES)} files.")
@@ -134,7 +140,7 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
     try:
         loaded = torch.load(file, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(file))
     except Exception as error:  # a pickle is a program and may raise anything
-        raise SetupError(f"{quote(file)} {_refused(error)}; nothing of it was run.") from None
+        raise SetupError(f"{quote(file)} {_refused(error)}; kvbench ran no code from the file.") from None
     if isinstance(loaded, Mapping) and isinstance(loaded.get("state_dict"), Mapping):
         loaded = loaded["state_dict"]
     if not isinstance(loaded, Mapping):
@@ -144,16 +150,16 @@ def _pickle(file: Path, module: str) -> dict[tuple[int, str], torch.Tensor]:
 
 
 def _refused(error: Exception) -> str:
-    """Say why torch refused a pickle; torch's own message advises the user to run its content."""
+    """Return why torch refused a pickle file; torch's own message advises the user to run the file's content."""
     if match := re.search(r"GLOBAL ([\w.]+)", str(error)):
-        return f"holds more than tensors (it asks for {quote(match[1])})"
+        return f"holds more than tensors (it calls {quote(match[1])})"
     if isinstance(error, OSError):
         return f"cannot be read ({error.strerror or error})"
     return f"holds more than tensors, or is damaged ({type(error).__name__})"
 
 
 def _config(file: Path) -> dict[str, Any]:
-    """Return a checkpoint's configuration, overlaid with its text part; {} if there is none."""
+    """Return a checkpoint's configuration; fields of its text model take precedence. {} if it cannot be read."""
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -178,7 +184,10 @@ def _gates(
     if len(kinds) > 1:
         kinds = [kind for kind in kinds if kind in (gate, config.get("retention_gate"))] or _by_size(layer, model)
     if len(kinds) != 1:
-        raise UserError("the gate reads hidden states (rg) or keys and values (rg2), of one size here: give --gate.")
+        raise UserError(
+            "the gate reads hidden states (rg) or keys and values (rg2), which have the same size "
+            "here: say which with --gate."
+        )
     tensors = published_checkpoints.gates(checkpoint.layers, kinds[0])
     form = form_of(tensors)
     assert form is not None

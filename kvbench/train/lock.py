@@ -1,4 +1,4 @@
-"""A lock for the folder of a training, held from its first answer to its weights."""
+"""A lock on the folder of a training, held from its first generated answer until its weights are written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LOCK = "lock"
 
 @contextmanager
 def alone(out: Path) -> Iterator[None]:
-    """Lock the folder of a training inside the block; of several processes, the first one locks it for all.
+    """Lock the folder `out` of a training inside the block. Of several processes, the first locks it for all.
 
     Raises RunInUseError when another training holds the lock.
     """
@@ -27,8 +27,8 @@ def alone(out: Path) -> Iterator[None]:
         lock.acquire()
     except RunInUseError as error:
         raise RunInUseError(
-            f"{quote(out)} is in use by another training. Wait for it to end, or choose another --out; if it has ended "
-            f"on another machine, remove {quote(lock.path)}."
+            f"{quote(out)} is in use by another training. Wait for it to end, or choose another --out. If it ran on "
+            f"another machine and has ended, remove {quote(lock.path)}."
         ) from error
     try:
         yield

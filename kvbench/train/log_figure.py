@@ -13,11 +13,11 @@ from kvbench.report.plots.curves import axis, curves
 MOST = 400  # points of a line; a longer log is shown as means over equally many steps
 APART = ("step", "lr", "grad_norm")  # columns of the log that have no panel
 ABOUT = "The training log, on the steps' own batches: no error bars, and no held-out figures."
-MEANS = "A point is the mean over {steps} steps, the band goes from the least to the most of them."
+MEANS = "A point is the mean over {steps} steps; the band spans their smallest and largest values."
 
 
 def log_figure(log: Path, recipe: str) -> Figure:
-    """The figure of a log with at least one row per step."""
+    """Return the figure of a training log, which has a row per step."""
     rows = [json.loads(line) for line in log.read_text().splitlines()]
     steps = -(-len(rows) // MOST)
     names = [name for name in rows[0] if name not in APART]

@@ -1,8 +1,8 @@
 """The loop that trains every learned method.
 
-After a kill the same call continues from the last checkpoint and reaches the same losses. `OUT/log.jsonl` has one row
-per step, `OUT/held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share each batch and
-average their gradients; the first process writes.
+After a kill the same call continues from the last checkpoint and reaches the same losses. `log.jsonl` in the training's
+folder has one row per step, `held_out.jsonl` the held-out figures. Several processes (`kvbench.train.processes`) share
+each batch and average their gradients; the first process writes.
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ def train(
 ) -> Trained:
     """Train to the end, from the last checkpoint if there is one.
 
-    base: the model; revision: of its files; checkpoint_seconds: between two checkpoints, multiplied by n if writing one
-    takes n > 1 seconds. The last step always writes a checkpoint.
+    base: the model's name; revision: the commit of its files; command: the command line for the card;
+    checkpoint_seconds: between two checkpoints, multiplied by n if writing a checkpoint takes n > 1 seconds. The last
+    step always writes a checkpoint.
 
     Raises:
         UserError: `out` holds a training with other settings.
@@ -108,7 +109,7 @@ class _Training:
         self.step, self.seconds = 0, 0.0
 
     def begin(self) -> None:
-        """Continue from the checkpoint, if there is one; else compute the first held-out figures.
+        """Continue from the checkpoint, if the folder has one; else compute the first held-out figures.
 
         Raises UserError when the checkpoint has other settings.
         """
@@ -161,7 +162,7 @@ class _Training:
             forget_after(int(self.state["step"]) - 1, self.out / HELD_OUT)  # the last figures are computed again
 
     def _gradients(self) -> tuple[float, dict[str, float]]:
-        """Put the whole batch's gradient into every parameter; return the batch's loss and this process's figures."""
+        """Compute the gradients of the whole batch, over all processes; return its loss and this process's figures."""
         size = self.share.stop - self.share.start
         once = self.recipe.at_once or size
         loss, figures = 0.0, dict[str, float]()
@@ -186,13 +187,13 @@ class _Training:
 
 
 def steps_done(out: Path) -> int:
-    """Return the steps done at a folder's checkpoint, 0 without one. Raises SetupError for a damaged checkpoint."""
+    """Return how many steps a folder's checkpoint has done, 0 without one. Raises SetupError if it is damaged."""
     path = out / CHECKPOINT
     return int(checkpoint.state_of(path)["step"]) if path.exists() else 0
 
 
 def rate(settings: Settings, step: int) -> float:
-    """Return the learning rate of a step: linear warm-up, then a cosine down to `floor` of the peak."""
+    """Return the learning rate of a step: linear warm-up, then a cosine that falls to the share `floor` of the peak."""
     if step < settings.warmup:
         return settings.lr * (step + 1) / settings.warmup
     done = (step - settings.warmup) / max(1, settings.steps - settings.warmup)
@@ -200,7 +201,7 @@ def rate(settings: Settings, step: int) -> float:
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
-    """List the settings in which a checkpoint differs, as in ``steps 200, now 400``."""
+    """Return how the settings of a checkpoint (`theirs`) and of this training differ: ``steps 200, now 400``."""
 
     def flat(named: Mapping[str, Any]) -> dict[str, Any]:
         settings = dict(named.get("settings") or {})
@@ -215,6 +216,6 @@ def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> str:
 
 
 def forget_after(step: int, log: Path) -> None:
-    """Delete a log's rows after `step`: steps after the checkpoint run again."""
+    """Delete a log's rows after `step`, the checkpoint's step, because later steps run again."""
     lines = log.read_text().splitlines(keepends=True) if log.exists() else []
     log.write_text("".join(line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step))

@@ -25,7 +25,7 @@ ANSWERS = "answers.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """A recipe that is ready to train, and its model."""
+    """A recipe with its data, ready to train, and its model."""
 
     recipe: Recipe
     loaded: LoadedModel
@@ -47,10 +47,10 @@ def prepare(
     out: Path,
     tick: Callable[[int], None] | None = None,
 ) -> Ready:
-    """Load the model, collect its answers, make the recipe.
+    """Load the model, collect its answers, and make the recipe `name`.
 
-    data: a file with questions; None: problems of the built-in tasks. samples: questions to ask, or examples to train
-    on; the entry's `held_out` more are held out. out: the folder of the training, where answers are kept.
+    data: a file with questions; None: problems of the built-in tasks. samples: how many questions or examples to train
+    on; the recipe's `held_out` more are held out. out: the folder of the training, which keeps the answers.
     """
     entry = RECIPES[name]
     info = models.describe(model)
@@ -69,7 +69,10 @@ def prepare(
         items, test = drawn[:samples], drawn[samples:]
     else:
         if not loaded.stop_ids:
-            raise UserError(f"model {quote(model)} has no end token, so its answers would never end; give it one.")
+            raise UserError(
+                f"model {quote(model)} has no end token, so its answers would never end; add it to "
+                "generation_config.json."
+            )
         longest = int(options["longest"])
         questions, held_out = _questions(entry, loaded, data, samples, seed, longest)
         items, test = questions, held_out
@@ -116,7 +119,7 @@ def _answered(
     test: Sequence[Question | Trace] = [t for t in traces if t.name in names] if ask_held_out else held_out
     if not items or not test:
         which = f"{len(questions)} questions" if not items else f"first {len(held_out)} questions, held out,"
-        cure = "Give --data." if data is None else f"{quote(out / ANSWERS)} holds its answers."
+        cure = "Give other questions with --data." if data is None else f"{quote(out / ANSWERS)} holds its answers."
         raise UserError(f"the model answered none of the {which} rightly; there is nothing to learn. {cure}")
     return items, test
 
@@ -124,7 +127,7 @@ def _answered(
 def _questions(
     entry: Entry, loaded: LoadedModel, data: str | None, samples: int, seed: int, longest: int
 ) -> tuple[list[Question], list[Question]]:
-    """Return questions to train on, and questions to hold out."""
+    """Return `samples` questions to train on, and the recipe's held-out questions."""
     check_least({"longest": longest}, longest=1)
     if data is None:
         asked = built_in(entry.tasks, samples, seed, loaded)

@@ -1,4 +1,4 @@
-"""The processes of one training: one, or as many as torchrun or `accelerate launch` started.
+"""The processes that share a training: one, or as many as torchrun or `accelerate launch` started.
 
 Both launchers pass rank and count in the environment; the collectives are torch's own (gloo between CPUs, NCCL between
 GPUs). Every process loads the model, collects the same answers and computes the held-out figures; the first one writes.
@@ -36,12 +36,15 @@ class Processes:
     def share(self, batch: int) -> slice:
         """Return this process's samples of a batch. Raises UserError when the processes cannot share it equally."""
         if batch % self.count:
-            raise UserError(f"a batch of {batch} cannot be shared equally by {self.count} processes.")
+            raise UserError(
+                f"a batch of {batch} cannot be shared equally by {self.count} processes; choose a "
+                "--batch that is a multiple."
+            )
         size = batch // self.count
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def average(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Replace each tensor by its mean over the processes, the same bits in all of them."""
+        """Replace each tensor by its mean over the processes; all processes get the same bits."""
         if self.count > 1:
             for tensor in tensors:
                 distributed.all_reduce(tensor)
@@ -53,7 +56,7 @@ class Processes:
         return float(number)
 
     def copy_first(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Overwrite the tensors with those of the first process."""
+        """Overwrite the tensors with those that the first process has."""
         if self.count > 1:
             with torch.no_grad():
                 for tensor in tensors:
@@ -71,7 +74,7 @@ def is_first() -> bool:
 
 @contextmanager
 def joined() -> Iterator[Processes]:
-    """Join the other processes, if there are any. Raises SetupError when the environment lacks their address."""
+    """Connect with the training's other processes inside the block. Raises SetupError when their address is missing."""
     if only_one():
         yield Processes()
         return

@@ -1,6 +1,6 @@
 """The interface of a recipe: trained tensors, the loss of a step, and figures on held-out data.
 
-The loop (`kvbench.train.loop`) adds optimiser, schedule, log, checkpoints, several processes and the written weights.
+The loop (`kvbench.train.loop`) provides the rest: optimiser, schedule, log, checkpoints, processes, weights file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """All settings that change the losses of a training. A checkpoint fits only a training with equal settings."""
+    """All settings that change the losses of a training. A checkpoint continues only with equal settings."""
 
     steps: int
     lr: float  # peak of AdamW's rate: linear warm-up over `warmup` steps, then a cosine to `floor` of the peak
@@ -37,7 +37,7 @@ class Settings:
 
 
 def drawing(seed: int, number: int) -> torch.Generator:
-    """Return a random generator on the CPU for step or epoch `number` of a training."""
+    """Return a random generator on the CPU that depends on a training's seed and on `number`, a step or epoch."""
     return torch.Generator().manual_seed((seed * 1_000_003 + number) % 2**63)
 
 
@@ -48,7 +48,7 @@ def draw_batch(items: Sequence[T], settings: Settings, step: int) -> list[T]:
 
 
 def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Compute the parameters' gradients now; return an equal loss whose graph holds only these, to save memory."""
+    """Return an equal loss with a small graph: it holds the parameters' gradients, computed now, and no activations."""
     parameters = list(parameters)
     slopes = torch.autograd.grad(loss, parameters, allow_unused=True)
     pulls = [((p - p.detach()) * slope).sum() for p, slope in zip(parameters, slopes) if slope is not None]
@@ -56,14 +56,14 @@ def with_gradient(loss: torch.Tensor, parameters: Iterable[torch.Tensor]) -> tor
 
 
 def check_least(more: Mapping[str, Any], **least: float) -> None:
-    """Raise UserError for a setting below its smallest value. Settings that the recipe lacks are skipped."""
+    """Raise UserError for a setting of `more` below its smallest value; settings not in `more` are skipped."""
     for name, smallest in least.items():
         if (value := more.get(name, smallest)) < smallest:
             raise UserError(f"--opt {name} must be {smallest} or more; got {value:g}.")
 
 
 def check_choices(more: Mapping[str, Any], **choices: Sequence[str]) -> None:
-    """Raise UserError for a setting that is not among its choices. Settings that the recipe lacks are skipped."""
+    """Raise UserError for a setting of `more` that is not among its choices; settings not in `more` are skipped."""
     for name, known in choices.items():
         if (value := more.get(name, known[0])) not in known:
             need = " or ".join(known) if len(known) < 3 else f"one of {', '.join(known)}"
@@ -75,10 +75,10 @@ class Recipe(ABC):
 
     Attributes:
         name: as in ``kvbench train NAME``.
-        kind: of the weights that it writes (`kvbench.eviction.api.Weights`).
+        kind: the kind of weights that the recipe writes (`kvbench.eviction.api.Weights`).
         figure: the held-out figure that training should improve; `higher`: whether larger is better.
-        at_once: samples per call of `loss`, to limit the memory of its graph; the loop adds up the gradients. None:
-            this process's whole share of a batch.
+        at_once: most samples per call of `loss`, to limit the memory of its graph; the loop adds up the gradients.
+            None: this process's whole share of a batch.
     """
 
     name: ClassVar[str] = ""
@@ -92,7 +92,10 @@ class Recipe(ABC):
 
     @classmethod
     def check(cls, loaded: LoadedModel, more: Mapping[str, Any]) -> None:
-        """Raise UserError for settings that are invalid or do not fit the model. Called before the model answers."""
+        """Raise UserError for settings (`more`) that are invalid or do not fit the model.
+
+        `prepare` calls it before the model answers questions.
+        """
         return None
 
     @abstractmethod
@@ -109,10 +112,10 @@ class Recipe(ABC):
 
     @abstractmethod
     def held_out(self) -> dict[str, float]:
-        """Return figures on data that training never sees, `figure` among them."""
+        """Return the held-out figures: on data that training never sees. `figure` is among them."""
 
     def after_step(self) -> None:
-        """Called after each optimiser step; a recipe may clamp its parameters here."""
+        """Adjust parameters after each step of the optimiser, for example clamp them; by default nothing."""
         return None
 
     def tensors(self) -> dict[str, torch.Tensor]:
@@ -120,7 +123,7 @@ class Recipe(ABC):
         return {name: tensor.detach() for name, tensor in self.parameters().items()}
 
     def card(self) -> dict[str, Any]:
-        """Return the recipe's lines of the card: data, budget, interval, method options."""
+        """Return the recipe's entries for the card of the weights: data, budget, interval, method options."""
         return {}
 
     def write(self, out: Path, *, base: Base, made: Mapping[str, Any]) -> tuple[Path, dict[str, Any]]:
@@ -143,7 +146,7 @@ class TraceRecipe(Recipe):
 
     @abstractmethod
     def begin(self) -> None:
-        """Make the tensors to train. Called once model, settings and traces are set."""
+        """Make the tensors to train; model, settings and traces are set."""
 
     def batch(self, step: int, share: slice) -> list[Trace]:
         return draw_batch(self.traces, self.settings, step)[share]

@@ -1,12 +1,12 @@
 """Attention masks that reproduce evictions in one plain forward pass over a finished sequence.
 
-An evicted entry never returns, so a mask needs one number per entry: the first token that no longer sees it.
+An evicted entry never returns, so a mask needs one number per entry: the first token that no longer sees the entry.
 
     query t sees entry j   <=>   j <= t < until_j
 
 `until` has n numbers per head, where a mask has n x n. Masks are built inside a layer's attention, for one block of
 queries at a time, and differ between layers. The engine logs the entries that an eviction leaves: after an eviction
-with n tokens read, token n is the first that sees fewer entries; token n - 1 still saw all.
+with n tokens read, token n is the first to see fewer entries; token n - 1 still saw all.
 
 Letters: b sequences, H heads of the cache (KV heads, or query heads for methods that keep entries per query head), n
 tokens, t queries of a block.
@@ -27,7 +27,7 @@ NEVER = torch.iinfo(torch.int32).max  # `until` of entries that were not evicted
 
 
 class Lifetimes:
-    """A record of evictions; pass it as the `log` of an engine or a reader."""
+    """Records how long each entry lives; pass it as the `log` of an engine or a trace reader."""
 
     def __init__(self) -> None:
         self._until: dict[int, dict[int, torch.Tensor]] = defaultdict(dict)  # noise key -> layer -> [H, tokens seen]
@@ -47,7 +47,7 @@ class Lifetimes:
     def tables(self, keys: Sequence[Sequence[int]], length: int) -> dict[int, torch.Tensor]:
         """Return `until` [b, H, length] of every layer with evictions.
 
-        keys: per sequence, the noise keys in the log: of its prompt and of its sample.
+        keys: the two names of each sequence in the log: the noise keys of its prompt and of its sample.
         """
         layers: dict[int, torch.Tensor] = {}
         for row, key in ((row, key) for row, names in enumerate(keys) for key in names):
@@ -61,7 +61,7 @@ class Lifetimes:
 
 
 def visible(until: torch.Tensor, first: int, count: int, window: int | None = None) -> torch.Tensor:
-    """Return [b, H, count, first + count] bool: the entries that each of `count` queries from `first` on sees.
+    """Return the mask [b, H, count, first + count] of the entries that each of `count` queries from `first` on sees.
 
     until: [b, H, first + count or more].
     """

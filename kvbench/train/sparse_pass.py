@@ -1,6 +1,7 @@
 """Forward and backward passes of a model under eviction masks, a few sequences at a time, as memory allows.
 
-Letters: b sequences, S tokens of the longest, n rows from the first answer token of any sequence on, V vocabulary.
+Letters: b sequences, S tokens of the longest, n last positions (from the first answer token of any sequence on), V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvbench.train.sparse_masks import Lifetimes, SparseAttention
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """A prompt and an answer that was generated or read under eviction."""
+    """A prompt and an answer that was generated or read under eviction, and its weight in the loss."""
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
@@ -68,12 +69,10 @@ Objective = Callable[[torch.Tensor, Part], torch.Tensor]
 def add_up(
     model: Any, sequences: Sequence[Answered], lifetimes: Lifetimes, objective: Objective, *, micro: int, again: bool
 ) -> torch.Tensor:
-    """Return the sum of an objective over all sequences, and add its gradient to the parameters' gradients.
-
-    The returned sum has no graph.
+    """Return the sum of an objective over all sequences (without a graph); add its gradient to the parameters'.
 
     Args:
-        objective: maps the model's logits [b, n, V] under the masks and the part to a loss.
+        objective: returns the loss of a part, given the model's logits [b, n, V] under the masks, and the part.
         micro: sequences per part.
         again: recompute a layer's activations for its gradient instead of holding them.
     """
@@ -92,7 +91,7 @@ def add_up(
 
 @contextlib.contextmanager
 def recomputed(model: Any, on: bool) -> Iterator[None]:
-    """Turn on gradient checkpointing of all decoder layers inside the block; `on` False: change nothing.
+    """Recompute all decoder layers in the backward pass (gradient checkpointing) inside the block, if `on`.
 
     Raises UserError when the model has no layers that support it.
     """

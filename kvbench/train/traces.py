@@ -1,4 +1,4 @@
-"""Training data: the model's answers to questions that no evaluation asks.
+"""Training data: traces, which are the model's answers to questions that no evaluation asks.
 
 Problems of the built-in tasks are drawn from 29-bit seeds; evaluations use seeds from `HELD_OUT` on.
 """
@@ -23,8 +23,8 @@ from kvbench.sources.data import read_jsonl
 from kvbench.task import Doc, Output, Turn
 from kvbench.taskkit.math_task import MathTask
 from kvbench.taskkit.names import get_task
-from kvbench.taskkit.synthetic.cells import CELLS, Cell
 from kvbench.taskkit.synthetic.problem import HELD_OUT
+from kvbench.taskkit.synthetic.variants import VARIANTS, Variant
 from kvbench.train.answers import AnswerFile, Answers
 
 SEED_BITS = 29  # below HELD_OUT = 10^9
@@ -34,7 +34,7 @@ Judge = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A prompt, the most tokens of its answer, and, if known, a function that judges answers and the right answer."""
+    """A prompt, the most tokens of its answer, and where known the right answer and a function that judges answers."""
 
     name: str
     ids: tuple[int, ...]
@@ -43,7 +43,7 @@ class Question:
     reference: str | None = None
 
     def is_right(self, answer: str) -> bool:
-        """Return whether the question's judge, which must not be None, finds the answer right."""
+        """Return whether the question's judge finds the answer right. The question must have a judge."""
         assert self.judge is not None
         return self.judge(answer)
 
@@ -61,9 +61,9 @@ class Trace:
         return self.prompt + self.answer
 
     def forced(self, seed: int = 0) -> ForcedTrace:
-        """Return the trace in the form that a replay reads: a request whose answer is forced.
+        """Return the trace in the form that a replay reads: a request whose answer is given.
 
-        seed: of the method's random draws.
+        seed: the seed of the method's random draws.
         """
         request = Request(task="train", doc_id=self.name, prompt_ids=self.prompt, max_new_tokens=len(self.answer))
         return ForcedTrace(request=replace(request, forced=self.answer, seed=seed), cluster=self.name)
@@ -72,29 +72,32 @@ class Trace:
 def built_in(
     tasks: Sequence[str], count: int, seed: int, loaded: LoadedModel, *, held_out: bool = False
 ) -> list[Question]:
-    """Return `count` problems, taken from the built-in tasks in turn; held_out: problems that evaluations use."""
+    """Return `count` questions: problems of the built-in tasks, from each task in turn.
+
+    held_out: take the problems that evaluations use, to compute held-out figures.
+    """
     drawn = [get_task(name) for name in tasks]
     if unknown := [t.name for t in drawn if t.suite != "synthetic"]:
         raise UserError(f"task {quote(unknown[0])} has no training problems; give --data FILE.")
     draw = random.Random(f"kvbench-train-{seed}")
     questions = []
     for index in range(count):
-        cell = CELLS[drawn[index % len(drawn)].variant]
+        variant = VARIANTS[drawn[index % len(drawn)].variant]
         number = HELD_OUT + index if held_out else draw.getrandbits(SEED_BITS)
-        problem = cell.generate(number)
+        problem = variant.generate(number)
         ids = loaded.tokenizer(problem.prompt)["input_ids"]
         longest = len(problem.trace_pieces) + 16
-        name = f"{cell.name}-{number}"
-        questions.append(Question(name=name, ids=tuple(ids), max_new_tokens=longest, judge=_exact(cell, number)))
+        name = f"{variant.name}-{number}"
+        questions.append(Question(name=name, ids=tuple(ids), max_new_tokens=longest, judge=_exact(variant, number)))
     return questions
 
 
-def _exact(cell: Cell, number: int) -> Judge:
-    return lambda text: bool(cell.score(cell.generate(number), text).exact)
+def _exact(variant: Variant, number: int) -> Judge:
+    return lambda text: bool(variant.score(variant.generate(number), text).exact)
 
 
 def judge(reference: str) -> Judge:
-    """Return a judge that compares texts with a reference (LaTeX or a number) as the mathematics tasks do.
+    """Return a function that compares answers with a reference (LaTeX or a number) as the mathematics tasks do.
 
     A comparison that takes too long counts as wrong.
     """
@@ -113,7 +116,7 @@ def _pool() -> ScorePool:
 
 
 def prompts_of(path: str | Path, loaded: LoadedModel, max_new_tokens: int) -> list[Question]:
-    """Return the questions of a JSON-lines file, laid out by the chat template if the tokenizer has one.
+    """Return the questions of a JSON-lines file, in the chat template if the tokenizer has a template.
 
     The field ``question`` or ``prompt`` is the text, the optional field ``answer`` the right answer (LaTeX or a
     number). Answers end after `max_new_tokens` or at the end of the model's context; a question that fills the context

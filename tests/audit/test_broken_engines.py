@@ -153,7 +153,7 @@ def test_an_engine_that_tells_wrong_positions_of_queries(mqa: Subject, monkeypat
 
     monkeypatch.setattr(PromptCache, "view", shifted)
     _, failed = verdicts(Voted(), mqa)
-    assert any(c.invariant == "queries" and "are said to be at positions" in c.reason for c in failed)
+    assert any(c.invariant == "queries" and "the view places queries at positions" in c.reason for c in failed)
 
 
 def test_an_engine_that_reads_a_prompt_in_chunks_without_evicting(
@@ -171,7 +171,7 @@ def test_an_engine_that_reads_a_prompt_in_chunks_without_evicting(
     names, failed = verdicts(Good(), mqa)
     assert names == {"budget"}
     assert [c.layout for c in failed] == ["chunked"]
-    assert re.search(r"61.00 entries of at most 40 while the long prompt is read", failed[0].reason)
+    assert re.search(r"61.00 entries held while the long prompt is read; at most 40 ", failed[0].reason)
 
 
 def test_an_engine_that_forgets_the_gaps_of_an_evicted_prompt(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,7 +198,7 @@ def test_an_engine_that_rounds_shares_up(mqa: Subject, monkeypatch: pytest.Monke
     names, failed = verdicts(Good(), mqa)
     assert names == {"budget"}
     assert [c.layout for c in failed] == ["share"]
-    assert "25.00 entries kept of 24" in failed[0].reason
+    assert "25.00 entries per head kept at budget 24" in failed[0].reason
 
 
 def test_a_bridge_with_another_interval(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,7 +207,7 @@ def test_a_bridge_with_another_interval(mqa: Subject, monkeypatch: pytest.Monkey
     monkeypatch.setattr(exam, "EvictionCache", lambda *a, **k: EvictionCache(*a, **k | {"interval": 5}))
     names, failed = verdicts(Good(), mqa)
     assert names == {"generate"}
-    assert "tokens differ from step" in failed[0].reason
+    assert "the tokens of engine and EvictionCache differ from step" in failed[0].reason
 
 
 def test_a_bridge_that_serves_its_first_row_only(mqa: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,4 +215,4 @@ def test_a_bridge_that_serves_its_first_row_only(mqa: Subject, monkeypatch: pyte
     monkeypatch.setattr(EvictionCache, "_noise_key", lambda self, row, sample: noise_key(self, 0, sample))
     names, failed = verdicts(make("random", {}), mqa)
     assert names == {"generate"}
-    assert failed[0].reason.endswith("row 1")
+    assert failed[0].reason.endswith("in row 1 of the batch")

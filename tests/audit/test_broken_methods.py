@@ -136,7 +136,7 @@ class ReturnsNan(Method):
         (IgnoresBudget(), {"effect", "full"}, "budgets 24 and 40 keep the same 40 entries of the prompt"),
         (ExceedsBudget(), {"budget"}, "BudgetViolation: budget exceeded"),
         (ExceedsQuotas(), {"budget"}, "BudgetViolation: budget exceeded"),
-        (EvictsWithoutNeed(), {"full"}, "logits differ by"),
+        (EvictsWithoutNeed(), {"full"}, "logits differ from the full cache's by"),
         (Crashes(), {"runs"}, r"ValueError: no such luck \(test_broken_methods.py, line \d+\)"),
         (ReturnsNan(), {"runs"}, "BudgetViolation: the method returned NaN scores"),
     ],
@@ -173,7 +173,7 @@ def test_where_nothing_is_dropped_nothing_is_proved(mqa: Subject) -> None:
     assert {c.invariant for c in checks if c.verdict == "ok"} == {"runs"}
     for name in ("protect", "real", "batch", "leak", "memory", "oracle", "past", "layouts", "generate"):
         reasons = {c.reason for c in checks if c.invariant == name and c.layout != "share"}
-        assert reasons == {"dropped nothing in sequences this short"}, name
+        assert reasons == {"the method dropped nothing in sequences this short"}, name
 
 
 def test_what_is_protected_is_asked_of_the_method(mqa: Subject) -> None:
@@ -208,7 +208,7 @@ def test_what_is_protected_is_asked_of_the_method(mqa: Subject) -> None:
 
     checks = audits.audit([("mine", Both())], [mqa])
     [reason] = {c.reason for c in checks if c.invariant == "protect" and c.layout == "dense"}
-    assert reason == "nothing that it protects was at stake"
+    assert reason == "no eviction met a token that the method protects"
 
 
 def test_weights_that_cannot_be_drawn_are_told(mqa: Subject) -> None:

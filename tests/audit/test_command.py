@@ -72,7 +72,7 @@ def test_a_plugin_that_does_not(
     assert "FAIL" in out.splitlines()[2]
     [line] = [line for line in out.splitlines() if line.startswith("FAIL") and " effect: " in line]
     assert "budgets 24 and 40 keep the same 88 entries of the prompt" in line
-    assert [line for line in out.splitlines() if line.startswith("n/a ") and "declares nothing protected" in line]
+    assert [line for line in out.splitlines() if line.startswith("n/a ") and "the method protects no tokens" in line]
     assert out.splitlines()[-1].endswith("Not all invariants hold.")
     assert err == ""
 
@@ -81,7 +81,7 @@ def test_a_method_that_drops_nothing(model: str, capsys: pytest.CaptureFixture[s
     arguments = ["audit", "rpc", "gkv", "--method-opt", "rpc.form=native", "--model", model, "--quiet"]
     assert main(arguments) == 0
     out, _ = capsys.readouterr()
-    assert out.splitlines()[-1].endswith("All invariants hold. Nothing was ever dropped by rpc(form=native).")
+    assert out.splitlines()[-1].endswith("All invariants hold. No check saw an entry dropped by rpc(form=native).")
     [line] = [line for line in out.splitlines() if "dropped nothing in sequences this short" in line]
     assert " protect, real, batch, leak, memory, oracle, past, layouts, generate: " in line
     assert main([*arguments, "--json"]) == 0

@@ -72,8 +72,8 @@ def test_a_difference_and_a_broken_golden_are_told(one: Callable[[dict], ScoredG
     assert one({}).equal
     wrong = one({"expected_strict": 0.0})
     assert (wrong.equal, wrong.differences, wrong.error) == (False, ["expected_strict"], "")
-    assert "the golden has no 'gold'" in one({"gold": None}).error
-    assert "the golden has no 'expected_flexible'" in one({"expected_flexible": None}).error
+    assert "the golden row has no field 'gold'" in one({"gold": None}).error
+    assert "the golden row has no field 'expected_flexible'" in one({"expected_flexible": None}).error
     assert one({"gold": 18}).error.startswith("TypeError")
 
 
@@ -92,7 +92,7 @@ def test_a_statistic_that_cannot_be_had_is_null() -> None:
 
 def test_a_folder_without_goldens(tmp_path: Path) -> None:
     (tmp_path / "other.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match=r"holds no golden files \(gpqa_extract\.jsonl, "):
+    with pytest.raises(UserError, match=r"holds no golden files; expected gpqa_extract\.jsonl, "):
         read_goldens(tmp_path)
     (tmp_path / "ruler.jsonl").write_text("{\n")
     with pytest.raises(UserError, match=r"ruler\.jsonl:1: not JSON"):

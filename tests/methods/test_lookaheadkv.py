@@ -148,5 +148,5 @@ def test_a_file_that_does_not_fit_is_refused(loaded, tmp_path: Path):
     path = tmp_path / "lookaheadkv.safetensors"
     broken = {name: t for name, t in weights.items() if name != "B.0.q_proj"}
     save_weights(path, "lookaheadkv", broken, Base(name="r", config=model.model.config), made={})
-    with pytest.raises(SetupError, match=r"the adapter of 0.q_proj lacks a half"):
+    with pytest.raises(SetupError, match=r"the adapter of 0.q_proj lacks one of its two matrices"):
         run(model, LookaheadKV(lookahead=str(path)), BUDGET)

@@ -455,7 +455,7 @@ REFUSED = {
     "sample alone": ("replay --method gkv --budget 32 --task walk --sample 3", "--sample is given without --analysis."),
     "no sample": (
         "replay --analysis overlap --task walk --limit 2 --sample 3",
-        "--sample '3': none of the tasks' first questions has this name (--limit).",
+        "--sample '3': no question of the tasks has this id; a larger --limit takes more questions.",
     ),
     "judged": (
         "replay --analysis retention-ratio --method gkv --budget 32 --task mt_bench --limit 1",

@@ -140,7 +140,7 @@ def test_a_row_chooses_among_the_cells_of_the_configuration() -> None:
     ],
 )
 def test_a_row_that_the_run_did_not_plan_is_left_out(changes: dict[str, Any]) -> None:
-    with pytest.raises(UserError, match="no such method"):
+    with pytest.raises(UserError, match="lacks this row's method"):
         cell_of(row("gkv") | changes, CONFIG)
 
 
@@ -149,7 +149,7 @@ def test_a_row_of_another_state_of_the_method_is_left_out(column: str) -> None:
     method = choose.make("gkv", {})
     state = MethodState(method=method, version=version("gkv"), source=source_of(method), artefacts=None)
     check_method(row("gkv"), state)
-    with pytest.raises(UserError, match=f"column {column} says 'other', but the method has"):
+    with pytest.raises(UserError, match=f"the method has changed: {column} was 'other' in the run"):
         check_method(row("gkv") | {column: "other"}, state)
 
 

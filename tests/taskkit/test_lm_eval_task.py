@@ -214,7 +214,7 @@ def test_a_number_outside_the_scale_is_no_score(folder, monkeypatch):
 
     monkeypatch.setattr(ConfigurableTask, "process_results", lambda *_: {"exact_match": 23.5})
     score = task.score(doc, answer("x"))
-    assert (score.value, score.note) == (None, "lm-eval's exact_match,strict-match is 23.5, no number from 0 to 1")
+    assert (score.value, score.note) == (None, "lm-eval's exact_match,strict-match is 23.5, not a number from 0 to 1")
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_a_number_outside_the_scale_is_no_score(folder, monkeypatch):
         ("lambada_openai", "compares the likelihoods of given answers"),
         ("wikitext", "perplexity of whole texts"),
         ("humaneval", "runs model-written programs"),
-        ("squadv2", "is a Python program of its own"),
+        ("squadv2", "is defined by a Python program"),
     ],
 )
 def test_tasks_that_kvbench_run_cannot_ask(name, message):
@@ -249,7 +249,7 @@ def test_generation_settings():
     assert generation({"do_sample": True}).temperature == 1.0
     assert generation({"temperature": 0.3}).temperature == 0.3
     assert generation({"num_beams": 1}).temperature == 0.0
-    with pytest.raises(UserError, match="'num_beams', 'typical_p', which kvbench does not have"):
+    with pytest.raises(UserError, match="'num_beams', 'typical_p' of lm-eval are not supported"):
         generation({"num_beams": 2, "typical_p": 0.4})
 
 

@@ -68,8 +68,8 @@ def test_bom_crlf_and_a_last_line_without_newline_are_accepted():
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        ("", "x.jsonl has no items."),
-        ("\n" * 12, "x.jsonl has 12 lines and no item."),
+        ("", "x.jsonl has no questions."),
+        ("\n" * 12, "x.jsonl has 12 lines and no question."),
         ('{"question": "a" "answer": 1}\n', "x.jsonl:1: not JSON (expected ',' at column 18)."),
         ('\n{"question": "a", "id": "q3"}\n', "x.jsonl:2: field 'answer' is missing (item id 'q3')."),
         ('{"question": "a", "answer": [1]}', "x.jsonl:1: 'answer' must be text or a number; got list."),
@@ -79,7 +79,10 @@ def test_bom_crlf_and_a_last_line_without_newline_are_accepted():
         ('{"answer": 1}', "x.jsonl:1: field 'question' is missing."),
         ('{"problem": 3, "answer": 1}', "x.jsonl:1: 'problem' must be text; got number."),
         ('{"question": "a", "answer": 1, "context": {}}', "x.jsonl:1: 'context' must be text; got object."),
-        ('{"question": "\\ud800", "answer": 1}', "x.jsonl:1: 'question' holds half a character (a lone surrogate)."),
+        (
+            '{"question": "\\ud800", "answer": 1}',
+            "x.jsonl:1: 'question' holds an invalid character (a lone surrogate).",
+        ),
         (
             '{"question": "a", "answer": 1, "id": "q7"}\n\n{"question": "b", "answer": 1, "id": "q7"}',
             "x.jsonl:3: id 'q7' is already used on line 1.",

@@ -64,7 +64,7 @@ def test_unknown(name: str, text: str):
 @pytest.mark.parametrize("name", ["walk*", "wal*/orbit-100", "*", "ruler*@4k", "*/*"])
 def test_a_pattern_stands_behind_the_name_only(name: str):
     text = (
-        f"{quote(name)}: '*' stands behind '/' for any text, or alone behind '@' for every length, as in ruler/niah_*@*"
+        f"{quote(name)}: '*' stands after '/' for any text, or alone after '@' for every length, as in ruler/niah_*@*"
     )
     for use in (expand, get_task):
         with pytest.raises(UserError, match=f"^{re.escape(text)}, and nowhere else."):
@@ -74,7 +74,8 @@ def test_a_pattern_stands_behind_the_name_only(name: str):
 @pytest.mark.parametrize("length", ["abc", "0", "4kk", "", "-1", "4.5k", "8*", "1234567890"])
 def test_what_is_no_length_says_what_is_one(length: str):
     text = (
-        f"'ruler/vt@{length}': '{length}' is no length. It is a number of tokens, k for 1,024, or * for all that the "
+        f"'ruler/vt@{length}': '{length}' is no length. A length is a number of tokens, k for 1,024, "
+        "or * for all that the "
         "task lists: ruler@4096, ruler@4k, ruler@*."
     )
     for use in (expand, get_task):

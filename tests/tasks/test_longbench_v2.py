@@ -76,8 +76,8 @@ def test_smaller_models_are_asked_the_short_ones_and_told(source: Data):
     small, large = task(context=119_999), task(context=120_000)
     assert [doc.doc_id for doc in small.docs(source)] == ["kvb0"]
     assert small.notes() == [
-        "task 'longbench_v2' keeps the questions of length short, 1 here; "
-        "all 503 are asked where a model's context holds 120,000 tokens."
+        "task 'longbench_v2' asks only its 1 questions of length short; "
+        "all 503 need a model with a context of 120,000 tokens."
     ]
     assert [doc.doc_id for doc in large.docs(source)] == ["kvb0", "kvb1"]
     assert large.notes() == []

@@ -115,7 +115,7 @@ def test_thinking_is_not_judged(serve):
 def test_a_missing_answer_is_no_score(serve):
     server = serve(say("[[8]]"))
     score = asking(server.url).score(DOCS[0], output("One."))
-    assert (score.value, score.status, score.note) == (None, "grader_error", "1 of 2 answers")
+    assert (score.value, score.status, score.note) == (None, "grader_error", "the model gave 1 of 2 answers")
     assert server.got == []
 
 
@@ -157,7 +157,7 @@ def test_pairs_compare_with_the_full_cache(serve):
     assert (itself.value, len(server.got)) == (0.5, 4)
     alone = task.score(DOCS[0], output("Ours 1", "Ours 2"))
     assert (alone.value, alone.status) == (None, "unscored")
-    assert "no answer of method full" in alone.note
+    assert "method full has no answer to compare with" in alone.note
 
 
 def test_a_task_travels():

@@ -105,7 +105,7 @@ def test_documents_of_a_folder(tmp_path: Path):
 def test_what_cannot_be_made():
     with pytest.raises(UserError, match="makes prompts of 131072 tokens; the model's context is 40960"):
         loaded("ruler/vt@131072", context=40960).docs(Data(env={}), limit=1)
-    with pytest.raises(UserError, match="makes its prompts with a model's tokenizer and was given none"):
+    with pytest.raises(UserError, match="makes its prompts with a model's tokenizer; give the run a model"):
         get_task("ruler/vt").docs(Data(env={}), limit=1)
     with pytest.raises(UserError, match="'ruler/cwe@512' does not fit into 512 tokens"):
         loaded("ruler/cwe@512").docs(Data(env={}), limit=1)

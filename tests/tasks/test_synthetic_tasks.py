@@ -7,8 +7,8 @@ import pytest
 from kvbench.sources.data import Data
 from kvbench.task import Output
 from kvbench.taskkit.names import get_task, task_names
-from kvbench.taskkit.synthetic.cells import CELLS
 from kvbench.taskkit.synthetic.problem import HELD_OUT
+from kvbench.taskkit.synthetic.variants import VARIANTS
 
 NAMES = [name for name in task_names() if name.split("/")[0] in ("walk", "chain", "lookup")]
 
@@ -21,7 +21,7 @@ def output(text: str) -> Output:
 def test_the_true_trace_is_right_and_an_empty_one_is_not(name: str):
     task = get_task(name)
     doc = task.docs(Data(env={}), limit=1)[0]
-    problem = CELLS[task.variant].generate(HELD_OUT)
+    problem = VARIANTS[task.variant].generate(HELD_OUT)
     assert doc.turns[0].user == problem.prompt
     context, question = doc.turns[0].context, doc.turns[0].question
     assert context.startswith("# Facts:")
@@ -41,7 +41,7 @@ def test_sampling_is_greedy_raw_and_long_enough(name: str):
     task = get_task(name)
     spec = task.gen("qwen3")
     assert (spec.n, spec.temperature, spec.chat, spec.thinking) == (1, 0.0, False, None)
-    assert spec.max_new_tokens > len(CELLS[task.variant].generate(HELD_OUT).trace_pieces)
+    assert spec.max_new_tokens > len(VARIANTS[task.variant].generate(HELD_OUT).trace_pieces)
     assert task.cheap_score
     assert task.headline == "score_partial"
 

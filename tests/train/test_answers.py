@@ -201,7 +201,7 @@ def test_a_file_of_answers(tmp_path):
         assert file.path.read_bytes() == header
     for bad in (b"{\n", b"[]\n", b'{"name": "c"}\n'):
         file.path.write_bytes(whole + bad + b"{}\n")
-        with pytest.raises(SetupError, match=rf"is damaged after its first {len(whole)} bytes\. Remove it to ask"):
+        with pytest.raises(SetupError, match=rf"is damaged after its first {len(whole)} bytes\. Remove it to generate"):
             file.read()
     file.path.unlink()
     file.path.mkdir()

@@ -48,8 +48,8 @@ def test_tiny_examples_point_at_the_fact_that_is_asked_for(model):
 
 def test_tiny_examples_are_no_evaluation_problems(monkeypatch):
     seeds = []
-    cell = head_data.CELLS["lookup-8"]
-    monkeypatch.setattr(type(cell), "generate", lambda self, seed: seeds.append(seed))
+    variant = head_data.VARIANTS["lookup-8"]
+    monkeypatch.setattr(type(variant), "generate", lambda self, seed: seeds.append(seed))
     monkeypatch.setattr(head_data, "_of_lookup", lambda problem: problem)
     tiny_examples(50, seed=1)
     assert len(set(seeds)) == 50

@@ -10,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvbench import tiny
-from kvbench.taskkit.synthetic.cells import CELLS
+from kvbench.taskkit.synthetic.variants import VARIANTS
 from kvbench.train.tiny.evaluate import main, solve
 
 
@@ -24,9 +24,9 @@ def tokenizer():
     return AutoTokenizer.from_pretrained(tiny.path())
 
 
-@pytest.mark.parametrize("name", CELLS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_exact_with_the_full_cache(name, model, tokenizer):
-    scores = solve(model, tokenizer, CELLS[name], 4)
+    scores = solve(model, tokenizer, VARIANTS[name], 4)
     assert [score.exact for score in scores] == [1.0] * 4
     assert [score.partial for score in scores] == [1.0] * 4
 
@@ -35,8 +35,8 @@ def test_the_card_speaks_of_these_weights(model):
     card = json.loads((tiny.path() / "card.json").read_text())
     assert card["sha256"] == hashlib.sha256((tiny.path() / "model.safetensors").read_bytes()).hexdigest()
     assert card["parameters"] == sum(weight.numel() for weight in model.parameters())
-    assert set(card["accuracy"]) == set(CELLS)
-    for name in CELLS:
+    assert set(card["accuracy"]) == set(VARIANTS)
+    for name in VARIANTS:
         assert card["accuracy"][name]["exact"] >= 0.95
 
 
@@ -69,6 +69,6 @@ def test_end_and_pad(tokenizer, model):
 
 
 def test_the_command(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["tiny_eval", "--cells", "lookup-1", "--problems", "2"])
+    monkeypatch.setattr("sys.argv", ["tiny_eval", "--variants", "lookup-1", "--problems", "2"])
     main()
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["lookup-1"]["problems"] == 2

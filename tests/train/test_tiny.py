@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvbench.errors import UserError
 from kvbench.taskkit.synthetic import chain
-from kvbench.taskkit.synthetic.cells import CELLS
 from kvbench.taskkit.synthetic.problem import FACT, KINDS, PLAN, RESULT
+from kvbench.taskkit.synthetic.variants import VARIANTS
 from kvbench.train.tiny import __main__ as tiny
 from kvbench.train.tiny import card as tiny_card
 from kvbench.train.tiny.data import LEVELS, PATIENCE, STAGES, Batch, Ladder, draw_batch, pack
@@ -125,7 +125,7 @@ def test_one_step_lowers_the_loss_of_its_own_batch():
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tiny_card, "CELLS", {"lookup-1": CELLS["lookup-1"]})
+    monkeypatch.setattr(tiny_card, "VARIANTS", {"lookup-1": VARIANTS["lookup-1"]})
     small_run = f"--steps-scale {TINY_SCALE} --batch-tokens 512 --threads 1 --problems 1 --print-every 2"
     command = ["tiny", "--out", str(tmp_path), *small_run.split()]
     monkeypatch.setattr("sys.argv", command)
@@ -141,7 +141,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 
 
 def test_export_loads_with_the_stock_classes(tmp_path, monkeypatch):
-    monkeypatch.setattr(tiny_card, "CELLS", {name: CELLS[name] for name in ("lookup-1", "chain-4")})
+    monkeypatch.setattr(tiny_card, "VARIANTS", {name: VARIANTS[name] for name in ("lookup-1", "chain-4")})
     trainer = small()
     trainer.train_step()
     card = tiny_card.export(trainer, tmp_path, n_problems=2)

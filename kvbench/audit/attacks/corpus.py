@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 def read_corpus(folder: Path) -> dict[str, str]:
-    """Return the hostile programs of a folder and its subfolders, by relative path. Raises UserError."""
+    """Return the text of every hostile program in a folder and its subfolders, by relative path. Raises UserError."""
     programs = {}
     for path in sorted((*folder.glob("*.py"), *folder.glob("*/*.py"))):
         text = path.read_text(encoding="utf-8", errors="surrogateescape")
@@ -45,12 +45,12 @@ def read_corpus(folder: Path) -> dict[str, str]:
         except ValueError as error:
             raise UserError(f"{quote(folder)}: {error}.") from None
     if not programs:
-        raise UserError(f"{quote(folder)} holds no attacks (Python files that begin with '# id:').")
+        raise UserError(f"{quote(folder)} holds no attacks; expected Python files that begin with '# id:'.")
     return programs
 
 
 def audit(corpus: Mapping[str, str], reports: Sequence[SelfTest]) -> Iterator[Row]:
-    """Run every program in every working tier; yield a row for each."""
+    """Run every program in every tier whose self-test found no problem; yield a row per program and tier."""
     adopt_orphans()
     attacks = [Attack.read(text, name) for name, text in corpus.items()]
     for report in reports:
@@ -106,7 +106,10 @@ def _run(attack: Attack, tier: str) -> Row:
 def _successes(
     attack: Attack, aims: Targets, peaks: Peaks, alive: list[int], result: Row, secret: list[str]
 ) -> Iterator[str]:
-    """Yield each check that came true: those in the attack's header, "damage" (to the grader) and "sandbox_error"."""
+    """Yield the name of each check by which the attack succeeded.
+
+    Checked are the names in the attack's header, "damage" (to the grader) and "sandbox_error".
+    """
     out = result.get("stdout", "") + result.get("stderr", "")
     seen = out + b"".join(aims.received).decode("latin-1")
     rules: dict[str, Callable[[], bool]] = {

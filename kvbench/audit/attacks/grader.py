@@ -28,10 +28,13 @@ BY_NAME: dict[str, type[Tier]] = {tier.name: tier for tier in (Bwrap, Landlock, 
 def run_program(
     source: str, mode: str, tests: Sequence[Mapping[str, Any]], limits: Mapping[str, Any], tier: Tier | None = None
 ) -> dict[str, Any]:
-    """Run a program on tests until a test fails; return status (a verdict), passed, stdout and stderr.
+    """Run a program on tests until a test fails; return its verdict and output.
+
+    The result has status (the verdict's name), passed, stdout and stderr.
 
     mode: "stdio" (tests hold ``stdin`` and ``expected``) or "call" (``args`` of ``Solution.add`` and ``expected``).
-    limits: wall (seconds), mem, fsize and out (bytes). tier: by default the tier that scoring chooses.
+    limits: wall (seconds); mem, fsize and out (bytes of memory, of a written file, of output). tier: the sandbox's
+    tier, by default the tier that scoring chooses.
     """
     box_limits = Limits(memory=limits["mem"], file_bytes=limits["fsize"], output=limits["out"])
     options = {"prelude": PRELUDE, "preload": [], "function": "add", "native": True}

@@ -21,7 +21,7 @@ _NEWNS, _BIND_ALL, _PRIVATE_ALL = 0x20000, 0x5000, 0x44000  # CLONE_NEWNS; MS_BI
 
 
 def main(folder: str, module: str) -> None:
-    """Drop to an unprivileged user and execute the module. Raises OSError."""
+    """Drop root to an unprivileged user, and execute the module as this user. Raises OSError."""
     program, code = Path(interpreter.program()), Path(kvbench.__file__).parent.parent
     prefix = Path(interpreter.prefix())
     if not interpreter.readable_by_others([str(program), os.__file__]):
@@ -42,7 +42,7 @@ def main(folder: str, module: str) -> None:
 
 
 def _show(source: Path, target: Path) -> None:
-    """Mount the folder `source` at `target`. Raises OSError."""
+    """Mount the folder `source` also at the path `target`. Raises OSError."""
     libc = ctypes.CDLL(None, use_errno=True)
     target.mkdir()
     calls = (

@@ -1,8 +1,9 @@
 """One hostile program of a corpus, and the targets that it tries to read, change, reach and kill.
 
 An attack is a Python file that begins with comment lines ``# name: value``: id, class, mode (stdio or call), check (the
-successes to look for, separated by commas), expected-status, and stdin-bytes (size of the input). The targets' values
-replace ``@@NAME@@``. All targets are harmless: files in a temporary folder, sockets on loopback, a sleeping process.
+kinds of success to look for, separated by commas), expected-status, and stdin-bytes (size of the input). The targets'
+values replace ``@@NAME@@``. All targets are harmless: files in a temporary folder, sockets on loopback, a sleeping
+process.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ _CANARIES = ("hub", "netrc", "ssh", "aws", "host", "package", "variable", "key",
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """A program with the fields of its header."""
+    """A hostile program, and the fields of its header."""
 
     id: str
     kind: str
@@ -45,7 +46,10 @@ class Attack:
 
     @classmethod
     def read(cls, text: str, name: str) -> Attack:
-        """Parse an attack. Raises ValueError for a text without the header."""
+        """Parse a program's text.
+
+        `name` is the id if the header has none. Raises ValueError if a header line is missing.
+        """
         head = dict(_HEADER.findall(text.partition("\n\n")[0]))
         try:
             return cls(
@@ -70,7 +74,7 @@ class Attack:
 
 @dataclass
 class Targets:
-    """The targets of an attack, and a record of what the program reached and sent."""
+    """The targets of an attack, and a record of the connections that the program made and of the bytes it sent."""
 
     folder: Path
     canaries: dict[str, str]  # secrets that must not leave the sandbox
@@ -90,7 +94,7 @@ class Targets:
         return self.before != self._contents()
 
     def left(self) -> list[str]:
-        """Return the files and shared memory that the program left behind."""
+        """Return the paths of files and shared memory that the program left behind."""
         token, key = self.values["TOKEN"], self.values["SHMKEY"]
         leftovers = [name for name in os.listdir(self.temporary) if not name.startswith("kvbench-second-try-")]
         leftovers += [str(path) for place in ("/dev/shm", "/var/tmp") for path in Path(place).glob(f"evil-{token}*")]
@@ -123,7 +127,7 @@ class Targets:
 
 @contextlib.contextmanager
 def targets(answer: str) -> Iterator[Targets]:
-    """Make the targets of one attack. answer: the expected output, which one of the target files holds."""
+    """Make the targets of one attack. answer: the test's expected output, which a target file holds as bait."""
     folder = Path(tempfile.mkdtemp(prefix="kvbench-attack-"))
     folder.chmod(0o755)
     token, canaries = secrets.token_hex(8), {name: f"CANARY-{secrets.token_hex(16)}" for name in _CANARIES}

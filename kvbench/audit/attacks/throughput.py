@@ -16,9 +16,9 @@ _PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 
 
 def measure(tier: Tier, programs: int = PROGRAMS, tests: int = TESTS) -> dict[str, Any]:
-    """Return the seconds for `programs` programs, one at a time per core, and for one program with `tests` tests.
+    """Return the seconds to grade `programs` programs, one at a time per core, and one program with `tests` tests.
 
-    Raises BoxError, and RuntimeError for a wrong grade.
+    Raises BoxError if the sandbox fails, and RuntimeError if a right program is graded as wrong.
     """
     sandbox = Sandbox(tier, "")
     workers = len(os.sched_getaffinity(0))

@@ -94,7 +94,7 @@ def survivors(known: Iterable[int]) -> list[int]:
 
 
 def disk_usage(folder: Path) -> int:
-    """Return the bytes of all files below a folder; paths may be longer than the system's limit."""
+    """Return the total bytes of the files below a folder. The files' paths may be longer than the system's limit."""
     total, waiting = 0, [os.open(folder, os.O_RDONLY | os.O_DIRECTORY)]
     while waiting:
         opened = waiting.pop()

@@ -1,4 +1,4 @@
-"""One dense forward pass over a whole sequence: its logits, and the queries of every layer."""
+"""One forward pass without a cache over a whole sequence: its logits, and the queries of every layer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ from kvbench.engine.reference import KeptHistory
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """The result of a dense forward pass over T tokens."""
+    """The result of a forward pass without a cache over T tokens."""
 
     logits: torch.Tensor  # [T, V]
     queries: dict[int, torch.Tensor]  # of each layer, [Hq, T, D] post-RoPE
 
 
 def dense_pass(loaded: LoadedModel, ids: Sequence[int], history: KeptHistory, keys: Sequence[int]) -> Pass:
-    """Run `reference.dense_logits`, and record the queries of every layer."""
+    """Run a whole sequence without a cache (`reference.dense_logits`), and record the queries of every layer.
+
+    history: the logged evictions, which the pass masks; keys: the sequence's names in this log.
+    """
     queries: dict[int, torch.Tensor] = {}
     route = reference.route
 

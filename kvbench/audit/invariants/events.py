@@ -59,7 +59,10 @@ PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 
 
 def held_at(exam: Exam, trial: Trial, key: int, seen: int) -> list[int]:
-    """Return how many entries each head holds, layer by layer, when a sequence has `seen` tokens, before a tick."""
+    """Return how many entries each head holds, layer by layer, after `seen` tokens, before a tick at this moment.
+
+    key: the sequence's name in the log.
+    """
     keys, counts = noise_keys(*trial.owner(key)), list[int]()
     for g in exam.evicting:
         last, heads = 0, [0] * g.kv_heads

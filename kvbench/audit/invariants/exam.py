@@ -41,7 +41,7 @@ CHUNK, TAIL, SHARE = 16, 7, 0.4
 
 
 def once(work: Callable[Concatenate[Exam, P], T]) -> Callable[Concatenate[Exam, P], T]:
-    """Run a method of `Exam` once and cache its result, or the error, which every call then raises as `Stopped`."""
+    """Make a method of `Exam` run once; later calls return the same result or raise the same error (`Stopped`)."""
 
     @functools.wraps(work)
     def cached(exam: Exam, *args: P.args, **options: P.kwargs) -> T:
@@ -76,7 +76,8 @@ class Exam:
         self.max_tokens = self.size + LONG + OUTPUT
         if self.max_tokens > self.loaded.context:
             raise NotApplicable(
-                f"needs sequences of {self.max_tokens} tokens, the model's context has {self.loaded.context}"
+                f"the audit needs sequences of {self.max_tokens} tokens, but the model's context has "
+                f"{self.loaded.context}"
             )
         try:
             geometry = fit(self.loaded.geometry, self.method, self.max_tokens)
@@ -97,20 +98,22 @@ class Exam:
 
     @once
     def main(self, way: Way) -> Trial:
-        """Return the trial that most invariants check. Raises Stopped.
+        """Return the trial that most invariants check. Raises Stopped if the generation fails.
 
-        In a layout ("dense", "paged"): all requests, on fewer slots than samples. In a special way ("chunked", "tail",
-        "share"): one request with a long prompt and one with a short prompt.
+        If `way` is a layout ("dense", "paged"), the trial runs all requests, on fewer slots than samples. If it is a
+        special way ("chunked", "tail", "share"), it runs one request with a long prompt and one with a short prompt.
         """
         if way == "dense" or way == "paged":
             return self._bench(way).run(self.requests)
         if way == "share" and self.budget is None:
-            raise NotApplicable("takes no budget")
+            raise NotApplicable("the method takes no budget")
         if way == "chunked":
             try:
                 check_prefill(self.method, "chunked")
             except UserError:
-                raise NotApplicable("runs probes over the whole prompt") from None
+                raise NotApplicable(
+                    "the method runs probes over the whole prompt, so the prompt cannot be evicted in chunks"
+                ) from None
         return self._special(way)
 
     def _special(self, way: Special) -> Trial:
@@ -123,7 +126,7 @@ class Exam:
         return self._bench(self.layouts[-1], tail=TAIL).run(requests)
 
     def limit(self, way: Way, request: Request) -> int:
-        """Return how many entries per KV head the budget allows right after an eviction."""
+        """Return how many entries per KV head the budget allows right after an eviction; `way` as in `main`."""
         budget = entry_budget(
             self.method, SHARE if way == "share" else self.budget, len(request.prompt_ids), self.group
         )
@@ -131,7 +134,7 @@ class Exam:
         return budget * self.copies
 
     def protects(self) -> list[Protect]:
-        """Return the method's `Protect` for the first request, while it evicts the prompt and while it decodes."""
+        """Return what the method protects for the first request: at the prompt's eviction, and while decoding."""
         length = len(self.requests[0].prompt_ids)
         budget = entry_budget(self.method, self.budget, length, self.group)
         phases = (self.method.during("prefill"), self.method.during("decode"))
@@ -151,7 +154,7 @@ class Exam:
 
     @once
     def larger(self, layout: AuditLayout) -> Trial:
-        """Run the prompt of the first request at a larger budget."""
+        """Run the first request at a larger budget, for two new tokens: only its prompt's eviction matters."""
         request = replace(self.requests[0], max_new_tokens=2, samples=(0,))
         return self._bench(layout, self.size + MORE_BUDGET * self.copies).run([request])
 
@@ -161,7 +164,7 @@ class Exam:
         return self._bench(layout, (self.max_tokens + 1) * self.copies).run(self.requests)
 
     def full(self) -> Trial:
-        """Run all requests with the full cache; methods of one budget have equal requests and share the result."""
+        """Run all requests with the full cache; methods audited at the same budget share the result."""
         trials = self.subject.full
         if self.size not in trials:
             lengths = {"interval": INTERVAL, "slots": SLOTS, "max_tokens": self.max_tokens}
@@ -171,7 +174,7 @@ class Exam:
 
     @once
     def dense(self, way: Way, request: Request, sample: int, *, masked: bool) -> Pass:
-        """Run one dense pass over a sequence of `main(way)`; masked: hide the entries that were evicted."""
+        """Run a sequence of the trial `main(way)` without a cache; masked: hide the entries that were evicted."""
         trial = self.main(way)
         ids = [*request.prompt_ids, *trial.done[request.doc_id, sample].token_ids[:-1]]
         history = trial.history if masked else KeptHistory()
@@ -218,7 +221,7 @@ class Exam:
         )
 
     def _requests(self) -> list[Request]:
-        """Return requests with prompts longer and shorter than the budget; the first request has two samples."""
+        """Return three requests, with prompts longer and shorter than the budget; the first has two samples."""
         vocabulary = self.loaded.model.get_input_embeddings().weight.shape[0]
         generator = torch.Generator().manual_seed(1)
         lengths = {"long": (LONG, (0, 1)), "short": (SHORT, (0,)), "middle": (MIDDLE, (0,))}

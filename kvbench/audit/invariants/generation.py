@@ -1,4 +1,8 @@
-"""Invariants of generations. Each function states one in its first line, and raises `Broken` or `NotApplicable`."""
+"""Invariants of generations.
+
+The first line of each public function states an invariant. The function raises `Broken` if the invariant does not hold,
+and `NotApplicable` if it cannot be checked.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +35,7 @@ def runs(exam: Exam, way: Way) -> None:
 
 
 def budget(exam: Exam, way: Way) -> None:
-    """After an eviction at most the budget is held, and between two at most the interval more."""
+    """A sequence holds at most the budget after an eviction, and at most one interval more before the next."""
     _budget(exam)
     trial, kept = exam.main(way), defaultdict[tuple[str, int, int], dict[int, int]](dict)
     for e in evictions(exam, trial):
@@ -44,23 +48,27 @@ def budget(exam: Exam, way: Way) -> None:
         total, limit = sum(layers.values()), limits[doc]
         if total > limit * heads:
             where = f"{doc} prompt, sample {sample}, {seen} tokens seen"
-            raise Broken(f"{total / heads:.2f} entries kept of {limit}, {where}")
+            raise Broken(f"{total / heads:.2f} entries per head kept at budget {limit}: {where}")
     for (doc, _), done in trial.done.items():
         most = limits[doc] + CHUNK * exam.copies
         if way == "chunked" and done.usage is not None and done.usage.entries_prefill_peak > most:
             raise Broken(
-                f"{done.usage.entries_prefill_peak:.2f} entries of at most {most} while the {doc} prompt is read"
+                f"{done.usage.entries_prefill_peak:.2f} entries held while the {doc} prompt is read; "
+                f"at most {most} are allowed"
             )
     if not exam.method.decode_bounded:
         return
     for (doc, sample), done in trial.done.items():
         most = limits[doc] + ((exam.growth or 0) + (TAIL if way == "tail" else 0)) * exam.copies
         if done.usage is not None and done.usage.entries_peak > most:
-            raise Broken(f"{done.usage.entries_peak:.2f} entries at the peak of at most {most}, {doc}, sample {sample}")
+            raise Broken(
+                f"{done.usage.entries_peak:.2f} entries held at the peak; at most {most} are allowed: "
+                f"{doc} prompt, sample {sample}"
+            )
 
 
 def protect(exam: Exam, way: Way) -> None:
-    """Sinks, recent tokens and prompts that a method protects are kept by every head that held them."""
+    """Every head keeps the sinks, recent tokens and prompts that it held and the method protects."""
     evicts(exam)
     _drops(exam, way)
     protects = False
@@ -76,7 +84,9 @@ def protect(exam: Exam, way: Way) -> None:
                 )
     if not protects:
         declared = any(p.sinks or p.recent or p.prompt for p in exam.protects())
-        raise NotApplicable("nothing that it protects was at stake" if declared else "declares nothing protected")
+        raise NotApplicable(
+            "no eviction met a token that the method protects" if declared else "the method protects no tokens"
+        )
 
 
 def real(exam: Exam, way: Way) -> None:
@@ -86,11 +96,11 @@ def real(exam: Exam, way: Way) -> None:
     for e in evictions(exam, exam.main(way)):
         for head, (before, kept) in enumerate(zip(e.before, e.kept)):
             if not kept:
-                raise Broken(f"nothing kept: {e.where}, head {head}")
+                raise Broken(f"a head keeps no entry: {e.where}, head {head}")
             if strange := set(kept) - before:
-                raise Broken(f"position {min(strange)} kept though it was not held: {e.where}, head {head}")
+                raise Broken(f"position {min(strange)} is kept, but the head did not hold it: {e.where}, head {head}")
             if len(set(kept)) < len(kept):
-                raise Broken(f"{len(kept) - len(set(kept))} entries kept twice: {e.where}, head {head}")
+                raise Broken(f"{len(kept) - len(set(kept))} entries are kept twice: {e.where}, head {head}")
 
 
 def batch(exam: Exam, layout: AuditLayout) -> None:
@@ -106,7 +116,7 @@ def batch(exam: Exam, layout: AuditLayout) -> None:
 
 
 def leak(exam: Exam, layout: AuditLayout) -> None:
-    """A sequence has the same tokens and kept entries when it is run again after another in its slot."""
+    """A sequence has the same tokens and kept entries when it runs again after another sequence in its slot."""
     _drops(exam, layout)
     first, _, again = exam.repeated(layout)
     [request] = first.requests
@@ -114,7 +124,7 @@ def leak(exam: Exam, layout: AuditLayout) -> None:
 
 
 def memory(exam: Exam, layout: AuditLayout) -> None:
-    """Bytes follow the entries (to one page a head where paged), and every page is given back at the end."""
+    """Bytes match the entries held (within one page per head in the paged layout); at the end all pages are free."""
     _drops(exam, layout)
     trial = exam.main(layout)
     if trial.lost_pages:
@@ -127,7 +137,10 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
     for h in trial.holdings:
         counts = held_at(exam, trial, h.key, h.seen)
         if abs(h.entries - sum(counts) / len(counts)) > 1e-6:
-            raise Broken(f"{h.entries:.2f} entries held, {sum(counts) / len(counts):.2f} kept, {h.seen} tokens seen")
+            mean = sum(counts) / len(counts)
+            raise Broken(
+                f"{h.entries:.2f} entries per head held, but {mean:.2f} remain in the log: {h.seen} tokens seen"
+            )
         low, high = sum(counts) * size, sum(counts) * size
         if layout == "paged":
             pages = [-(-count // PAGE) for count in counts]
@@ -137,11 +150,11 @@ def memory(exam: Exam, layout: AuditLayout) -> None:
     if exam.method.takes_budget and exam.method.decode_bounded:
         rows, allowed = trial.cache.shape.rows, exam.size + (exam.growth or 0) * exam.copies
         if rows * exam.copies > allowed + exam.copies:
-            raise Broken(f"a slot has {rows} rows a head, budget and interval are {allowed}")
+            raise Broken(f"a slot has {rows} rows per head; budget and interval together are {allowed}")
 
 
 def effect(exam: Exam, layout: AuditLayout) -> None:
-    """Two budgets keep different entries."""
+    """At two budgets the method keeps different entries."""
     limit = _budget(exam)
     request = exam.requests[0]
     a, b = (_prompt(trial, request) for trial in (exam.main(layout), exam.larger(layout)))
@@ -159,21 +172,24 @@ def full(exam: Exam, layout: AuditLayout) -> None:
         for step in range(request.max_new_tokens):
             a, b = theirs.seen.logits[key, step], mine.seen.logits[key, step]
             if (change := relative(a, b)) > TOLERANCE:
-                raise Broken(f"logits differ by {change:.1e} at step {step}, {request.doc_id} prompt")
+                raise Broken(
+                    f"logits differ from the full cache's by {change:.1e} (relative) at step {step}: "
+                    f"{request.doc_id} prompt"
+                )
         at = request.doc_id, sample
         if theirs.done[at].token_ids != mine.done[at].token_ids:
-            raise Broken(f"tokens differ, {request.doc_id} prompt, sample {sample}")
+            raise Broken(f"tokens differ from those of the full cache: {request.doc_id} prompt, sample {sample}")
 
 
 def oracle(exam: Exam, way: Way) -> None:
-    """Logits are those of one dense forward pass in which evicted entries are masked: no position is wrong."""
+    """Logits equal those of one forward pass without a cache that masks evicted entries: no position is wrong."""
     _drops(exam, way)
     for request, sample in exam.main(way).sequences():
         _compare(exam, way, request, sample, masked=True, upto=None)
 
 
 def past(exam: Exam, layout: AuditLayout) -> None:
-    """An eviction changes no logits of earlier tokens: up to the first one they are those of the full cache."""
+    """An eviction changes no logits of earlier tokens: up to the first eviction they equal the full cache's."""
     evicts(exam)
     _drops(exam, layout)
     trial = exam.main(layout)
@@ -187,7 +203,7 @@ def past(exam: Exam, layout: AuditLayout) -> None:
 def layouts(exam: Exam, layout: AuditLayout) -> None:
     """The dense and the paged layout give the same tokens and kept entries."""
     if len(exam.layouts) < 2:
-        raise NotApplicable("keeps heads unequal, so there is only the paged layout")
+        raise NotApplicable("the method keeps unequal numbers of entries per head, so it runs in the paged layout only")
     _drops(exam, layout)
     dense, paged = exam.main("dense"), exam.main("paged")
     for request, sample in dense.sequences():
@@ -200,13 +216,16 @@ def generate(exam: Exam, layout: AuditLayout) -> None:
     for row, (mine, theirs) in enumerate(zip(*exam.greedy(), strict=True)):
         if mine != theirs:
             step = next((i for i, (a, b) in enumerate(zip(mine, theirs)) if a != b), min(len(mine), len(theirs)))
-            raise Broken(f"tokens differ from step {step} of {len(mine)} on, row {row}")
+            raise Broken(
+                f"the tokens of engine and EvictionCache differ from step {step} of {len(mine)} on, "
+                f"in row {row} of the batch"
+            )
 
 
 def _budget(exam: Exam) -> int:
     evicts(exam)
     if not exam.method.takes_budget:
-        raise NotApplicable("takes no budget")
+        raise NotApplicable("the method takes no budget")
     return exam.size
 
 
@@ -222,14 +241,14 @@ def _drops(exam: Exam, way: Way) -> None:
 
 
 def _prompt(trial: Trial, request: Request) -> dict[tuple[int, int], list[list[int]]]:
-    """Return the positions that evictions of the prompt kept, in the form of `Trial.kept`."""
+    """Return the part of `Trial.kept` from evictions of the prompt."""
     return {at: heads for at, heads in trial.kept(request, 0).items() if at[0] <= len(request.prompt_ids)}
 
 
 def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
     """Compare a sequence in two trials. Raises Broken at the first eviction or token that differs.
 
-    how: words for the message that tell how the second trial ran.
+    how: how the second trial ran, in words for the message.
     """
     place = f"{request.doc_id} prompt, sample {sample}"
     mine, theirs = a.kept(request, sample), b.kept(request, sample)
@@ -247,7 +266,10 @@ def _same(a: Trial, b: Trial, request: Request, sample: int, how: str) -> None:
 
 
 def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: bool, upto: int | None) -> None:
-    """Compare the engine's logits with a dense pass, for queries at positions below `upto`. Raises Broken."""
+    """Compare the engine's logits at positions below `upto` with those of a pass without a cache (`Exam.dense`).
+
+    Raises Broken if they differ.
+    """
     trial, dense = exam.main(way), exam.dense(way, request, sample, masked=masked).logits
     _, key = noise_keys(request, sample)
     for step in range(len(trial.done[request.doc_id, sample].token_ids)):
@@ -257,7 +279,8 @@ def _compare(exam: Exam, way: Way, request: Request, sample: int, *, masked: boo
         change = relative(dense[at], trial.seen.logits[key, step])
         if not change <= TOLERANCE:
             raise Broken(
-                f"logits differ by {change:.1e} (relative) at position {at}, {request.doc_id} prompt, sample {sample}"
+                f"logits differ from a pass without a cache by {change:.1e} (relative) at position {at}: "
+                f"{request.doc_id} prompt, sample {sample}"
             )
 
 

@@ -15,9 +15,9 @@ from kvbench.eviction.view import LayerView
 
 @torch.inference_mode()
 def queries(exam: Exam, way: Way) -> None:
-    """Queries that a method is shown are those of the newest tokens, as one dense forward pass computes them.
+    """The queries that a method sees are those of the newest tokens, as one forward pass without a cache computes them.
 
-    The dense pass masks entries that were evicted before; up to the first eviction it equals the full cache.
+    This pass masks the entries that the engine had evicted at each position.
     """
     evicts(exam)
     trial = exam.main(way)
@@ -35,20 +35,23 @@ def queries(exam: Exam, way: Way) -> None:
             change = relative(theirs, view.queries[row][:, real])
             if not change <= TOLERANCE:
                 raise Broken(
-                    f"queries at positions {int(at[real].min())} to {int(at.max())} differ by {change:.1e} (relative): "
-                    f"{where}"
+                    f"queries at positions {int(at[real].min())} to {int(at.max())} differ from a "
+                    "pass without a cache by "
+                    f"{change:.1e} (relative): {where}"
                 )
             compared = True
     if not compared:
         needs = [exam.method.during(phase).needs().queries for phase in ("prefill", "decode")]
         asks = any(kind != "none" for kind in needs)
-        raise NotApplicable("never shown queries in sequences this short" if asks else "is shown no queries")
+        raise NotApplicable(
+            "the method never saw queries in sequences this short" if asks else "the method asks for no queries"
+        )
 
 
 def _shown(trial: Trial) -> Iterator[tuple[LayerView, int | None]]:
-    """Yield the views that hold queries of a sequence, not of a probe.
+    """Yield every view that holds queries of a sequence (not of a probe), with the number of queries asked for.
 
-    With a view comes the method's `Needs.width` if `score` received the view, or None if `observe` did.
+    This number is the method's `Needs.width` if `score` received the view, or None if `observe` did.
     """
     for method, views in trial.seen.decisions:
         if width := method.needs().width:
@@ -62,6 +65,6 @@ def _are_newest(view: LayerView, row: int, width: int | None, where: str) -> Non
     count, seen = view.queries.shape[2], int(view.seen[row])
     at = view.query_positions[row].tolist()
     if width is not None and count != width:
-        raise Broken(f"{count} queries shown, {width} asked for: {where}")
+        raise Broken(f"the method sees {count} queries, but asked for {width}: {where}")
     if at != list(range(seen - count, seen)):
-        raise Broken(f"queries are said to be at positions {at[0]} to {at[-1]}: {where}")
+        raise Broken(f"the view places queries at positions {at[0]} to {at[-1]}, which are not the newest: {where}")

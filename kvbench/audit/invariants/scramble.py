@@ -14,7 +14,10 @@ JUNK = 5  # invalid entries added per head
 
 
 def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
-    """Return the view with every head's entries in random order. junk: content of added invalid entries; None: none."""
+    """Return a copy of the view with every head's entries in random order.
+
+    junk: the value of invalid entries to add; None adds no entries.
+    """
     b, heads, n = view.positions.shape
     generator = torch.Generator().manual_seed(seed)
     extra = 0 if junk is None else JUNK
@@ -40,7 +43,7 @@ def scrambled(view: LayerView, seed: int, junk: float | None) -> LayerView:
 
 
 def mapped(view: LayerView, change: Callable[[torch.Tensor], torch.Tensor]) -> LayerView:
-    """Return the view with every tensor changed, except the weights."""
+    """Return a copy of the view with `change` applied to every tensor except the weights."""
     changes: dict[str, Any] = {}
     for f in dataclasses.fields(view):
         value = getattr(view, f.name)
@@ -52,7 +55,10 @@ def mapped(view: LayerView, change: Callable[[torch.Tensor], torch.Tensor]) -> L
 
 
 def by_position(x: torch.Tensor, view: LayerView) -> torch.Tensor:
-    """Return the values x [b, Hk, N] of valid entries by position, [b, Hk, tokens seen]; 0 for other positions."""
+    """Sort the values x [b, Hk, N] of entries by position.
+
+    Returns [b, Hk, tokens seen], with 0 at positions without a valid entry.
+    """
     end = int(view.seen.max())
     at = torch.where(view.valid, view.positions, end)
     table = torch.zeros(*at.shape[:2], end + 1, dtype=torch.float64, device=x.device)

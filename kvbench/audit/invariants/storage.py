@@ -24,11 +24,11 @@ WAYS: dict[str, float | None] = {
 
 @torch.inference_mode()
 def storage(exam: Exam, layout: AuditLayout) -> None:
-    """Scores do not depend on storage order, on rows that are not valid, or on other sequences of the batch."""
+    """Scores do not depend on storage order, on invalid rows, or on other sequences of the batch."""
     seen = exam.main(layout).seen
     evicts(exam)
     if not seen.decisions:
-        raise NotApplicable("never asked to decide in sequences this short")
+        raise NotApplicable("the engine never asked the method for a decision in sequences this short")
     for acting, views in seen.decisions:
         for how, junk in WAYS.items():
             _decides_alike(acting, views, [scrambled(v, 7, junk) for v in views], how)
@@ -41,7 +41,10 @@ def storage(exam: Exam, layout: AuditLayout) -> None:
 
 
 def _decides_alike(method: Method, plain: Sequence[LayerView], other: Sequence[LayerView], how: str) -> None:
-    """Compare a method's results for two storages. Raises Broken if they differ by more than rounding."""
+    """Compare a method's scores, columns and decisions for the same entries, stored as in `plain` and as in `other`.
+
+    how: how `other` is stored, in words for the message. Raises Broken if results differ by more than rounding.
+    """
     for a, b in zip(plain, other):
         must = protected(kept_always(method, a), a.positions, a.seen, a.prompt_len, a.valid)
         counts = a.valid if must is None else a.valid & ~must
@@ -86,7 +89,7 @@ def _observes_alike(method: Method, plain: LayerView, other: LayerView, how: str
 
 
 def _alike(name: str, a: torch.Tensor, b: torch.Tensor, mine: LayerView, theirs: LayerView, how: str) -> None:
-    """Compare a column or a state that a method returned for two storages of a view. Raises Broken."""
+    """Compare the values `a` and `b` of a column or state, returned for two storages of a view. Raises Broken."""
     if name in mine.columns:
         a, b = by_position(a, mine), by_position(b, theirs)
     change = largest_change(a.double(), b.double())

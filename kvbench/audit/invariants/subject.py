@@ -35,7 +35,7 @@ SCALE = 2.0  # factor of random weights: without it attention is almost uniform,
 
 @dataclass
 class Subject:
-    """A model to audit on, with the weights, tables and draft model that methods need.
+    """A model on which methods are audited, with the weights, tables of heads and draft model that methods need.
 
     source: the model's folder or hub name; None for a model in memory only.
     """
@@ -47,13 +47,13 @@ class Subject:
     full: dict[Any, Any] = field(default_factory=dict)  # generations of the full cache, see `Exam.full`
 
     def serve(self, method: Method) -> tuple[Method, LoadedModel]:
-        """Give the method a draft model and a file of weights or tables; return it and the model.
+        """Return the method, with a draft model and a file of weights or tables where it needs them, and the model.
 
-        Missing weights and tables are drawn at random into the returned model's folder: no invariant depends on their
-        quality. Raises NotApplicable for an oracle, and for weights of unknown shapes.
+        Missing weights and tables are drawn at random: no invariant depends on their quality. Raises NotApplicable for
+        an oracle, and for weights of unknown shapes.
         """
         if method.oracle:
-            raise NotApplicable("an oracle; only 'kvbench replay' runs it")
+            raise NotApplicable("the method is an oracle; only 'kvbench replay' runs it")
         method = _filled(method, "draft", None, lambda: self.source or self._saved)
         weights, loaded = method.weights(), self.loaded
         if weights is None or weights.path != "auto":
@@ -87,7 +87,10 @@ class Subject:
 
 
 def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
-    """Return random weights that fit a method and a model. Raises NotApplicable for a kind with unknown shapes."""
+    """Return random weights of the kind that a method declares, in a model's shapes.
+
+    Raises NotApplicable for other kinds.
+    """
     ours, generator = model_fields(config), torch.Generator().manual_seed(0)
     if isinstance(weights, LearnedWeights):
         shapes = weights.shapes(ours)
@@ -99,7 +102,7 @@ def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
 
 
 def _filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
-    """Return the method with option `name` set to `value()` if it is `empty`, in both parts of a combined method."""
+    """Return the method with option `name` set to `value()` if it was `empty`; in a combined method, in each part."""
     if isinstance(method, Combined):
         first, second = (_filled(part, name, empty, value) for part in (method.first, method.second))
         return dataclasses.replace(method, first=first, second=second)

@@ -1,4 +1,4 @@
-"""A `Trial` is one generation of the engine with all that was recorded of it; a `Bench` runs trials."""
+"""A `Trial` is one generation of the engine, with its recorded evictions, views and memory; a `Bench` runs trials."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Holding:
 
 @dataclass
 class Trial:
-    """Requests, results, evictions, views and memory of one generation."""
+    """The record of one generation: requests, results, evictions, views and memory."""
 
     requests: list[Request]
     budget: float | None
@@ -41,7 +41,7 @@ class Trial:
     cache: SlotCache
 
     def kept(self, request: Request, sample: int) -> dict[tuple[int, int], list[list[int]]]:
-        """Return the positions that each eviction, also of the prompt, kept per head, by (tokens seen, layer)."""
+        """Return the positions that each head kept at each eviction, also of the prompt, by (tokens seen, layer)."""
         return {
             (seen, layer): [sorted(head.tolist()) for head in heads]
             for key in noise_keys(request, sample)
@@ -54,7 +54,10 @@ class Trial:
             yield from ((request, sample) for sample in request.samples)
 
     def owner(self, key: int) -> tuple[Request, int]:
-        """Return request and sample of a noise key; for the key of a prompt, the first sample. Raises KeyError."""
+        """Return the request and sample of a noise key; for a prompt's key, the first sample.
+
+        Raises KeyError if unknown.
+        """
         for request, sample in self.sequences():
             if key in noise_keys(request, sample):
                 return request, sample
@@ -62,15 +65,15 @@ class Trial:
 
 
 def noise_keys(request: Request, sample: int) -> list[int]:
-    """Return the noise keys of the prompt and of one of its samples; the engine's log names sequences by them."""
+    """Return the keys by which the engine's log names a request's prompt and one of its samples."""
     return [noise.signed64(request.noise_key(s)) for s in (-1, sample)]
 
 
 class Bench:
-    """An engine that runs one trial after the other."""
+    """Runs one trial after the other on the same engine."""
 
     def __init__(self, loaded: LoadedModel, method: Method, **settings: Any) -> None:
-        """settings: arguments of `Engine`."""
+        """Make the engine. settings: arguments of `Engine`."""
         self.method = method
         self.history, self.holdings, self.lost_pages = KeptHistory(), list[Holding](), ""
         self.engine = Engine(
@@ -98,7 +101,7 @@ class Bench:
         self._count_pages()
 
     def _count_pages(self, idle: bool = False) -> None:
-        """Check that every page is free or in one head's table. idle: all sequences ended, so all must be free."""
+        """Check that every page of the cache is free or in one head's table; if all sequences ended (`idle`), free."""
         cache = self.engine.cache
         if not isinstance(cache, PagedCache) or self.lost_pages:
             return

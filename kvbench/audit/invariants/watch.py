@@ -22,7 +22,7 @@ MOST = 2  # views recorded per kind of decision or observation
 
 @dataclass
 class Seen:
-    """Logits and views of one generation."""
+    """The logits and views that one generation recorded."""
 
     logits: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)  # (noise key, step) -> [V]
     decisions: list[tuple[Method, list[LayerView]]] = field(default_factory=list)

@@ -22,9 +22,9 @@ FORMAT = "kvbench-parity/1"
 
 @dataclass(frozen=True)
 class Case:
-    """One case of L layers, H heads and T tokens.
+    """One parity case: fixed inputs for L layers, H heads and T tokens, and the reference's decisions on them.
 
-    A unit is one head of one layer, with its own entries; the units of a layer follow those of the layer before it.
+    A unit is one head of one layer; each unit keeps a set of tokens. Lists of units go layer by layer.
     """
 
     path: Path  # of the .json file
@@ -60,7 +60,7 @@ class Case:
 
     @property
     def seen(self) -> list[int]:
-        """Tokens seen at each stored step."""
+        """Return how many tokens the reference had read at each stored step."""
         return [int(step["seen"]) for step in self.meta["steps"]]
 
     @cached_property
@@ -74,7 +74,7 @@ class Case:
             raise UserError(f"cannot read the tensors of parity case {quote(self.path)}: {error}") from None
 
     def slots(self, step: int) -> list[list[torch.Tensor]]:
-        """Return the cached tokens' positions before a step, per layer and head, in the reference's own order."""
+        """Return the cached tokens' positions before a step, per layer and head, in the reference's storage order."""
         units = [unit.long() for unit in self._split("cache", step)]
         return [units[start : start + self.heads] for start in range(0, len(units), self.heads)]
 
@@ -90,7 +90,7 @@ class Case:
         return [dict(zip(slots.tolist(), scores.double().tolist())) for slots, scores in units]
 
     def state(self, name: str, step: int) -> torch.Tensor | None:
-        """Return a state of the reference before a step, [L, H, n], of the first n tokens; None if not stored."""
+        """Return the reference's values [L, H, n] for its first n cached tokens before a step; None if not stored."""
         values = self.tensors.get(f"state.{name}.{step}")
         return None if values is None else values.float().view(self.layers, self.heads, -1)
 

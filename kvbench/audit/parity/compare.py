@@ -1,7 +1,8 @@
 """Runs parity cases with the engine's `Method` and `decide`, and compares the kept sets with the reference's.
 
-kvbench's sets and columns carry over from step to step. After a step that differs from the reference, later steps start
-from the reference's state (teacher forcing): max pooling makes exact ties, which the reference breaks arbitrarily.
+kvbench's kept sets and columns carry over from step to step. After a step whose sets differ from the reference's, each
+later step starts from the reference's state (teacher forcing), because the difference may be no error: max pooling
+makes exact ties, which the reference breaks arbitrarily.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Watch = Callable[[list[LayerView]], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """The comparison of one step: the decisions of all units of a case."""
+    """How far kvbench's kept sets agree with the reference's at one step, over all units (heads) of a case."""
 
     step: int
     forced: bool  # started from the reference's state
@@ -39,9 +40,9 @@ class StepResult:
 
 
 class ReferenceLayer:
-    """Entries of one layer, padded to the longest head: positions [1, H, N], the mask `valid`, and columns.
+    """The cache of one layer without keys and values: positions [1, H, N], the mask `valid`, columns and states.
 
-    initial: [H, T] first values of columns that are computed from new tokens.
+    Heads are padded to the longest. initial: by column name, the first values [H, T] for all tokens.
     """
 
     def __init__(self, heads: int, group: int, method: Method, initial: Mapping[str, torch.Tensor]) -> None:
@@ -52,7 +53,10 @@ class ReferenceLayer:
         self.states: dict[str, torch.Tensor] = {}
 
     def take(self, rows: list[torch.Tensor], columns: dict[str, list[torch.Tensor]]) -> None:
-        """Replace all entries. rows: the positions of each head. columns: values for the first entries of each head."""
+        """Replace all entries by those at positions `rows`, a tensor per head.
+
+        columns: by column name, known values for the first entries of each head; the other entries get first values.
+        """
         pad = torch.nn.utils.rnn.pad_sequence
         self.positions = pad(rows, batch_first=True, padding_value=-1)[None]
         self.valid = self.positions >= 0
@@ -91,7 +95,7 @@ class ReferenceLayer:
 
 
 class ReferenceCache:
-    """A minimal cache that runs a method over the layers of a case."""
+    """A minimal cache that applies a method to the layers of a parity case."""
 
     def __init__(self, case: Case, plan: CasePlan, method: Method, watch: Watch | None = None) -> None:
         self.plan, self.method, self.heads, self.watch = plan, method, case.heads, watch
@@ -115,11 +119,11 @@ class ReferenceCache:
         self.evictions = 0
 
     def _per_unit(self, x: torch.Tensor | None) -> torch.Tensor | None:
-        """Return keys or values once per unit: if units are query heads, repeat each KV head for its query heads."""
+        """Repeat the keys or values of each KV head for its query heads, if the case's units are query heads."""
         return x if x is None else x.repeat_interleave(self.heads // x.shape[1], dim=1)
 
     def load(self, case: Case, step: int) -> None:
-        """Replace entries and states by those that the reference held before a step."""
+        """Replace all entries and states by those that the reference had before a step."""
         slots, self.seen = case.slots(step), case.seen[step]
         self.observed = 0 if step == 0 else self.seen
         for index, layer in enumerate(self.layers):
@@ -151,7 +155,7 @@ class ReferenceCache:
                 layer.update({"memory": view.attend(reduce_g="max", reduce_q="sum")})
 
     def evict(self) -> None:
-        """Observe and evict as the engine does."""
+        """If an eviction is due, show the method the new queries, and evict in every layer as the engine does."""
         held = sum(int(layer.valid.sum()) for layer in self.layers) / (len(self.layers) * self.heads)
         due = self.plan.due
         if not (self.method.trigger(1).full(held, self._allowed()) if due is None else due(held, self.seen)):
@@ -167,7 +171,7 @@ class ReferenceCache:
         self.evictions += 1
 
     def probe(self, case: Case) -> None:
-        """Let the method observe the probes of the plan."""
+        """Show the method the probes that the plan takes from the case."""
         if self.plan.probes is None:
             return
         for index, layer in enumerate(self.layers):
@@ -186,7 +190,7 @@ class ReferenceCache:
         self.observed = self.seen
 
     def _views(self, first_query: int) -> list[LayerView]:
-        """Return the view of every layer, with the queries from `first_query` on."""
+        """Return the view of every layer, with the queries from position `first_query` on."""
         return [self._view(index, first_query) for index in range(len(self.layers))]
 
     def _view(self, index: int, first_query: int) -> LayerView:
@@ -270,7 +274,7 @@ def _compare(plan: CasePlan, case: Case, step: int, forced: bool, got: list[set[
 
 
 def tied(got: set[int], want: set[int], scores: dict[int, float] | None) -> bool:
-    """Whether two sets differ at most in tokens whose reference scores tie at the cut."""
+    """Return whether two kept sets differ at most in tokens whose reference scores tie with the lowest kept score."""
     swapped = got ^ want
     if not swapped:
         return True

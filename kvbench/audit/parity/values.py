@@ -29,7 +29,7 @@ FAR = 1e9  # the error of values with different shapes, or NaN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValueResult:
-    """The comparison of one value of a case, over all stored steps."""
+    """How far one recorded value (for example a loss) of a case differs from kvbench's, over all stored steps."""
 
     value: str
     numbers: int
@@ -93,7 +93,7 @@ def _policy(case: Case) -> Pairs:
 
 
 def _at_decisions(case: Case, compare: Callable[[Case, Any, int, list[LayerView]], Pairs]) -> Pairs:
-    """Run a case, call `compare` before each decision (with the views of all layers), and yield what it yields."""
+    """Run a case, and yield the pairs that `compare` makes before each decision from the views of all layers."""
     [plan] = plans(case)
     method, pairs = make(plan.method, plan.options), list[Any]()
     run_case(case, plan, lambda step, views: pairs.extend(compare(case, method, step, views)))
@@ -105,7 +105,7 @@ def _scorer(case: Case) -> Pairs:
 
 
 def _scorer_step(case: Case, method: Any, step: int, views: list[LayerView]) -> Pairs:
-    """Yield the scorer's inputs and outputs, in the file's order of entries."""
+    """Yield the scorer's inputs and outputs from kvbench and from the file, with entries in the file's order."""
     [view] = views
     x = method.inputs(view)
     theirs = case.tensors[f"aux.drop_score.{step}"]

@@ -1,1 +1,1 @@
-"""Analyses from the papers, one per file: of attention, and of the entries that methods keep. See docs/analyses.md."""
+"""Analyses from the papers, one file each: of attention, and of the entries that methods keep (docs/analyses.md)."""

@@ -1,4 +1,4 @@
-"""The interface of an analysis, which observes how answers are read and returns rows, a short table and figures.
+"""The interface of an analysis, which observes a replay (finished answers read again) and returns rows and figures.
 
 An analysis is one file in this folder, with a class under ``@register("name")``. It must not import torch at import
 time, because ``--help`` lists the analyses.
@@ -35,7 +35,7 @@ A = TypeVar("A", bound="type[Analysis]")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Study:
-    """A task and its traces; every analysis gets them before the first trace is read."""
+    """A task and its traces, which every analysis receives before the first trace is read."""
 
     task: str
     traces: Sequence[ForcedTrace]
@@ -47,7 +47,10 @@ class Study:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """Attention of WINDOW queries of an answer in one layer, under the full cache; the last window may have fewer."""
+    """The attention of WINDOW successive queries of an answer in one layer, under the full cache.
+
+    The last window of an answer may have fewer queries.
+    """
 
     layer: int  # index in the model
     traces: list[int]  # indices into `Study.traces` of the b traces read together
@@ -60,7 +63,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """The entries that a method holds for b traces when a block of the answer begins, or (`index` None) at the end."""
+    """The entries that a method holds for b traces as block `index` of the answer begins (None: at its end)."""
 
     chosen: Chosen
     bounded: bool  # whether the method also evicts while decoding
@@ -78,12 +81,12 @@ class Moment:
 
     @property
     def due(self) -> bool:
-        """Whether more tokens were read than the budget holds; equal for all methods at one budget."""
+        """Return whether more tokens were read than the budget holds; this does not depend on the method."""
         return self.chosen.budget is None or self.seen > entries(self.chosen.budget, self.prompt)
 
 
 class Analysis(ABC):
-    """One analysis of one task; `tally` holds its sums."""
+    """An analysis of one task. `tally` holds sums per trace, from which the rows follow."""
 
     name: ClassVar[str] = ""
     about: ClassVar[str] = ""  # one line for ``--help``
@@ -96,22 +99,22 @@ class Analysis(ABC):
 
     @abstractmethod
     def rows(self) -> list[Row]:
-        """Return the results, once every trace was read."""
+        """Return the results as rows, after all traces were read."""
 
     @staticmethod
     def figures(rows: Sequence[Row]) -> list[Figure]:
-        """Return the figures that the rows have data for. rows: of all tasks."""
+        """Return the analysis's figures. rows: the results of all tasks; a figure without data is left out."""
         return []
 
     @staticmethod
     def pages(rows: Sequence[Row]) -> dict[str, str]:
-        """Return file name -> HTML. rows: of all tasks."""
+        """Return the analysis's HTML pages by file name. rows: the results of all tasks."""
         return {}
 
     @staticmethod
     @abstractmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Return the short table for the terminal. rows: of all tasks."""
+        """Return the short table for the terminal. rows: the results of all tasks."""
 
 
 class AttentionAnalysis(Analysis):
@@ -141,7 +144,7 @@ def register(name: str) -> Callable[[A], A]:
 
 
 def analyses() -> dict[str, type[Analysis]]:
-    """Return every analysis by name, sorted."""
+    """Return the class of every analysis, sorted by name."""
     package = importlib.import_module(__package__ or "")
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
@@ -149,7 +152,7 @@ def analyses() -> dict[str, type[Analysis]]:
 
 
 def choose(names: Sequence[str]) -> list[type[Analysis]]:
-    """Return the analyses with these names, each once. Raises UserError when a name is unknown."""
+    """Return the classes of the named analyses, each once. Raises UserError when a name is unknown."""
     known = analyses()
     chosen = []
     for name in dict.fromkeys(name.strip().lower() for name in names):
@@ -162,7 +165,10 @@ def choose(names: Sequence[str]) -> list[type[Analysis]]:
 
 
 def top_mass(paid: torch.Tensor) -> torch.Tensor:
-    """Return [..., N] bool: per row, the fewest tokens with at least MASS of the row's sum; older tokens win ties."""
+    """Return a mask [..., N]: per row of attention `paid`, the fewest tokens that carry at least MASS of the row's sum.
+
+    Of tokens with equal attention the older ones come first.
+    """
     ordered = paid.sort(dim=-1, descending=True, stable=True)
     before = ordered.values.cumsum(dim=-1) - ordered.values
     wanted = before < MASS * ordered.values.sum(dim=-1, keepdim=True)
@@ -181,7 +187,7 @@ def named(row: Row) -> str:
 
 
 def panel(row: Row) -> str:
-    """Return the title of a row's panel, as in ``walk, budget 64``; methods without a budget share one panel."""
+    """Return the title of a row's panel in a figure, as in ``walk, budget 64``; without a budget the task's name."""
     return row["task"] + ("" if size(row) == "-" else f", budget {size(row)}")
 
 
@@ -190,5 +196,5 @@ def fixed(value: float | None, digits: int = 3) -> str:
 
 
 def cells(row: Row, *names: str, digits: int = 3) -> list[str]:
-    """Return some values of a row as text: numbers with `digits` decimals unless they are whole, None as "-"."""
+    """Return a row's values in some columns as text: fractions with `digits` decimals, None as "-"."""
     return [fixed(v, digits) if v is None or isinstance(v, float) else str(v) for v in map(row.__getitem__, names)]

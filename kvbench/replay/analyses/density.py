@@ -1,11 +1,11 @@
 """The positions of kept tokens in the sequence: a histogram of relative positions, by method and budget.
 
 The relative position of token p among s tokens read so far is p / s: 0 is the prompt's first token, 1 the newest. The
-histogram counts entries of all layers and KV heads when a block of the answer begins (right after an eviction) and at
-the end, from the moment at which more tokens were read than the budget holds. Per bin:
+histogram counts entries of all layers and KV heads whenever a block of the answer begins (right after an eviction) and
+at the end, once more tokens were read than the budget holds. Per bin of positions:
 
-    density  share of the kept entries in it, over the share of all tokens in it: 1 is no preference
-    kept     share of its tokens that are kept, mean over layers and heads
+    density  the bin's share of all kept entries, divided by its share of all tokens: 1 is no preference
+    kept     share of the bin's tokens that are kept, mean over layers and heads
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BINS = 20
 
 @register("density")
 class Density(MethodAnalysis):
-    about = "where kept tokens stand, from the oldest to the newest, by method"
+    about = "share of tokens kept, from the oldest to the newest, by method"
 
     def moment(self, moment: Moment) -> None:
         if not moment.due:
@@ -40,7 +40,7 @@ class Density(MethodAnalysis):
             self.tally.add((moment.chosen, when, i), moment.traces, **sums)
 
     def rows(self) -> list[Row]:
-        """Columns: when: "evictions" or "end"; low, high: limits of the bin."""
+        """Return a row per moment and bin. Columns: when ("evictions" or "end"), low and high (the bin's limits)."""
         ratios = {"density": ("share", "uniform"), "kept": ("kept", "entries")}
         return [
             {
@@ -71,7 +71,7 @@ class Density(MethodAnalysis):
 
     @staticmethod
     def table(rows: Sequence[Row]) -> Table:
-        """Mean share kept in each fifth of the sequence."""
+        """Return the mean share of kept tokens in each fifth of the sequence."""
         fifths: dict[tuple[str, ...], dict[int, list[float]]] = {}
         for row in rows:
             if row["kept"] is None:  # short sequences may leave a bin without tokens

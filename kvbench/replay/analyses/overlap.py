@@ -1,16 +1,16 @@
-"""How long attention stays on the same tokens: the share of a window's attended tokens that a later window attends to.
+"""How long attention stays on the same tokens: the share of a window's attended tokens that a later one attends to.
 
 A window is 16 successive queries (`api.WINDOW`); its attended tokens S are, per KV head, the fewest older tokens that
-carry 90% of its attention to older tokens (`api.MASS`; mean over queries and the heads of a group). For an earlier
-window a and a later window b:
+carry 90% of the window's attention to older tokens (`api.MASS`; a mean over queries and the heads of a group). For an
+earlier window a and a later window b:
 
     overlap = |S_a and S_b| / |S_a|
     chance  = share of the tokens older than a that are in S_b: the overlap of a random set
-    mass    = attention of b to S_a, over attention of b to all tokens older than a: the share that a cache with only
-              S_a would keep
+    mass    = attention of b to S_a, divided by attention of b to all tokens older than a: the share of attention
+              that a cache with only S_a would keep
 
-The analysis reads the full cache, so no method matters. At most `ANCHORS` windows, evenly spread, serve as earlier
-windows, so memory is at most ANCHORS x Hk x T flags per layer and trace.
+Answers are read with the full cache, so the chosen methods do not matter. At most `ANCHORS` windows, evenly spread,
+serve as earlier windows, so memory is at most ANCHORS x Hk x T flags per layer and trace.
 """
 
 from __future__ import annotations
@@ -60,7 +60,11 @@ class Overlap(AttentionAnalysis):
             self._anchors[window.layer].append((window.index, first, attended))
 
     def rows(self) -> list[Row]:
-        """Columns: distance: largest distance of two windows in tokens (16, 32, ...); pairs: compared windows."""
+        """Return a row per layer and distance.
+
+        Columns: distance (two windows are at most so many tokens apart: 16, 32, ...), pairs (compared pairs of
+        windows).
+        """
         ratios = {name: (name, "pairs") for name in ("overlap", "chance", "mass")}
         return [
             {

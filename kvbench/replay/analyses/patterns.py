@@ -1,6 +1,6 @@
 """The attention pattern of each query head under the full cache.
 
-The attention of the answer's queries is split into five shares with the sum 1. Far tokens are neither sink nor local.
+The attention of the answer's queries is split into five shares with the sum 1. A far token is neither sink nor local.
 
     sink        the first 4 tokens (as in StreamingLLM)
     local       the newest 16 tokens, the query's own included
@@ -74,7 +74,10 @@ class Patterns(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """Columns: kind: the largest mean share; answers: share of answers in which the head has this kind."""
+        """Return the mean shares and the kind of each query head.
+
+        Columns: kind (the largest mean share), answers (share of the answers in which the head has this kind).
+        """
         ratios = {name: (name, "answers") for name in (*KINDS, *(f"is_{kind}" for kind in KINDS))}
         found = []
         for (layer, head), figures in sorted(self.tally.figures(**ratios), key=lambda found: found[0]):

@@ -1,7 +1,7 @@
 """Figures of analyses: rows become panels of lines, bars or squares, drawn as a report's figures are.
 
-An error bar or band is 1.96 standard errors to each side (`tally`: a jackknife over questions), about 95%; a figure's
-caption says so. A row without a standard error has none.
+An error bar or band extends 1.96 standard errors to each side, about 95% (`tally` estimates them by a jackknife over
+questions); a figure's caption says so. A row without a standard error has no bar.
 """
 
 from __future__ import annotations
@@ -17,15 +17,13 @@ from kvbench.report.plots.figure import Figure, distinct
 from kvbench.report.plots.heat import heat as draw_heat
 
 ERROR = 1.96  # standard errors from a figure to the end of its bar
-BARS = (
-    "Bars and bands: 1.96 standard errors to each side, a jackknife over questions; none where there is one question."
-)
+BARS = "Bars and bands: 1.96 standard errors to each side (jackknife over questions); none if there is one question."
 NONE = "No error bars: the table has the standard errors."
 Heat = Mapping[str, Mapping[str, Mapping[str, float | None]]]  # panel -> row -> column -> 0 to 1
 
 
 def with_error(row: Row, figure: str) -> dict[str, float]:
-    """A row's figure as `y`, with `low` and `high` where its standard error is known; empty for a row without it."""
+    """Return a row's value as `y`, with `low` and `high` if its standard error is known; {} without a value."""
     value, error = row[figure], row.get(f"{figure}_se")
     if value is None:
         return {}
@@ -35,9 +33,9 @@ def with_error(row: Row, figure: str) -> dict[str, float]:
 def lines(
     name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, y: str, about: str = "", log: bool = False
 ) -> list[Figure]:
-    """Lines of points with the fields panel, line, x, y, low and high; points without y are left out.
+    """Return a figure of lines. points: fields panel, line, x, y, low and high; points without y are left out.
 
-    log: x axis to base 2, with a tick for each x.
+    about: the caption; log: the x axis is to base 2, with a tick for each x.
     """
     known = [point for point in points if "y" in point]
     if not known:
@@ -58,7 +56,7 @@ def lines(
 
 
 def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
-    """The axis of x: doublings equally far apart with a tick at each place, or ticks at round numbers."""
+    """Return an x axis. With `log`, doublings are equally far apart and each place has a tick; else ticks are round."""
     lines: dict[str, Any] = {"grid": False, "format": ",~r"}
     if log:
         scale = {"type": "log", "base": 2, "nice": False, "padding": 8}
@@ -68,7 +66,7 @@ def _across(title: str, places: Sequence[float], log: bool) -> dict[str, Any]:
 
 
 def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, about: str = "") -> list[Figure]:
-    """Stacked bars of points with the fields panel, bar, part, y, and low and high where a bar has one part."""
+    """Return a figure of stacked bars. points: fields panel, bar, part and y; low and high where a bar has one part."""
     values = [{"length": p["y"], **{k: v for k, v in p.items() if k != "y"}} for p in points if "y" in p]
     if not values:
         return []
@@ -77,7 +75,7 @@ def bars(name: str, title: str, points: Sequence[dict[str, Any]], *, x: str, abo
 
 
 def heat(name: str, title: str, panels: Heat, *, x: str, value: str, about: str = "") -> list[Figure]:
-    """Maps of shares from 0 to 1; a square whose share is None stays empty."""
+    """Return a figure of heat maps of shares from 0 to 1; a square whose share is None stays empty."""
     squares: list[dict[str, Any]] = [
         {"panel": panel, "row": row, "column": column, "share": share}
         for panel, rows in panels.items()

@@ -1,10 +1,10 @@
 """Token Retention Ratio (G-KV, arXiv 2512.00504): cache length over sequence length, of right answers only.
 
-    ratio   entries held per layer and KV head once the answer was read, over tokens of prompt and answer
-    script  the figure of the released script: min(1, C / (P + O)), with budget C, P prompt and O answer tokens
+    ratio   entries held per layer and KV head after the answer was read, divided by the tokens of prompt and answer
+    script  the released script's ratio: min(1, C / (P + O)), with budget C, P prompt tokens and O answer tokens
 
-Both are means over the full cache's answers whose score is 1, the same for every method. docs/analyses.md computes the
-script's ratio over the right answers of each method.
+Both are means over those answers of the full cache whose score is 1, the same answers for every method.
+docs/analyses.md computes the script's ratio over the right answers of each method.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class RetentionRatio(MethodAnalysis):
             self.tally.add((moment.chosen,), [place], **{"ratio": 0.0, "script": 0.0} | of)
 
     def rows(self) -> list[Row]:
-        """Columns: answers: answers read; right: those with score 1, over which the ratios are means."""
+        """Return a row per method and budget.
+
+        Columns: answers (answers read), right (those with score 1, which count).
+        """
         return [
             {
                 "task": self.study.task,
@@ -72,7 +75,7 @@ class RetentionRatio(MethodAnalysis):
             for row in rows
         ]
         title = "Token retention ratio of right answers"
-        about = "Behind each method, how many of its answers are right and counted."
+        about = "The numbers behind a method: its right answers, which count, of all its answers."
         return plots.bars("retention-ratio", title, points, x="cache length / sequence length", about=about)
 
     @staticmethod

@@ -45,7 +45,10 @@ class Sparsity(AttentionAnalysis):
             )
 
     def rows(self) -> list[Row]:
-        """Columns: entries_90, ...: numbers of entries; above: a share; tokens: entries visible to a query."""
+        """Return a row per layer and query head with means over queries.
+
+        Columns: entries_90, ... (fewest entries with that attention), above (share above 1%), tokens (visible entries).
+        """
         ratios = {name: (name, "queries") for name in ALL}
         return [
             {"task": self.study.task, "layer": layer, "head": head, **figures}
@@ -66,7 +69,7 @@ class Sparsity(AttentionAnalysis):
         ]
         title = "Fewest entries that hold most of a query's attention, full cache"
         y = "entries (mean over queries and heads)"
-        about = "The error of a layer is the mean of its heads' errors, the most that it can be."
+        about = "The error of a layer is the mean of its heads' errors, which is an upper bound."
         return plots.lines("sparsity", title, points, x="layer", y=y, about=about)
 
     @staticmethod
@@ -79,7 +82,7 @@ class Sparsity(AttentionAnalysis):
 
 
 def _by_layer(rows: Sequence[Row]) -> list[Row]:
-    """Return one row per task and layer: means over the layer's heads."""
+    """Return a row per task and layer with the means over the layer's heads."""
     heads: dict[tuple[str, int], list[Row]] = {}
     for row in rows:
         heads.setdefault((row["task"], row["layer"]), []).append(row)

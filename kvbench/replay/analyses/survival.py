@@ -1,11 +1,11 @@
 """The share of attended tokens that a method still holds, by age and KV head.
 
 The attended tokens of a block of the answer are, per layer and KV head, the fewest earlier tokens that carry 90% of the
-attention that the block's queries pay to earlier tokens under the full cache (`api.MASS`). A token's age is 1 for the
-newest. Only blocks that begin with more tokens than the budget holds count, for all methods at a budget the same:
+attention that the block's queries pay to earlier tokens under the full cache (`api.MASS`). The newest token has age 1.
+Only blocks that begin with more tokens than the budget holds count: the same blocks for all methods at one budget.
 
-    share  share of the attended tokens of this age that are held
-    mass   attention paid to held tokens of this age, over attention paid to all tokens of this age
+    share  share of the attended tokens of this age that the method holds
+    mass   attention paid to held tokens of this age, divided by attention paid to all tokens of this age
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class Survival(MethodAnalysis):
             oldest *= 2
 
     def rows(self) -> list[Row]:
-        """Columns: age: the end of a range of ages (16, 32, 64, ...). Rows without layer and head cover all of them."""
+        """Return a row per method, budget and age; rows without layer and head cover all layers and heads.
+
+        Columns: age (the upper end of a range of ages: 16, 32, 64, ...), share and mass (see above).
+        """
         ratios = {"share": ("survived", "attended"), "mass": ("found", "paid")}
         figures = dict(self.tally.figures(**ratios))
         cells = list(dict.fromkeys(key[0] for key in figures))

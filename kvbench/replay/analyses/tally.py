@@ -1,4 +1,4 @@
-"""Sums per key and trace, and ratios of these sums with standard errors by a jackknife over questions."""
+"""Adds up numbers per key and trace; returns ratios of the sums with standard errors by a jackknife over questions."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Key = tuple[Any, ...]
 
 
 class Tally:
-    """Sums by key, name and trace."""
+    """Sums of named numbers, kept per key (for example a layer and head) and per trace."""
 
     def __init__(self, study: Study) -> None:
         self._clusters = [t.cluster for t in study.traces]
         self._sums: dict[Key, dict[str, Floats]] = {}
 
     def add(self, key: Key, traces: Sequence[int], **sums: torch.Tensor | float) -> None:
-        """Add to the sums of these traces: a tensor with one number per trace, or one number for all."""
+        """Add numbers, by name, to the sums of some traces: a tensor with a number per trace, or one number for all."""
         import numpy as np
 
         known = self._sums.setdefault(key, {})
@@ -34,10 +34,10 @@ class Tally:
             of[traces] += value if isinstance(value, (int, float)) else value.double().cpu().numpy()
 
     def figures(self, **ratios: tuple[str, str]) -> Iterator[tuple[Key, dict[str, float | None]]]:
-        """Yield per key, in order of first `add`, each ratio as ``name`` and its standard error as ``name_se``.
+        """Yield each key, in order of first `add`, with its ratios (``NAME``) and standard errors (``NAME_se``).
 
-        ratios: name -> names of two sums, numerator and denominator. An undefined figure is None: a ratio to 0, or a
-        standard error over one question.
+        ratios: by name, the names of two sums, numerator and denominator. An undefined figure is None: a ratio to 0, or
+        a standard error over one question.
         """
         from kvbench.replay.figures import jackknife, numbered
 

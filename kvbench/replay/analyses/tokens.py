@@ -1,6 +1,6 @@
-"""A view of one sample: which tokens a method has kept or dropped after some evictions and at the end.
+"""A page about one answer: which tokens a method has kept or dropped after some evictions and at the end.
 
-The sample is the first answer of the task (`--sample ID` names another question). After up to `SHOWN` evictions, evenly
+The answer is the first of the task (`--sample ID` names another question). After up to `SHOWN` evictions, evenly
 spread, and at the end, every token that was read has a state:
 
     dropped  fewer than half of the (layer, KV head) caches hold it
@@ -47,7 +47,7 @@ LEGEND = (
 
 @register("tokens")
 class Tokens(MethodAnalysis):
-    about = "every token of one sample kept, dropped or recent, by method"
+    about = "the tokens of one answer that a method kept or dropped"
     file = "parquet"
     plotted = False
 
@@ -84,7 +84,7 @@ class Tokens(MethodAnalysis):
             )
 
     def _chosen(self, moment: Moment) -> bool:
-        """Whether the page shows the block: one of `SHOWN` blocks that begin with more tokens than the budget holds."""
+        """Return whether the page shows this moment: one of `SHOWN` blocks that begin when the budget is exceeded."""
         budget = moment.chosen.budget
         most = 0 if budget is None else entries(budget, moment.prompt)
         due = [i for i in range(moment.count) if moment.prompt + i * self.study.interval > most]
@@ -111,7 +111,7 @@ class Tokens(MethodAnalysis):
 
 
 def _views(rows: Sequence[Row]) -> Iterator[list[Row]]:
-    """Yield one list of rows per task, method, budget and moment."""
+    """Yield the rows of each task, method, budget and moment as one list."""
     for _, of in itertools.groupby(rows, key=lambda r: (r["task"], r["method"], size(r), r["seen"], r["end"])):
         yield list(of)
 

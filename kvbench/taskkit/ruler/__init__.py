@@ -4,5 +4,5 @@ For the same tokenizer, length and word lists the rows equal those of NVIDIA/RUL
 seed 42) byte for byte, because every subtask draws its random numbers in the same order. The first n rows are the same
 whatever the number of rows. ``tasks/ruler.py`` says why kvbench does not use lm-eval's RULER.
 
-Not covered: the generators' other settings (more chains or hops, several in-context examples).
+Not covered: other settings of NVIDIA's generators (more chains or hops, several in-context examples).
 """

@@ -20,7 +20,7 @@ from kvbench.sources.data.cache import folder, keeping
 
 
 class TokenCounts:
-    """A counter that reads known counts from `file` and writes them back when the block ends; None: no file."""
+    """Counts tokens of texts. Known counts come from `file` and are saved when the block ends; None: no file."""
 
     def __init__(self, count: Callable[[str], int], file: Path | None) -> None:
         self.count, self.file = count, file
@@ -44,7 +44,7 @@ class TokenCounts:
 
 
 def cache_file(tokenizer: Any, prompts: str, length: int) -> Path | None:
-    """Return the file of counts for a tokenizer, kind of prompt and length; None for a tokenizer without a hash."""
+    """Return the path of the counts of a tokenizer, kind of prompt and length; None for a tokenizer without a hash."""
     backend = getattr(tokenizer, "backend_tokenizer", None)  # slow tokenizers (in Python) have no text to hash
     if backend is None:
         return None

@@ -1,4 +1,4 @@
-"""Common words extraction: find the ten words that a numbered list repeats most. A solved example comes first."""
+"""RULER's common words extraction: find the ten words that a numbered list repeats most, after a solved example."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class CommonWords:
         return [room.fit(self.draw, size, STEP) for _ in range(n)]
 
     def draw(self, size: int) -> Filled:
-        """Draw a prompt with `size` different words."""
+        """Draw a prompt whose numbered list has `size` different words."""
         family = FAMILIES["cwe"]
         words, repeats = self.example
         example = family.fill(*self._list(words, repeats))
@@ -42,7 +42,7 @@ class CommonWords:
         return replace(prompt, context=f"{example.text} {_numbered(example.outputs)}\n{prompt.context}")
 
     def _list(self, size: int, repeats: tuple[int, int]) -> tuple[str, list[str]]:
-        """Draw a numbered list of `size` different words; return it and its common words."""
+        """Draw a numbered list of `size` different words; return the list and its ten most common words."""
         pool = self._words if size <= len(self._words) else self._more_words
         drawn = self.random.sample(pool, size)
         common, others = drawn[:COMMON], drawn[COMMON:]

@@ -51,7 +51,7 @@ class Grid:
         self._sizes = cache(self._size)
 
     def row(self, depth: int, number: int) -> Row:
-        """Return the row with needle `number` at a depth in per cent."""
+        """Return the row with needle `number` at `depth` per cent of its haystack."""
         return self.room.fit(partial(self._prompt, depth, number), self._sizes(number), 1, needle=True)
 
     def _size(self, number: int) -> int:
@@ -77,7 +77,7 @@ class Grid:
         return (text * turns)[start : start + size]
 
     def _start(self, number: int) -> int:
-        """Return the index of the first sentence of haystack `number`."""
+        """Return the index in the text of the sentence with which haystack `number` starts."""
         if self.essays:
             return random.Random(f"niah-{number}").randrange(len(self._sentences))
         return number % len(self._sentences)
@@ -90,7 +90,10 @@ class Grid:
 
 
 def boundary(sentences: Sequence[str], depth: float) -> int:
-    """Return how many sentences precede the boundary nearest to `depth` per cent of the text; the fewer on a tie."""
+    """Return how many sentences precede the sentence boundary nearest to `depth` per cent of the text.
+
+    Of two equally near boundaries the first counts.
+    """
     ends = [0, *accumulate(len(sentence) + 1 for sentence in sentences)]
     wanted = ends[-1] * depth / 100
     after = bisect_left(ends, wanted)

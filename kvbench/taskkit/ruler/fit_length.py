@@ -1,4 +1,4 @@
-"""The length that a prompt must fit into, and the search for the haystack size that fills it.
+"""The length of a task's prompts in tokens, and the search for the haystack size that fills it.
 
 The official generators search the size of the haystack (sentences, words, documents) once, by bisection on real draws,
 and then shrink it for each row whose draw is too long. If even the smallest size is too long, they loop for ever;
@@ -22,7 +22,7 @@ DRAWS = 100  # of the smallest size before a row fails; the tokens of draws of o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The length that a prompt must fit into, in tokens."""
+    """The tokens that prompt and answer of a task may have together, and what fits into them."""
 
     name: str  # of the task, for messages
     asked: int  # the length in the task's name
@@ -39,16 +39,16 @@ class Room:
         return self.count(prompt.text) + self.new_tokens
 
     def size(self, draw: Callable[[int], Filled], step: int, *, extra: int = 0) -> int:
-        """Return the largest size found whose drawn prompt fits beside `extra` tokens; `step` if no size fits."""
+        """Return the largest haystack size whose prompt fits with `extra` more tokens; `step` if none fits."""
         per_unit = self.count(draw(step).text) / step
         high = max(int((self.length / per_unit) * 3), 2 * step)
         return largest(lambda size: self.tokens(draw(size)) + extra <= self.length, step, high) or step
 
     def fit(self, draw: Callable[[int], Filled], size: int, step: int, *, needle: bool = False) -> Row:
-        """Draw prompts until one fits, and return it. The first has haystack size `size`, each later one `step` less.
+        """Draw prompts until a prompt fits; return it. The first has haystack size `size`, each later one `step` less.
 
-        needle: also count the tokens before the first answer. Raises UserError if none of `DRAWS` draws of the smallest
-        size fits.
+        needle: also count the tokens before the first answer. Raises UserError if the smallest size does not fit in
+        `DRAWS` draws.
         """
         shortest: int | None = None
         draws = 0
@@ -78,12 +78,12 @@ class Room:
         made = f"; the shortest prompt takes {needed}" if shortest else ""
         return UserError(
             f"task {quote(self.name)} does not fit into {self.asked} tokens with this tokenizer{made}. "
-            f"Take a longer one, such as @{enough}."
+            f"Give the task a greater length, such as @{enough}."
         )
 
 
 def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
-    """Return the largest size from `low` to `high` that fits, by bisection; None if no size tried fits."""
+    """Return the largest size from `low` to `high` for which `fits` holds, by bisection; None if no tried size fits."""
     found = None
     while low <= high:
         middle = (low + high) // 2
@@ -95,7 +95,7 @@ def largest(fits: Callable[[int], bool], low: int, high: int) -> int | None:
 
 
 def shuffled(items: Sequence[Item]) -> list[Item]:
-    """Return the items in the order of ``random.Random(SEED).shuffle``, which depends only on their number."""
+    """Return the items shuffled by ``random.Random(SEED)``: the order depends on the number of items only."""
     return [items[i] for i in _order(len(items))]
 
 

@@ -1,6 +1,6 @@
-"""Frequent words extraction: find the three most frequent of many coded words; their frequencies are zeta-distributed.
+"""RULER's frequent words extraction: find the three most frequent of many coded words.
 
-The prompt declares the most frequent word to be noise.
+Frequencies follow a zeta distribution. The most frequent word of all is noise, which the prompt says to ignore.
 
 The official script sets the seed, then imports transformers and thereby rich, which draws one random number on import.
 To match the official rows, this module draws one number too and drops it.

@@ -16,12 +16,14 @@ from kvbench.taskkit.ruler.vt import VariableTracking
 def make_rows(subtask: str, room: Room, material: Material, n: int) -> list[Row]:
     """Return the first `n` rows of a subtask. Raises SetupError if words, essays or documents are unavailable.
 
-    Raises UserError if the length is too small, or if there are fewer than `n` questions.
+    Raises UserError if prompts do not fit into the length, or if there are fewer than `n` questions.
     """
     if room.length <= room.new_tokens:
         raise room.too_short()
     if not room.count("word"):  # with an empty tokenizer no text would ever be long enough
-        raise UserError(f"task {quote(room.name)}: the tokenizer gives no tokens for a word; is it empty?")
+        raise UserError(
+            f"task {quote(room.name)}: the tokenizer gives no tokens for a word; check the model's tokenizer files."
+        )
     recipe = SUBTASKS[subtask]
     match recipe.family:
         case "niah":

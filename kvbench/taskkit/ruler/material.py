@@ -8,8 +8,8 @@ nltk's. All other texts come from the run's data source, so a data folder may ho
     ruler/hotpotqa.json           hotpot_dev_distractor_v1.json of HotpotQA
     ruler/english_words.json      cwe only, where a prompt needs more words than wonderwords has
 
-The essays are under their author's copyright and never bundled. kvbench takes them from the hub data set that lm-eval
-reads. Its text differs slightly from that of NVIDIA's download script, so a run records which source it used.
+The essays are under their author's copyright and never bundled. By default kvbench takes them from the hub data set
+that lm-eval reads. Its text differs slightly from that of NVIDIA's download script, so a run records which it used.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ WORD_LISTS = {
 
 
 class Material(Protocol):
-    """The texts that the generators ask for; `Sources` provides them."""
+    """The interface to the texts that RULER's prompts are made of; `Sources` implements it."""
 
     def words(self, name: str) -> list[str]: ...
 
@@ -82,7 +82,7 @@ class Material(Protocol):
 
 
 class Sources:
-    """Material from a run's data source. Every method raises SetupError if its part is unavailable."""
+    """RULER's material from a run's data source. Every method raises SetupError if its texts are unavailable."""
 
     def __init__(self, source: DataSource, task: str) -> None:
         self.source, self.task = source, task

@@ -26,7 +26,7 @@ DEPTHS = [round(i * 100 / 39) for i in range(40)]  # per cent of the haystack's 
 
 @dataclass(kw_only=True)
 class Needles:
-    """One needle subtask. Every prompt draws its random numbers in the official order."""
+    """A needle subtask of RULER. Each prompt draws its random numbers in the order of the official generator."""
 
     room: Room
     material: Material
@@ -48,7 +48,7 @@ class Needles:
         return [room.fit(self.draw, size, step, needle=True) for _ in range(n)]
 
     def draw(self, size: int) -> Filled:
-        """Draw a prompt with `size` words of essays, or `size` sentences of another haystack."""
+        """Draw a prompt whose haystack has `size` words of essays, or `size` sentences of another kind."""
         hidden = []
         for _ in range(self.keys_hidden):
             key = self._draw(self.keys)
@@ -109,7 +109,7 @@ class Needles:
 
 
 class _Pairs(Sequence[str]):
-    """All six million "adjective-noun" strings as a sorted sequence, most of them built on access."""
+    """The sorted sequence of all six million "adjective-noun" strings; most strings are built only when accessed."""
 
     def __init__(self, adjectives: list[str], nouns: list[str]) -> None:
         self.nouns = sorted(set(nouns))

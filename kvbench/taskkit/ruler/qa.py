@@ -17,9 +17,9 @@ STEP = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """A question and the numbers of its documents.
+    """A question, its answers and the numbers of its documents.
 
-    `own`: documents that answer it. `near`: other documents of the same article, used before any other distractor.
+    `own`: documents that answer it. `near`: other documents of the same article, used before all other distractors.
     """
 
     query: str
@@ -46,7 +46,10 @@ class QuestionAnswering:
         return [room.fit(partial(self.draw, index), size, STEP) for index in range(n)]
 
     def draw(self, index: int, size: int) -> Filled:
-        """Draw a prompt of `size` documents for a question. Raises ValueError if more than `size` belong to it."""
+        """Draw a prompt of `size` documents for question number `index`.
+
+        Raises ValueError if more than `size` documents answer the question.
+        """
         questions, documents = self._set
         question = questions[index]
         if size >= len(documents):

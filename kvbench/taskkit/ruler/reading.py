@@ -1,4 +1,4 @@
-"""Connect tasks with the generators: the room in a model's context, and rows as documents."""
+"""Connects tasks with RULER's generators: the room for a prompt in a model's context, and rows as documents."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from kvbench.taskkit.ruler.recipes import Row
 
 @contextmanager
 def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
-    """Yield the `Room` of a task: prompts of `task.length` tokens, answers of `new_tokens`, thinking off.
+    """Yield the `Room` for prompts of a task: `task.length` tokens, of which `new_tokens` are for the answer.
+
+    The prompt is rendered without thinking.
 
     Raises UserError if the model's context is shorter, or if the task has no reader.
     """
     reader = task.reader
     if reader is None:
-        raise UserError(f"task {quote(task.name)} makes its prompts with a model's tokenizer and was given none.")
+        raise UserError(f"task {quote(task.name)} makes its prompts with a model's tokenizer; give the run a model.")
     if task.length > reader.context:
         raise UserError(
             f"task {quote(task.name)} makes prompts of {task.length} tokens; the model's context is {reader.context}. "
@@ -37,12 +39,12 @@ def room_for(task: Task, new_tokens: int) -> Iterator[Room]:
 
 
 def document(doc_id: str, row: Row, category: str) -> Doc:
-    """Return a row as a document of one turn."""
+    """Return a generated row as a document with one turn."""
     prompt = row.prompt
     meta = {"category": category} | ({} if row.needle_at is None else {"needle_at": row.needle_at})
     return Doc(doc_id=doc_id, turns=(prompt,), reference=prompt.outputs, meta=meta, cluster_id=prompt.cluster)
 
 
 def place_of_needle(doc: Doc) -> dict[str, float]:
-    """Return {"needle_at": tokens before the first answer} (NVIDIA's `token_position_answer`); {} without a needle."""
+    """Return {"needle_at": tokens before the first answer} (`token_position_answer` at NVIDIA); {} without a needle."""
     return {"needle_at": float(doc.meta["needle_at"])} if "needle_at" in doc.meta else {}

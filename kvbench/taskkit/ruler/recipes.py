@@ -29,7 +29,7 @@ class Filled(Turn):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A prompt that fits into the length of its task."""
+    """A generated prompt that fits into the length of its task, with its number of tokens."""
 
     prompt: Filled
     tokens: int  # of the prompt, the chat template and the answer together
@@ -38,7 +38,10 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """A kind of prompt. `any_reference`: one reference gives the full score; else the score is the share found."""
+    """A kind of prompt and its scoring.
+
+    `any_reference`: an answer with any reference has the full score; else the score is the share of references in it.
+    """
 
     new_tokens: int
     template: str
@@ -48,7 +51,10 @@ class Family:
     def fill(
         self, context: str, outputs: list[str], *, singular: bool = False, cluster: str = "", **words: object
     ) -> Filled:
-        """Return the prompt around a context; the question starts with the template's first word after the context."""
+        """Return the filled prompt around a context. The text after the context is the question.
+
+        outputs: the right answers; singular: the question asks for one answer; cluster: see `Filled`.
+        """
         parts = (*self.template.split("{context}"), self.answer_prefix)
         before, after, prefix = (_singular(part) if singular else part for part in parts)
         before, after, prefix = (part.format(**words) for part in (before, after, prefix))

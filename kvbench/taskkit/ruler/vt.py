@@ -1,4 +1,4 @@
-"""Variable tracking: a chain of assignments among noise sentences, after an example with another chain.
+"""RULER's variable tracking: a chain of assignments among noise sentences, after an example with another chain.
 
 The example is drawn once, with variable names of three letters; every row gives it new names and a new value.
 """
@@ -39,7 +39,10 @@ class VariableTracking:
         return [room.fit(lambda s: self._after(example, self.draw(s)), size, step) for _ in range(n)]
 
     def draw(self, size: int, *, example: bool = False) -> Filled:
-        """Draw a prompt with `size` copies of the noise. Raises ValueError if the assignments are more than `size`."""
+        """Draw a prompt with `size` copies of the noise text.
+
+        Raises ValueError if there are more assignments than copies.
+        """
         names: list[str] = []
         while len(names) <= HOPS:
             name = self._name(3 if example else 5)
@@ -62,7 +65,7 @@ class VariableTracking:
         except UserError:
             raise UserError(
                 f"task {quote(room.name)} needs an example of at most {EXAMPLE_LENGTH} tokens; "
-                "with this tokenizer the shortest is longer."
+                "with this tokenizer the shortest example is longer."
             ) from None
         return f"{prompt.text} {' '.join(prompt.outputs)}\n"
 

@@ -1,5 +1,5 @@
-"""Synthetic problems for the built-in model: text in, text out, no torch.
+"""Generators and scorers of synthetic problems for the built-in model. They handle text only; no torch.
 
-`walk`, `chain` and `lookup` each have knobs, `generate(seed, knobs)` and `score(problem, output)`.
-`cells` names the settings that were measured.
+`walk`, `chain` and `lookup` each have settings (`Knobs`), `generate(seed, knobs)` and `score(problem, output)`.
+`variants` names the settings that tasks use.
 """

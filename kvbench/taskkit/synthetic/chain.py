@@ -1,10 +1,10 @@
-"""`chain`: the prompt lists a plan of additions; the trace works through it and reads each plan line exactly once.
+"""`chain`: the prompt lists a plan of additions; the trace (the right output) reads each plan line exactly once.
 
 This tests foresight: past attention does not show which plan line comes next, and may point at lines already done.
 The task suits methods that predict future attention; alone, it is unfair to methods that use past attention.
 
-Sums are digit by digit without carry, unless the knob `carry` is set (mod 100; the shipped model never saw that).
-The last plan line is the word "Answer", so the model finds the stop by lookup and need not count steps.
+Sums are digit by digit without carry; with `carry=True` they are modulo 100 (the shipped model was not trained on
+this). The last plan line is the word "Answer", so the model reads from the plan where to stop and need not count steps.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def _plus(a: int, b: int, carry: bool) -> int:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """Score an output. exact: the boxed answer is right. partial: share of steps before the first that differs."""
+    """Score an output. exact: the boxed answer is right. partial: share of steps before the first wrong step."""
     text = said(output)
     answer = boxed(text)
     return Score(float(answer == problem.answer), right_steps(problem, text) / len(problem.steps), answer)

@@ -1,6 +1,6 @@
-"""Build a problem piece by piece: `ask` adds to the prompt, `write` to the trace.
+"""Builds a problem piece by piece: `ask` adds to the prompt, `write` to the trace (the right output).
 
-Every piece must be one token of the vocabulary. `vocabulary.ids` and a test check this; this module does not.
+Every piece must be one token of the vocabulary; `vocabulary.ids` and a test check this.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ FIRST = "#"  # the same first token in every prompt: models use the first token 
 
 @dataclass(slots=True)
 class Draft:
-    """A problem under construction."""
+    """A problem under construction: the pieces of its prompt and of its trace so far."""
 
     prompt: list[str] = field(default_factory=lambda: [FIRST])
     trace: list[str] = field(default_factory=list)
@@ -54,12 +54,12 @@ class Draft:
 
 
 def number(value: int) -> tuple[str, str]:
-    """Return the tens piece and the units piece of a two-digit number."""
+    """Return the two pieces (of one token each) of a two-digit number: its tens and its units."""
     return f" {value // 10}", str(value % 10)
 
 
 def filler(draw: Draw) -> tuple[str, ...]:
-    """Return the pieces of a seven-token sentence that no task asks about."""
+    """Return the pieces of a random filler sentence: seven tokens that no question is about."""
     words = [*(draw.pick(choices) for choices in OPENING), "the", draw.pick(PLACES)]
     return *(f" {word}" for word in words), "."
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class Draw:
-    """A sequence of random choices that the key determines."""
+    """A generator of random choices; its key determines all of them."""
 
     __slots__ = ("_random",)
 

@@ -1,4 +1,4 @@
-"""`lookup`: the prompt lists many facts and then names some of them; the trace lists the values of these.
+"""`lookup`: the prompt lists facts (keys with values), then some keys; the trace (the right output) lists their values.
 
 This tests retrieval from the prompt: the attention of the question's queries shows which entries are needed. With a
 large `n_ask` the budget must hold many facts at once. For long generation see `walk`.
@@ -45,7 +45,10 @@ def generate(seed: int, knobs: Knobs = Knobs()) -> Problem:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """Score an output. exact: it equals the trace. partial: share of the asked keys whose first value is right."""
+    """Score an output.
+
+    exact: it equals the right output. partial: share of the asked keys whose first stated value is right.
+    """
     text = said(output)
     given: dict[str, str] = {}
     for name, value in re.findall(r" ([a-z]+) ([0-9]{2}),", text):

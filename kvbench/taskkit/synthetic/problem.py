@@ -1,8 +1,8 @@
-"""A synthetic problem: the prompt, the trace that solves it, the answer, and the score of an output.
+"""A synthetic problem: the prompt, its trace (the whole right output), the final answer, and the score of an output.
 
 Each text is also stored as pieces of one token each. Every piece of the trace has a kind, which says what a model must
-do to generate it; only training uses the kind, to weigh and report its loss. Problems with the same knobs have the same
-prompt length and the same trace length, so batches need no padding.
+do to generate the piece; only training uses kinds, to weigh and report its loss. Problems with the same knobs have the
+same prompt length and the same trace length, so batches need no padding.
 
 `draft` builds problems; `walk`, `chain` and `lookup` define what they ask.
 """
@@ -53,7 +53,7 @@ def said(output: str) -> str:
 
 
 def right_steps(problem: Problem, text: str) -> int:
-    """Return how many of the problem's steps, in order, `text` repeats character for character from its start."""
+    """Return how many of the problem's steps `text` gets right before its first error, character for character."""
     position = 0
     for count, step in enumerate(problem.steps):
         if not text.startswith(step, position):
@@ -63,7 +63,7 @@ def right_steps(problem: Problem, text: str) -> int:
 
 
 def boxed(text: str) -> str | None:
-    """Return the content of the first box, stripped (tens digits begin with a blank); None without a closed box."""
+    """Return the content of the first ``\\boxed{...}`` without outer blanks; None without a closed box."""
     _, _, rest = text.partition("\\boxed{")
     inside, closed, _ = rest.partition("}")
     return inside.strip() if closed else None

@@ -1,9 +1,10 @@
-"""`walk`: a short prompt with ten facts, then a long trace whose every step needs one of these facts.
+"""`walk`: a short prompt with ten facts, then a long right output (the trace) whose every step needs a fact.
 
-`Digits`: x[n+1] = (x[n-2] + v[x[n]]) mod 10 until the last three digits are 0 0 0. The values v never occur in the
-trace, so the prompt is their only source. Each is read about once per ten tokens: attention shows what to keep.
-`Lines`: each line adds to a register the fact that the register's last digit names. Each line repeats the fact that it
-uses, so keeping recent tokens works well there, and no attention-based method gets far above random eviction.
+In the form `Digits` a step is a digit x[n+1] = (x[n-2] + v[x[n]]) mod 10, until the last three digits are 0 0 0. The
+facts, v, never occur in the trace, so the prompt is their only source. The model reads each fact about once per ten
+tokens, so attention shows what to keep.
+In the form `Lines` a step is a line, which adds to a register the fact that the register's last digit names. Each line
+repeats its fact, so keeping recent tokens works well, and no attention-based method gets far above random eviction.
 
 The answer is the number of steps or lines. The prompt does not state it: the model stops where the rule says, and the
 scorer counts.
@@ -82,7 +83,7 @@ def _digits(seed: int, knobs: Digits) -> Problem:
 
 
 def _cycle_through_000(n_steps: int, draw: Draw) -> tuple[list[int], list[int]]:
-    """Return values v, and the digits (three to start, then `n_steps`) of a walk that reaches 0 0 0 only at its end.
+    """Draw the facts v and the digits (three to start, then `n_steps`) of a walk that reaches 0 0 0 only at its end.
 
     For every v, (x[n-2], x[n-1], x[n]) -> (x[n-1], x[n], x[n+1]) is a permutation of 1,000 states. So the walk back
     from 000 is unique, and on a cycle longer than the walk no state repeats: the model cannot copy an earlier period.
@@ -139,11 +140,11 @@ def _plus(a: int, b: int) -> int:
 
 
 def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
-    """Return values and the `n_lines + 1` register states of a walk that reaches 00 only at its end.
+    """Draw the facts and the `n_lines + 1` states of the register of a walk that reaches 00 only at its end.
 
     Each line swaps the register's digits before it adds a fact. Without the swap, the last digit alone would run
-    through a cycle of about three facts. With the swap, and since u + tens(v[u]) is a permutation of the digits, a line
-    permutes all 100 states.
+    through a cycle of about three facts. With the swap, and since u + tens(v[u]) is a permutation of the digits u, a
+    line permutes all 100 states.
     """
     while True:
         values = [(target - u) % 10 * 10 + draw.below(10) for u, target in enumerate(draw.shuffled(range(10)))]
@@ -155,7 +156,7 @@ def _cycle_through_00(n_lines: int, draw: Draw) -> tuple[list[int], list[int]]:
 
 
 def score(problem: Problem, output: str) -> Score:
-    """Score an output. exact: the right number of steps, then the true tail. partial: share of steps before an error.
+    """Score an output. exact: it has the right number of steps and ends right. partial: share of steps before an error.
 
     A wrong walk may stop at the right step, so `exact` has a chance level of 0.01 to 0.05; `partial` does not.
     """

@@ -1,1 +1,1 @@
-"""One trained method per file: which tensors are trained, and the loss of a step."""
+"""Recipes of `kvbench train`, a file per trained method: the tensors that are trained, and the loss of a step."""

@@ -1,13 +1,13 @@
 """Training of `duo`: gradient descent finds the heads that need their whole cache.
 
-A number alpha per KV head mixes, in the query heads of its group,
+A trained number alpha per KV head mixes two kinds of attention in the query heads of its group:
 
     out = alpha full + (1 - alpha) streaming       streaming: the first `sinks` and the newest `recent` keys
     loss = mean over answer rows of (h - h')^2 + reg mean |alpha|
 
-where h and h' are the last layer's hidden states with full attention in all heads and with the mixture, on texts whose
-answer lies far back (DuoAttention, arXiv 2410.10819, section 2.3). Alpha begins at 1 and is clamped to [0, 1]; the
-penalty lowers every alpha, and the first term keeps alpha high for the heads that the answers need. Nothing else is
+where h are the last layer's hidden states with full attention in all heads and h' those with the mixture, on texts
+whose answer lies far back (DuoAttention, arXiv 2410.10819, section 2.3). Alpha begins at 1 and is clamped to [0, 1];
+the penalty lowers every alpha, and the first term keeps alpha high for the heads that the answers need. Only alpha is
 trained.
 """
 
@@ -34,10 +34,10 @@ LARGE = 100_000_000  # models of at least this many parameters recompute activat
 
 
 class DuoRecipe(Recipe):
-    """Trains alpha on examples; `settings.more`: sinks, recent, reg.
+    """Trains the mixing weights alpha on retrieval examples; `settings.more`: sinks, recent, reg.
 
-    Held out: `loss`; `deviation`, its first part; `alpha`, the mean; and `half`, the deviation when only the half of
-    the heads with the smallest alpha streams, as in the method.
+    Held-out figures: `loss`; `deviation`, the loss without its penalty; `alpha`, the mean alpha; `half`, the deviation
+    when the half of the heads with the smallest alpha streams and the others attend in full, as in the method.
     """
 
     name, kind, figure = "duo", "duo", "loss"
@@ -48,7 +48,7 @@ class DuoRecipe(Recipe):
         super().__init__(settings)
         heads = {g.kv_heads for g in loaded.geometry}
         if len(heads) > 1:
-            raise SetupError("layers of this model differ in KV heads; one table cannot hold them.")
+            raise SetupError("layers of this model have different numbers of KV heads; one table cannot hold them.")
         self.loaded, self.examples, self.test = loaded, examples, held_out
         self.sinks, self.recent = int(settings.more["sinks"]), int(settings.more["recent"])
         check_least(settings.more, sinks=0, recent=1)
@@ -101,7 +101,7 @@ class DuoRecipe(Recipe):
         }
 
     def _deviation(self, example: Example, alpha: torch.Tensor) -> torch.Tensor:
-        """Return the mean squared change of the last hidden states, under the mixture, in the answer's rows."""
+        """Return how much the mixture changes the last hidden states in the answer's rows: a mean square."""
         with torch.no_grad(), self._mixing({}):
             full = self._hidden(example)
         with self._mixing(dict(zip(self.layers, alpha))), recomputed(self.loaded.model, self.again):
@@ -110,7 +110,10 @@ class DuoRecipe(Recipe):
             return with_gradient(deviation, [alpha]) if deviation.requires_grad else deviation
 
     def _mixing(self, alpha: dict[int, torch.Tensor]) -> AbstractContextManager[None]:
-        """Route the model's attention through the mixture. alpha: layer -> [Hk]; other layers attend in full."""
+        """Replace the model's attention by the mixture inside the block.
+
+        alpha: by layer, [Hk]; layers without alpha attend in full.
+        """
         return route(self.loaded.model, _Mixture(alpha, self.sinks, self.recent))
 
     def _hidden(self, example: Example) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """Supervised training of `foresightkv`: the scorer learns to rank entries as the oracle of golden eviction does.
 
 Answers are read with the method's features, but the oracle (`kvbench.eviction.terms.golden`) decides which entries are
-evicted. At every eviction, layer and KV head, the scorer's output phi (higher is dropped) of each competing entry is
-compared with alpha, the most attention that any later block pays to the entry:
+evicted. At every eviction, layer and KV head, the loss compares the scorer's output phi for each competing entry (the
+highest are dropped) with alpha, the most attention that any later block pays to the entry:
 
     loss = sum over layers of the mean over heads and evictions of
            the mean over pairs with alpha_i < alpha_j of max(0, margin - (phi_i - phi_j))
@@ -31,7 +31,7 @@ KEPT_BYTES = 6 << 30  # of readings in memory; other traces are read again at ev
 class ForesightRecipe(ScorerRecipe):
     """Trains a scorer on traces; `settings.more`: budget, interval, features, hidden, within (of the oracle), margin.
 
-    Held out: `loss`, and `agreement`, the share of the oracle's dropped entries that the largest phi would drop too.
+    Held-out figures: `loss`, and `agreement`, the share of the oracle's dropped entries that the scorer drops too.
     Training should improve agreement, because small outputs alone make the loss small.
     """
 
@@ -75,7 +75,7 @@ class ForesightRecipe(ScorerRecipe):
         return choices
 
     def _ranking(self, scorer: Mapping[str, torch.Tensor], choices: Sequence[Choice]) -> torch.Tensor:
-        """Return the loss of one trace: a sum over layers of means over heads and evictions."""
+        """Return the ranking loss of one trace: a sum over layers of means over heads and evictions."""
         total, margin = choices[0].x.new_zeros(()), self.settings.more["margin"]
         for layer, own in groupby(choices, key=lambda choice: choice.layer):
             parts = []
@@ -90,7 +90,7 @@ class ForesightRecipe(ScorerRecipe):
 
 
 def _agreement(scorer: Mapping[str, torch.Tensor], choice: Choice) -> float:
-    """Return the share of the dropped entries that the largest phi would drop too, a mean over heads."""
+    """Return the share of the oracle's dropped entries that the scorer drops too, a mean over heads."""
     count = int(choice.dropped[0, 0].sum())
     worst = drop_scores(scorer, choice.layer, choice.x).topk(count, dim=-1).indices
     return float(choice.dropped.gather(-1, worst).float().mean())

@@ -2,8 +2,8 @@
 
 An answer is read G times; in every reading the method draws its evictions with the current scorer. The reward of a
 reading is high if the model predicts the answer nearly as well as with the full cache. Let d be the loss that eviction
-adds to a token; low: the 80% of the answer's tokens after the first eviction at which the full cache has the least
-entropy; high: the others; all: both. Then `reward` is
+adds to a token. Of the answer's tokens after the first eviction, low are the 80% at which the full cache's prediction
+has the least entropy, high the others, all both. The option `reward` chooses the reward R:
 
     squared    - mean over low of d^2 [d > 1.5]      the paper's reward
     large      - mean over low of d [d > 1.5]
@@ -11,13 +11,13 @@ entropy; high: the others; all: both. Then `reward` is
     high       - mean over high of d
     all        - mean over all of d
 
-    A_g   = (R_g - mean of R) / (standard deviation of R + 1e-8)
+    A_g   = (R_g - mean of R) / (standard deviation of R + 1e-8)                 the advantage of reading g
     loss  = policy loss of A_g and log softmax(phi) at the evicted entries, over layers, heads, evictions and entries
             (`kvbench.eviction.terms.objectives`), with the divergence from the initial scorer
 
-The softmax is over all competing entries. As in the released code, it approximates the probability of a draw without
-replacement among the entries with the largest phi. Every draw is used once, so the ratio in the policy loss is 1 and
-its clip never binds. The model is frozen.
+phi is the scorer's output; the softmax is over all competing entries. As in the released code, it approximates the
+probability of a draw without replacement among the entries with the largest phi. Every draw is used once, so the ratio
+in the policy loss is 1 and its clip never binds. The model is frozen.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ AUTO = "auto"
 
 
 class PolicyRecipe(ScorerRecipe):
-    """Trains a scorer on its own draws; `settings.more`: init, budget, interval, features, group, reward, clip, kl.
+    """Trains a scorer on its own evictions; `settings.more`: init, budget, interval, features, group, reward, clip, kl.
 
-    Held out: `reward`, of `group` readings of every trace; `loss_increase`, nats per token after the first eviction;
-    and `loss_ratio`, the loss of these tokens over that of the full cache.
+    Held-out figures: `reward`, a mean over `group` readings of every trace; `loss_increase`, nats per token after the
+    first eviction; `loss_ratio`, the loss of these tokens divided by the full cache's.
     """
 
     name, figure, higher = "foresightkv-grpo", "reward", True
@@ -124,7 +124,7 @@ class PolicyRecipe(ScorerRecipe):
         return rewards(added, full.entropy[0, first:], self.settings.more["reward"])
 
     def _policy(self, reading: TraceReading, worth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the policy loss of a group of readings, and its divergence term. worth: advantages [G]."""
+        """Return the policy loss of a group of G readings, and its divergence term. worth: their advantages [G]."""
         scorer = self.trained.scorer()
         now, reference, gains = [], [], []
         for choice in reading.choices:
@@ -138,7 +138,11 @@ class PolicyRecipe(ScorerRecipe):
 
 
 def rewards(added: torch.Tensor, entropy: torch.Tensor, kind: str) -> torch.Tensor:
-    """Return the rewards [G]. added: [G, m] loss that eviction adds per token; entropy: [m] under the full cache."""
+    """Return the rewards [G] of G readings.
+
+    added: [G, m] loss that eviction adds per token; entropy: [m] of the full cache's predictions; kind: which reward to
+    compute.
+    """
     order = entropy.argsort(stable=True)
     low = max(1, int(LOW_SHARE * len(order)))
     picked = {"all": order, "high": order[low:]}.get(kind, order[:low])
@@ -156,13 +160,16 @@ def _first(trace: Trace, reading: TraceReading) -> int:
 
 
 def _initial(loaded: LoadedModel, location: str, features: str) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Load the initial scorer; also return its hash and command for the card. Raises UserError when there is none."""
+    """Load the initial scorer; return it with its hash and the command that trained it, for the card.
+
+    Raises UserError when there is no scorer.
+    """
     method = methods.get("foresightkv")(features=features, scorer=location)
     weights = method.weights()
     beside = loaded.folder / f"{weights.kind}.safetensors" if loaded.folder else None
     if location == AUTO and not (beside and beside.is_file()):
         raise UserError(
-            "foresightkv-grpo continues from a trained scorer, and none is beside the model; "
+            "foresightkv-grpo continues from a trained scorer, and the model's folder holds none; "
             "train one with 'kvbench train foresightkv', then give --opt init=PATH."
         )
     tensors = load_weights(weights, loaded.folder, loaded.model.config, loaded.device, loaded.fingerprint)

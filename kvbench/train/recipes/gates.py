@@ -1,13 +1,13 @@
 """Training of retention gates: `trimkv` with a budget per head, `retention` with one budget for all layers and heads.
 
-The model is frozen. It reads its answers twice: with normal attention (the teacher), and with every entry fading by its
-gate's beta instead of being evicted (the student). The student's gradients reach the gates of all layers.
+The model is frozen. It reads its answers twice: with normal attention (the teacher), and with attention in which every
+entry fades by its gate's beta instead of being evicted (the student). Gradients reach the gates of all layers.
 
     loss = (KL(teacher || student) + cross-entropy of the next token) / 2  +  `capacity` * capacity loss
 
-TRIM-KV (arXiv 2512.03324), global retention (arXiv 2605.09649). The first term is a mean over the answer's tokens; the
-second (`kvbench.eviction.terms.capacity`) grows with the entries alive beyond the budget at any token of prompt or
-answer. The engine's own code computes the gates.
+The sources are TRIM-KV (arXiv 2512.03324) and global retention (arXiv 2605.09649). The first term is a mean over the
+answer's tokens; the second (`kvbench.eviction.terms.capacity`) grows with the entries alive beyond the budget at any
+token of prompt or answer. The engine's own code computes the gates.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ CHOICES = {"gate": get_args(Gate), "tie": get_args(Tie), "form": get_args(Form),
 class GateRecipe(TraceRecipe):
     """Trains retention gates on traces.
 
-    `settings.more`: gate, tie and width of the gates; bias, its initial value; form of the student's attention; hinge
-    and capacity (weight) of the capacity loss; budget M; and the interval of evictions in the held-out answers.
+    `settings.more`: gate, tie and width (of the gates); bias (its initial value); form (of the student's attention);
+    hinge and capacity (form and weight of the capacity loss); M (the budget); interval (in the held-out answers).
 
-    Held out, as means over answers: `kl`, KL(full || evicted) per token with eviction at the budget, as in `kvbench
-    replay`; and two parts of the loss, `soft_kl` and `capacity`.
+    Held-out figures, means over answers: `kl`, KL(full || evicted) per token with eviction at the budget, as in
+    `kvbench replay`; and two parts of the loss, `soft_kl` and `capacity`.
     """
 
     figure = "kl"
@@ -89,12 +89,12 @@ class GateRecipe(TraceRecipe):
         return {"kl": self._evicted(), "soft_kl": float(soft), "capacity": float(capacity)}
 
     def _means(self, traces: Sequence[Trace]) -> tuple[torch.Tensor, ...]:
-        """Return KL to the teacher, cross-entropy and capacity loss: means over traces."""
+        """Return the KL divergence from the teacher, the cross-entropy and the capacity loss: means over traces."""
         parts = [torch.stack(self._losses(group)) for group in alike(traces)]  # each [3, traces]
         return tuple(torch.cat(parts, dim=1).mean(dim=1))
 
     def _losses(self, traces: Sequence[Trace]) -> tuple[torch.Tensor, ...]:
-        """Return KL, cross-entropy and capacity loss [b] of traces of equal prompt and answer lengths."""
+        """Return the KL divergence, cross-entropy and capacity loss, [b] each, of traces with equal lengths."""
         model, n = self.loaded.model, len(traces[0].answer)
         ids = torch.tensor([t.ids for t in traces], device=self.loaded.device)
         student = Student(self.rules, self.geometry, self.settings.more["form"])
@@ -109,7 +109,7 @@ class GateRecipe(TraceRecipe):
         return kl.mean(dim=-1), ce.mean(dim=-1), capacity
 
     def _evicted(self) -> float:
-        """Return KL(full || evicted) per token with the current gates, a mean over the held-out answers."""
+        """Evict with the current gates; return KL(full || evicted) per token, a mean over the held-out answers."""
         full = self._reader(registry.methods.get("full")(), None)
         evicting = self._reader(_without_file(self.rules.method), self.budget)
         divergences: list[float] = []
@@ -138,7 +138,7 @@ class RetentionRecipe(GateRecipe):
 
 
 class Student:
-    """An attention handler in which entries fade by their gates; collects `log_beta` [b, Hk, T] per evicted layer."""
+    """The student's attention handler: entries fade by their gates; `log_beta` [b, Hk, T] is kept per evicted layer."""
 
     def __init__(self, rules: Rules, geometry: Sequence[LayerGeometry], form: Form) -> None:
         self.rules, self.geometry, self.form = rules, geometry, form
@@ -153,7 +153,7 @@ class Student:
 
 
 def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int = BLOCK) -> torch.Tensor:
-    """Return the gated attention [b, T, Hq, Dv], computed `block` queries at a time."""
+    """Return the output [b, T, Hq, Dv] of attention in which entries fade, computed `block` queries at a time."""
 
     def attend_block(first: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         scale: dict[str, Any] = {"scaling": call.scaling, "softcap": call.softcap, "sinks": call.sinks}
@@ -164,7 +164,7 @@ def fading(call: AttentionCall, log_beta: torch.Tensor, form: Form, block: int =
 
 
 def _without_file(method: Method) -> Method:
-    """Return the method without its need for a weights file: the reader gets the gates with each call."""
+    """Return the method without its weights file: the trace reader receives the gates with each call instead."""
     cls = type(method)
     return type(cls.__name__, (cls,), {"weights": lambda self: None})()
 
@@ -180,7 +180,7 @@ def alike(traces: Sequence[Trace]) -> Iterator[list[Trace]]:
 
 
 def _random_gates(form: GateForm, loaded: LoadedModel, bias: float, seed: int) -> dict[str, torch.Tensor]:
-    """Return gates that hardly forget: a large last bias, other biases 0, weights from N(0, 1 / inputs)."""
+    """Return initial gates that hardly forget: last bias `bias`, other biases 0, weights from N(0, 1 / inputs)."""
     generator = torch.Generator().manual_seed(seed)
     gates = {}
     for name, shape in form.shapes(model_fields(loaded.model.config)).items():

@@ -1,11 +1,12 @@
 """`gkv-distill`: the model with an evicted cache learns to predict as the original model does with the full cache.
 
-Every step reads some of the original model's right answers under eviction, with the current weights, and lowers
+Every step reads some of the original model's right answers under eviction, with the current weights, and lowers the
+loss
 
     T^2 KL( softmax(z_full / T)  ||  softmax(z_sparse / T) )      per token of these answers
 
 where z_full are the logits of the frozen original and z_sparse those of the trained model under masks that reproduce
-the evictions (G-KV, arXiv 2512.00504). The choice of entries has no gradient.
+the evictions (G-KV, arXiv 2512.00504). Gradients do not reach the choice of entries.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from kvbench.train.traces import Question, Trace
 
 
 class DistillRecipe(SparseRecipe):
-    """Trains the model with an evicted cache to match the original model with the full cache."""
+    """Trains the model to predict with an evicted cache what the original model predicts with the full cache."""
 
     name = "gkv-distill"
 
@@ -63,7 +64,10 @@ class DistillRecipe(SparseRecipe):
         return super().card() | {"traces": len(self.traces)}
 
     def simulate(self, traces: Sequence[Trace], weight: float = 1.0) -> list[Answered]:
-        """Read answers with the evicting cache and the current weights; `lifetimes` logs the evictions."""
+        """Read answers under eviction with the current weights, and log the evictions in `lifetimes`.
+
+        Returns the answers to learn from, each with this weight in the loss.
+        """
         self.lifetimes.clear()
         groups: dict[tuple[int, int], dict[str, ForcedTrace]] = defaultdict(dict)
         answered = []

@@ -7,7 +7,7 @@ A step samples G answers to each of B questions, with the current weights and ev
 
 where r is 1 for a right answer and 0 for others, and p is the sampled token's probability under masks that reproduce
 the evictions, at the sampling temperature (G-KV, arXiv 2512.00504; GRPO without a KL term, one update per step). A
-truncated answer has A = 0, as in the paper; the released code only raises a negative A to 0. The held-out figures are
+truncated answer has A = 0, as in the paper; the released code sets only a negative A to 0. The held-out figures are
 the mean reward of G sampled answers per question, which training maximises, and the accuracies of greedy answers.
 """
 
@@ -34,7 +34,7 @@ EPSILON = 1e-6  # against a standard deviation of 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollout:
-    """One sampled answer. cut: the answer reached its longest length without an end token, or failed."""
+    """A sampled answer with its reward. cut: the answer reached the length limit without an end token, or failed."""
 
     answered: Answered
     reward: float
@@ -42,9 +42,9 @@ class Rollout:
 
 
 class RLRecipe(SparseRecipe):
-    """Group-relative policy optimisation under eviction.
+    """Trains the model by group-relative policy optimisation on answers that it generates under eviction.
 
-    `settings.more` also has `group`, the answers per question; `settings.batch` counts questions.
+    `settings.more` also has `group`, the number of answers per question; `settings.batch` counts questions.
     """
 
     name, figure = "gkv-rl", "reward"
@@ -87,7 +87,7 @@ class RLRecipe(SparseRecipe):
         return {"reward": sum(rewards) / len(rewards)} | super().held_out()
 
     def sample(self, step: int, share: slice) -> list[list[Rollout]]:
-        """Sample G answers to each of a step's questions; `lifetimes` logs their evictions."""
+        """Sample G answers to each question of a step within `share`; log their evictions in `lifetimes`."""
         self.lifetimes.clear()
         drawn = self.drawn(step, len(self.questions))[share]
         return self._answers([self.questions[i] for i in drawn], step, share.start, self.lifetimes)
@@ -95,7 +95,10 @@ class RLRecipe(SparseRecipe):
     def _answers(
         self, questions: Sequence[Question], number: int, first: int = 0, log: KeptLog | None = None
     ) -> list[list[Rollout]]:
-        """Sample G answers to each question. Their noise depends on `number` and on the indices from `first` on."""
+        """Sample G answers to each question.
+
+        The sampling noise depends on `number` and on each question's index, counted from `first`.
+        """
         asked = {str(first + index): question for index, question in enumerate(questions)}
         sampling = Sampling(temperature=self.temperature)
         seed = self.settings.seed * 1_000_003 + number
@@ -116,7 +119,7 @@ def log_probs(logits: torch.Tensor, targets: torch.Tensor, temperature: float) -
 
 
 def advantages(rewards: torch.Tensor, cut: torch.Tensor) -> torch.Tensor:
-    """Return A [B, G] from rewards [B, G]; 0 for truncated answers (`cut`), and where all rewards are equal."""
+    """Return the advantages A [B, G] for rewards [B, G]; 0 for truncated answers (`cut`), and for equal rewards."""
     centred = rewards - rewards.mean(dim=1, keepdim=True)
     spread = rewards.std(dim=1, correction=0, keepdim=True)
     return (centred / spread.clamp_min(EPSILON)).masked_fill(cut, 0.0)

@@ -1,4 +1,4 @@
-"""The table of heads for `headkv`, estimated from a model's attention. Nothing is trained; a CPU is enough.
+"""Estimates the table of heads for `headkv` from a model's attention. Nothing is trained; a CPU is enough.
 
 The model reads retrieval problems with their right answers (`head_data`). For every query head, the table says how much
 attention the queries that predict an answer pay to the tokens from which it can be copied (the evidence). Memory holds
@@ -32,7 +32,7 @@ Tick = Callable[[int], None]  # examples done
 
 @dataclass(frozen=True, slots=True)
 class HeadTable:
-    """A table of heads, its file and its card."""
+    """A table with the importance of every query head, its file and its card."""
 
     path: Path
     table: torch.Tensor
@@ -40,7 +40,10 @@ class HeadTable:
 
 
 def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: Tick | None = None) -> HeadTable:
-    """Estimate and write the table of a model: "tiny", a folder or a hub name. Raises SetupError, UserError."""
+    """Estimate the table of heads of a model ("tiny", a folder or a hub name), and write it to the folder `out`.
+
+    samples: problems to read. Raises SetupError, UserError.
+    """
     loaded = load(str(describe(model).folder or model), device=device)
     if is_tiny(loaded):
         examples = tiny_examples(samples, seed)
@@ -63,7 +66,7 @@ def make(model: str, out: Path, *, samples: int, seed: int, device: str, tick: T
 
 
 def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
-    """Return [L, Hq]: each head's share of attention on the evidence, scaled so that all heads sum to 1."""
+    """Return the importances [L, Hq]: each head's share of attention on the evidence, scaled to the sum 1."""
     shares = attention_shares(model, examples, tick)
     total = float(shares.sum())
     if total <= 0:
@@ -73,13 +76,13 @@ def importance(model: LoadedModel, examples: Sequence[Example], tick: Tick | Non
 
 @torch.inference_mode()
 def attention_shares(model: LoadedModel, examples: Sequence[Example], tick: Tick | None = None) -> torch.Tensor:
-    """Return float64 [L, Hq]: the share of attention on the evidence, a mean over all queries that predict an answer.
+    """Return float64 [L, Hq]: each head's share of attention on the evidence, a mean over queries that predict answers.
 
     Layers with a sliding window have 0: methods do not evict them.
     """
     sizes = {g.query_heads for g in model.geometry}
     if len(sizes) > 1:
-        raise SetupError("layers of this model differ in query heads; one table cannot hold them.")
+        raise SetupError("layers of this model have different numbers of query heads; one table cannot hold them.")
     sums = torch.zeros(len(model.geometry), sizes.pop(), dtype=torch.float64)
     for done, example in enumerate(examples, start=1):
         reader = _Reader(sums, example, model.device)
@@ -90,7 +93,7 @@ def attention_shares(model: LoadedModel, examples: Sequence[Example], tick: Tick
 
 
 class _Reader:
-    """An attention handler that sums per query head how much queries that predict the answer attend to the evidence."""
+    """An attention handler that sums, per query head, the attention of answer-predicting queries to the evidence."""
 
     def __init__(self, sums: torch.Tensor, example: Example, device: torch.device) -> None:
         self.sums, self.causal = sums, SparseAttention({}, BLOCK)

@@ -1,9 +1,9 @@
 """Training of `lookaheadkv`: learned rows after a prompt are trained to attend to the prompt as the answer will.
 
-For a prompt X and the model's own answer Y, per layer and query head,
+For a prompt X, the model's own answer Y and the learned rows P, per layer and query head,
 
     target_j = mean over Y of softmax(q . k)_j   over the keys of X and Y, as the model attends
-    guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, the learned rows read with the adapter
+    guess_j  = mean over P of softmax(q . k)_j   over the keys of X and P, where the adapter acts on P
     loss     = mean over layers and heads of KL( target / |target|_1  ||  guess / |guess|_1 )   over j in X
 
 (arXiv 2603.10899). Only P and the adapter are trained. The prompt is read once without a gradient, because its keys and
@@ -29,9 +29,9 @@ EPSILON = 1e-9  # keeps the logarithm finite for a key without attention
 
 
 class LookaheadRecipe(TraceRecipe):
-    """Trains embeddings and adapter on traces; `settings.more`: rows, rank, alpha, and budget (of `hit` only).
+    """Trains the rows' embeddings and an adapter on traces; `settings.more`: rows, rank, alpha, and budget (for `hit`).
 
-    Held out: `loss`, and `hit`, the share of the target's largest `budget` entries that the guess would keep.
+    Held-out figures: `loss`, and `hit`, the share of the target's largest `budget` entries that the guess would keep.
     """
 
     name, kind, figure = "lookaheadkv", "lookaheadkv", "loss"
@@ -78,7 +78,7 @@ class LookaheadRecipe(TraceRecipe):
         return {"loss": sum(losses) / len(losses), "hit": sum(hits) / len(hits)}
 
     def _shares(self, trace: Trace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return target and guess [L, Hq, T]: mean attention to the prompt of the answer's and of the learned rows."""
+        """Return target and guess [L, Hq, T]: mean attention to the prompt from the answer and from the rows."""
         model, prompt = self.loaded.model, len(trace.prompt)
         past = _Past(prompt)
         with torch.no_grad():
@@ -98,7 +98,7 @@ class LookaheadRecipe(TraceRecipe):
 
 
 class _Past:
-    """An attention handler for prompt and answer; keeps the prompt's keys and values, and the answer's attention."""
+    """An attention handler for prompt and answer; it keeps the prompt's keys and values, and the answer's attention."""
 
     def __init__(self, prompt: int) -> None:
         self.prompt = prompt
@@ -133,7 +133,7 @@ class _Look:
 
 
 def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """Return the attention [Hq, rows, n] of queries at positions `rows` to keys up to their own positions."""
+    """Return the attention [Hq, rows, n] of the queries at positions `rows` to keys up to each query's position."""
     _, heads, count, d = queries.shape
     group = queries.reshape(keys.shape[1], heads // keys.shape[1] * count, d)
     logits = (group @ keys[0].transpose(-1, -2)).float().view(heads, count, -1) * call.scaling
@@ -144,7 +144,7 @@ def _paid(call: AttentionCall, queries: torch.Tensor, keys: torch.Tensor, rows: 
 
 
 def _hit(target: torch.Tensor, guess: torch.Tensor, kv_heads: int, budget: int) -> float:
-    """Return the share of the answer's `budget` most attended entries that the guess would keep: a mean over heads."""
+    """Return how many of the `budget` entries that the answer attends to most the guess would keep, as a share."""
     kept = []
     for shares in (target, guess):
         merged = shares.unflatten(1, (kv_heads, -1)).mean(dim=2)

@@ -5,7 +5,7 @@
 After a kill the same command continues from the last checkpoint, with the same losses on the same machine, thread count
 and torch version. At the end `--out` holds `model/`, a folder for AutoModelForCausalLM and AutoTokenizer, with
 `card.json`: recipe, steps, tokens, versions, accuracy on held-out problems. `log.jsonl` has a row per step;
-`--steps-scale` stretches every stage.
+`--steps-scale` multiplies the number of steps of every stage.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=4096)
     parser.add_argument("--save-every", type=int, default=200, metavar="STEPS")
     parser.add_argument("--print-every", type=int, default=50, metavar="STEPS")
-    parser.add_argument("--problems", type=int, default=128, help="held-out problems per cell for the card")
+    parser.add_argument(
+        "--problems", type=int, default=128, help="held-out problems per variant of a task for the card"
+    )
     args = parser.parse_args()
 
     torch.set_num_threads(args.threads)
@@ -73,7 +75,10 @@ def train(trainer: Trainer, out: Path, save_every: int, print_every: int) -> Non
 
 
 def progress(trainer: Trainer, window: list[dict]) -> str:
-    """One line: progress, speed, and per task its level, mean loss and token accuracy by kind."""
+    """Return a line for the terminal: progress, speed, and per task its level, mean loss and token accuracy by kind.
+
+    window: the log's newest rows.
+    """
     speed = sum(row["tokens"] for row in window) / sum(row["seconds"] for row in window)
     done = f"{trainer.step}/{trainer.total} {window[-1]['stage']} {trainer.tokens / 1e6:.2f} M tokens"
     parts = [f"{done} {trainer.seconds:.0f} s {speed:.0f} tokens/s"]

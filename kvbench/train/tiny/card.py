@@ -1,4 +1,4 @@
-"""Exports a trained model as a folder for transformers, with a card; accuracies are those of the exported files."""
+"""Exports a trained model as a folder for transformers, with a card; the card's accuracies use the exported files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-from kvbench.taskkit.synthetic.cells import CELLS
+from kvbench.taskkit.synthetic.variants import VARIANTS
 from kvbench.taskkit.synthetic.vocabulary import END_ID, PAD_ID
 from kvbench.train.tiny.evaluate import solve, summary
 from kvbench.train.tiny.tokenizer import build_tokenizer
@@ -34,10 +34,10 @@ def export(trainer: Trainer, folder: Path, n_problems: int) -> dict[str, Any]:
 
 
 def accuracy(folder: Path, n_problems: int) -> dict[str, dict[str, float]]:
-    """Return the accuracy of greedy answers with the full cache, on the first held-out problems of every setting."""
+    """Return the accuracy of greedy answers with the full cache, on the first held-out problems of every variant."""
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    return {name: summary(solve(model, tokenizer, cell, n_problems)) for name, cell in CELLS.items()}
+    return {name: summary(solve(model, tokenizer, variant, n_problems)) for name, variant in VARIANTS.items()}
 
 
 def describe(trainer: Trainer, folder: Path) -> dict[str, Any]:

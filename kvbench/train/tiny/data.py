@@ -1,8 +1,8 @@
-"""Training data of the tiny model: stages, a mixture of tasks per stage, levels of difficulty per task.
+"""Training data of the built-in model: stages, a mixture of tasks per stage, levels of difficulty per task.
 
-A task climbs one level when, for each kind of token in `GATES`, its accuracy is above the kind's threshold. A batch is
-a pure function of (seed, step, stage, levels), so a resumed training draws the same batches. All problems of a batch
-have one task and the same generator settings (knobs), so they have equal length and no padding.
+A task climbs a level when, for each kind of token in `GATES`, the model's accuracy is above the kind's threshold. A
+batch is a pure function of (seed, step, stage, levels), so a resumed training draws the same batches. All problems of a
+batch have one task and the same generator settings (knobs), so they have equal length and no padding.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvbench.taskkit.synthetic import chain, lookup, walk
-from kvbench.taskkit.synthetic.cells import Knobs, generate
 from kvbench.taskkit.synthetic.draw import Draw
 from kvbench.taskkit.synthetic.problem import ANSWER, FACT, FORM, KINDS, PLAN, RESULT, STEP, Problem
+from kvbench.taskkit.synthetic.variants import Knobs, generate
 from kvbench.taskkit.synthetic.vocabulary import END_ID, ids
 
 WEIGHTS = {FORM: 0.5, PLAN: 1.0, FACT: 2.0, RESULT: 3.0, STEP: 1.0, ANSWER: 4.0}
@@ -24,7 +24,7 @@ BATCH_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """A stage of training. `mixture`: share of batches per task; `muon_lr`: peak learning rate of the matrices."""
+    """A stage of training. `mixture`: each task's share of batches; `muon_lr`: Muon's peak learning rate."""
 
     name: str
     steps: int
@@ -75,7 +75,7 @@ MEMORY = 0.9  # of the running accuracy
 
 @dataclass(slots=True)
 class Ladder:
-    """The level of every task, and the running accuracies that decide when to climb."""
+    """The level of difficulty of every task, and the running accuracies that decide when a task climbs."""
 
     level: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
     seen: dict[str, int] = field(default_factory=lambda: dict.fromkeys(LEVELS, 0))
@@ -127,7 +127,7 @@ def pack(task: str, level: int, problems: list[Problem]) -> Batch:
 
 
 def draw_knobs(task: str, level: int, draw: Draw) -> Knobs:
-    """Draw random generator settings (knobs) from the ranges of one level."""
+    """Draw random settings (knobs) of a task's problem generator from the ranges of one level."""
     if task == "chain":
         facts, steps, distract, fill = (draw.between(*span) for span in CHAIN[level])
         s0 = draw.between(1, 99 - steps) if draw.chance(0.3) else 1

@@ -1,9 +1,9 @@
-"""Accuracy of a model on the synthetic tasks with the full cache, greedy, by plain `generate`.
+"""Measures a model's accuracy on the synthetic tasks: greedy answers with the full cache, by transformers' `generate`.
 
-    python -m kvbench.train.tiny.evaluate [--model FOLDER] [--problems 128] [--cells orbit-300 chain-4]
+    python -m kvbench.train.tiny.evaluate [--model FOLDER] [--problems 128] [--variants orbit-300 chain-4]
 
-Prints one line per setting of a task (a `Cell`), then one JSON document. The problems of a setting have equal length,
-so a batch needs no padding.
+Prints one line per variant of a task, then one JSON document. The problems of a variant have equal length, so a batch
+needs no padding.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from kvbench import tiny
-from kvbench.taskkit.synthetic.cells import CELLS, Cell
 from kvbench.taskkit.synthetic.problem import HELD_OUT, Score
+from kvbench.taskkit.synthetic.variants import VARIANTS, Variant
 
 SLACK = 8  # tokens beyond the true trace, so that a late stop counts as wrong
 
 
 @torch.inference_mode()
-def solve(model: Any, tokenizer: Any, cell: Cell, n_problems: int, first: int = 0) -> list[Score]:
-    """Return the scores of the model's answers to problems `first` .. `first + n_problems - 1` of a setting."""
-    problems = [cell.generate(HELD_OUT + first + i) for i in range(n_problems)]
+def solve(model: Any, tokenizer: Any, variant: Variant, n_problems: int, first: int = 0) -> list[Score]:
+    """Return the scores of the model's answers to problems `first` .. `first + n_problems - 1` of a variant."""
+    problems = [variant.generate(HELD_OUT + first + i) for i in range(n_problems)]
     prompts = tokenizer([p.prompt for p in problems], return_tensors="pt")["input_ids"]  # [problems, prompt]
     length = prompts.shape[1]
     limit = len(problems[0].trace_pieces) + 1 + SLACK
     mask = torch.ones_like(prompts)
     output = model.generate(prompts, attention_mask=mask, max_new_tokens=limit, do_sample=False)[:, length:]
     texts = tokenizer.batch_decode(output)  # the scorers stop at the end token; padding follows it
-    return [cell.score(problem, text) for problem, text in zip(problems, texts, strict=True)]
+    return [variant.score(problem, text) for problem, text in zip(problems, texts, strict=True)]
 
 
 def summary(scores: list[Score]) -> dict[str, float]:
@@ -50,16 +50,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m kvbench.train.tiny.evaluate", description="Full-cache accuracy")
     parser.add_argument("--model", type=Path, default=tiny.path(), help="a model folder; default: the built-in model")
     parser.add_argument("--problems", type=int, default=128)
-    parser.add_argument("--cells", nargs="+", choices=list(CELLS), default=list(CELLS))
+    parser.add_argument("--variants", nargs="+", choices=list(VARIANTS), default=list(VARIANTS))
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(args.model)
     results = {}
-    for name in args.cells:
+    for name in args.variants:
         started = time.perf_counter()
-        results[name] = cell = summary(solve(model, tokenizer, CELLS[name], args.problems))
+        results[name] = means = summary(solve(model, tokenizer, VARIANTS[name], args.problems))
         seconds = time.perf_counter() - started
-        print(f"{name:10}  exact {cell['exact']:.3f}  partial {cell['partial']:.3f}  {seconds:.1f} s", flush=True)
+        print(f"{name:10}  exact {means['exact']:.3f}  partial {means['partial']:.3f}  {seconds:.1f} s", flush=True)
     print(json.dumps(results))
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer of the tiny model: one token per word of the synthetic tasks, bytes for everything else.
+"""The tokenizer of the built-in model: one token per word of the synthetic tasks, bytes for everything else.
 
 Byte-level BPE without merges: a pattern cuts text into words with their leading blank, single digits and single signs.
 A piece in the vocabulary is one token; other pieces are spelled in bytes. So every UTF-8 text is decoded unchanged, but
@@ -37,7 +37,10 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def _byte_letters() -> list[str]:
-    """Return the letter for each byte in a byte-level vocabulary: its own character if printable, else from U+0100."""
+    """Return the letter that stands for each byte in a byte-level vocabulary.
+
+    A printable character stands for itself; other bytes get letters from U+0100 on.
+    """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     spare = iter(range(0x100, 0x200))
     return [chr(byte if byte in printable else next(spare)) for byte in range(256)]

@@ -1,7 +1,7 @@
-"""Training steps of the tiny model, and its checkpoints.
+"""Training steps of the built-in model, and its checkpoints.
 
-Muon trains the matrices; AdamW trains the head, the norms and the embedding. Data, levels and rates are functions of
-(seed, step, ladder), and the checkpoint holds the ladder, so a restored training gives the same model.
+Muon trains the matrices; AdamW trains the head, the norms and the embedding. Data and learning rates are functions of
+seed, step and ladder (the tasks' levels). The checkpoint holds all three, so a restored training gives the same model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WEIGHT = torch.tensor([WEIGHTS[kind] for kind in KINDS])
 
 
 class Trainer:
-    """Model, optimisers, ladder and step count."""
+    """A training of the built-in model: the model, its optimisers, the tasks' levels (`ladder`) and the step count."""
 
     def __init__(self, seed: int, scale: float = 1.0, batch_tokens: int = BATCH_TOKENS) -> None:
         self.seed, self.scale, self.batch_tokens = seed, scale, batch_tokens
@@ -49,7 +49,7 @@ class Trainer:
         self.adam = torch.optim.AdamW(groups, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
 
     def stage(self) -> tuple[Stage, float]:
-        """Return the stage of the current step, and its completed share."""
+        """Return the stage of the current step, and the completed share of the stage."""
         left = self.step
         for stage, length in zip(STAGES, self.lengths, strict=True):
             if left < length:
@@ -86,7 +86,7 @@ class Trainer:
             group["lr"] = pace * group["peak"]
 
     def recipe(self) -> dict[str, Any]:
-        """Return the settings that must be equal in a checkpoint and in the training that continues from it."""
+        """Return the settings that a checkpoint and the training that continues from it must have in common."""
         return {
             "seed": self.seed,
             "steps_scale": self.scale,

@@ -1,4 +1,4 @@
-"""The initial weights of the tiny model: a random Qwen3 in which a few heads already attend to useful positions.
+"""The initial weights of the built-in model: a random Qwen3 in which a few heads already attend to useful positions.
 
 From random weights, training stalls: with QK-norm and head size 32 a head cannot become sharp enough to attend to the
 previous token alone, and digit sums give no gradient until a head attends to both operands at once. So some heads start
@@ -101,7 +101,7 @@ def _set_constant(weight: torch.Tensor, head: int, vector: torch.Tensor, gen: to
 def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Tensor, gen: torch.Generator) -> None:
     """Make head 0 an induction head: a token's query matches the keys of positions whose previous token is the same.
 
-    Both use only the pairs of dimensions that RoPE turns slowly.
+    Queries and keys use only the pairs of dimensions that RoPE turns slowly.
     """
     slow = [*range(SLOW, PAIRS), *range(PAIRS + SLOW, HEAD)]
     for weight, reader in ((attention.q_proj.weight, identity), (attention.k_proj.weight, written)):
@@ -110,6 +110,6 @@ def _induct(attention: Qwen3Attention, identity: torch.Tensor, written: torch.Te
 
 
 def _orthonormal(rows: int, columns: int, gen: torch.Generator) -> torch.Tensor:
-    """Return [rows, columns] random orthonormal rows with 0 in column `CONSTANT`."""
+    """Return random orthonormal rows, [rows, columns], with 0 in column `CONSTANT`."""
     basis = torch.linalg.qr(torch.randn(columns - 1, rows, generator=gen)).Q.T
     return torch.cat([torch.zeros(rows, 1), basis], dim=1)

@@ -51,7 +51,7 @@ def test_a_wrong_rotation_is_noticed():
 def test_cake_whose_prompt_stays_whole_is_not_covered():
     case = CASES["cake/l4_mha2_d16_casc"]
     short = replace(case, meta=case.meta | {"hyper": case.hyper | {"prefill": 64}})
-    with pytest.raises(NotCoveredError, match="keeps the whole prompt"):
+    with pytest.raises(NotCoveredError, match="the prompt is too short: the reference keeps all of it"):
         plans(short)
 
 
@@ -80,5 +80,5 @@ def test_morphkv_misaligned_steps_are_left_out_with_a_reason(tmp_path, capsys):
 
 def test_morphkv_without_its_first_eviction_is_not_covered(tmp_path):
     case = as_llama(tmp_path, 130)
-    with pytest.raises(NotCoveredError, match="lacks the first eviction, at token 121"):
+    with pytest.raises(NotCoveredError, match="does not store the first eviction, at token 121"):
         plans(case)

@@ -73,7 +73,7 @@ def test_fit_draws_the_smallest_again_then_gives_up():
     assert made == [9] + [4] * DRAWS
     assert str(caught.value) == (
         "task 'vt' does not fit into 100 tokens with this tokenizer; the shortest prompt takes 655. "
-        "Take a longer one, such as @1024."
+        "Give the task a greater length, such as @1024."
     )
 
 

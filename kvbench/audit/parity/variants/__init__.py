@@ -1,6 +1,6 @@
-"""Which kvbench method, options and budget stand for which variant of the reference code (docs/parity.md).
+"""The kvbench method, options and budget for each variant of the papers' reference code (docs/parity.md).
 
-Each file turns the hyperparameters of a family of variants into plans. `REASONS` says why other variants are not run.
+Each file turns the hyperparameters of a family of variants into plans. `REASONS` says why some variants are not run.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ REASONS = {("h2o", "h2o_mask_simulation"): "the reference drops no entry: it mas
 
 
 def plans(case: Case) -> list[CasePlan]:
-    """Return the plans of a case. Raises NotCoveredError if the case is not run."""
+    """Return the plans by which kvbench repeats a case. Raises NotCoveredError if kvbench cannot repeat it."""
     if not case.has_decisions:
         raise NotCoveredError("the file holds recorded values, but no decisions")
     if make := VARIANTS.get((case.method, case.variant)):
         return make(case)
-    raise NotCoveredError(REASONS.get((case.method, case.variant), f"no method for {case.method!r} yet"))
+    raise NotCoveredError(REASONS.get((case.method, case.variant), f"kvbench has no method for {case.method!r} yet"))

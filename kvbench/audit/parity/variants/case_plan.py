@@ -1,4 +1,4 @@
-"""The plan of a parity case: the method, options and budget for the reference's variant, and the steps compared."""
+"""The plan of a parity case: kvbench's method, options and budget for it, and the steps to compare."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, kw_only=True)
 class CasePlan:
-    """How one case of a method's reference is run.
+    """How kvbench repeats one parity case: the method, its options and budget, and which decisions to compare.
 
-    `states` maps names of the method's columns to the names that the reference gives the same values.
+    `states` maps the names of the method's columns to the names of the reference's states.
     """
 
     method: str
@@ -41,14 +41,14 @@ class CasePlan:
 
 
 class NotCoveredError(Exception):
-    """Raised for a case that is not run; the message is the reason."""
+    """Raised for a parity case that kvbench cannot repeat; the message is the reason."""
 
 
 Variants = dict[tuple[str, str], Callable[[Case], list[CasePlan]]]
 
 
 def kvpress_budget(case: Case) -> int:
-    """Return kvpress's budget: tokens * (1 - compression_ratio) in floating point, rounded down, at least 1."""
+    """Return the budget of a kvpress case: tokens * (1 - compression_ratio) in floats, rounded down, at least 1."""
     return max(1, int(case.seen[0] * (1 - case.hyper["compression_ratio"])))
 
 

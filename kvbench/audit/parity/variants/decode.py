@@ -1,4 +1,4 @@
-"""Plans for methods that evict while decoding, and for the simplest methods that evict a prompt."""
+"""Plans of parity cases for methods that evict while decoding, and for the simplest methods that evict a prompt."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def _rkv_rkv_repo(case: Case) -> list[CasePlan]:
     h = case.hyper
     spare = h.get("retain_direction", "last")
     if spare not in ("last", "first"):
-        raise NotCoveredError(f"retain_direction {spare!r} is not an option of rkv")
+        raise NotCoveredError(f"rkv has no option for the reference's retain_direction {spare!r}")
     options = {"window": h["window_size"], "kernel": h["kernel_size"], "lam": h["mix_lambda"], "spare": spare}
     reference, in_text_order = _reference_and_sorted("rkv", h, options)
     return [reference, in_text_order] if spare == "last" else [reference]  # "first" always spares slot 0, a defect
 
 
 def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str, Any]) -> list[CasePlan]:
-    """Return two plans: with ``compat=reference`` at all steps; without it at steps whose cache is in text order."""
+    """Return two plans: ``compat=reference`` for all steps; the default for steps with a cache in text order."""
     budget = hyper["budget"]
     return [
         CasePlan(method=method, options={**options, "compat": "reference"}, budget=budget),
@@ -35,7 +35,7 @@ def _reference_and_sorted(method: str, hyper: dict[str, Any], options: dict[str,
 
 
 def _gkv_repo(case: Case) -> list[CasePlan]:
-    """Plan a case of the G-KV repository, whose one class has switches for SnapKV, R-KV and "H2O" forms."""
+    """Plan a case of the G-KV repository. Its one class has switches that give forms of SnapKV, R-KV and H2O too."""
     h = case.hyper
     memory, redundancy = h.get("enable_score_cache", False), h.get("suppressing_redundancy", False)
     shift = h.get("attention_shift_indicator", False)
@@ -75,7 +75,10 @@ def _h2o_prefill(case: Case) -> list[CasePlan]:
 
 
 def _streaming(sizes: Callable[[Case, dict[str, Any]], tuple[int, int]]) -> Callable[[Case], list[CasePlan]]:
-    """Return a function that plans streaming-llm cases. sizes: case, hyperparameters -> sinks, budget."""
+    """Return a function that plans streaming-llm cases.
+
+    sizes: returns the numbers of sinks and the budget for a case and its hyperparameters.
+    """
 
     def make(case: Case) -> list[CasePlan]:
         sinks, budget = sizes(case, case.hyper)

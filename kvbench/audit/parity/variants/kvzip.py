@@ -1,4 +1,7 @@
-"""Plans for KVzip: decisions of two modes, from the queries that the reference recorded while repeating its context."""
+"""Plans of parity cases for KVzip, with the queries that the reference recorded while it repeated its context.
+
+The reference decides in two modes: entries compete over the whole model ("pair") or within each head ("uniform").
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from kvbench.lazy import torch
 
 
 def _kvzip_score(case: Case) -> list[CasePlan]:
-    """Plan each step of a case: steps evict the same input at every ratio, in mode "pair", then in mode "uniform"."""
+    """Return a plan per step.
+
+    Every step evicts the same input: at each ratio in mode "pair", then in mode "uniform".
+    """
     h = case.hyper
     prefix, ratios = h["prefix_len"], h["ratios"]
     case_plans = []
@@ -29,7 +35,7 @@ def _kvzip_score(case: Case) -> list[CasePlan]:
 
 
 def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
-    """Yield a probe per chunk: the queries and keys that the reference stored when it repeated the chunk."""
+    """Yield a probe per chunk: the queries and keys that the reference stored while it repeated the chunk."""
     total, prefix, chunk = case.seen[0], case.hyper["prefix_len"], case.hyper["chunk"]
     for index in range(case.hyper["n_chunks"]):
         queries, keys = (case.tensors[f"rep_{name}.{index}.{layer}"] for name in "qk")
@@ -45,10 +51,10 @@ def _repeats(case: Case, layer: int) -> Iterator[dict[str, Any]]:
 
 
 def _at_budget(case: Case, step: int, entries: int) -> list[set[int]]:
-    """Return the reference's sets, with its next best entries added or its worst removed, until they hold `entries`.
+    """Return the reference's kept sets with next best entries added, or the worst removed, until they hold `entries`.
 
-    The reference keeps the entries that score above the budget's last entry, which may be fewer than the budget; and
-    its budget need not be a multiple of the number of heads.
+    The reference keeps only entries that score above the last entry in its budget, so it may keep fewer than the
+    budget; and its budget need not be a multiple of the number of heads.
     """
     kept, prefix = case.kept(step), case.hyper["prefix_len"]
     scores = case.tensors[f"aux.score.{step}"]  # [units, tokens after the prefix]

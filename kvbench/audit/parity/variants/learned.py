@@ -1,4 +1,4 @@
-"""Plans for methods with trained weights: ForesightKV with a case's random scorer, TRIM-KV with a case's log betas."""
+"""Plans of parity cases for methods with weights: ForesightKV with the case's scorer, TRIM-KV with its log betas."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from kvbench.lazy import torch
 
 
 def _foresightkv_training(case: Case) -> list[CasePlan]:
-    """Plan a training case: the first `budget` tokens are one chunk; then evict every `window_size` tokens."""
+    """Plan a case of ForesightKV's training code: it reads `budget` tokens, then evicts every `window_size` tokens."""
     h = case.hyper
     states = {"cumulative": "cumsum", "decayed": "cumsum_decay"}
     return [_foresightkv(case, h["budget"], states, prefix=h["budget"], recent=h["window_size"])]
 
 
 def _foresightkv_evaluation(case: Case) -> list[CasePlan]:
-    """Plan an evaluation case: when the cache first holds the budget, all earlier queries count as one chunk."""
+    """Plan a case of ForesightKV's evaluation code.
+
+    When its cache first holds the budget, the code counts all earlier queries as one chunk.
+    """
     h = case.hyper
     lengths = [min(step["cache_len"]) for step in case.meta["steps"]]
     first = next((seen for seen, held in zip(case.seen, lengths) if held >= h["budget"]), case.seen[-1])
@@ -41,13 +44,13 @@ def _foresightkv(case: Case, prompt_len: int, states: dict[str, str], prefix: in
 
 
 def scorer(case: Case) -> dict[str, torch.Tensor]:
-    """Return the weights of a case's scorer under kvbench's names. The case has one layer."""
+    """Return the weights of the scorer of a case (which has one layer) under the names that kvbench uses."""
     w = {name: case.tensors[f"weights.{name}"][None] for name in ("fc1_weight", "fc1_bias", "fc2_weight", "fc2_bias")}
     return {"w1": w["fc1_weight"], "b1": w["fc1_bias"], "w2": w["fc2_weight"][..., 0], "b2": w["fc2_bias"][..., 0]}
 
 
 def _drop_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the negated drop scores of the entries that may be dropped, so that a higher score means kept."""
+    """Return the reference's drop scores of entries, negated, so that the highest are kept as in kvbench."""
     slots = [slots for layer in case.slots(step) for slots in layer]
     scores = (-case.tensors[f"aux.drop_score.{step}"].double()).tolist()
     return [dict(zip(tokens.tolist(), row)) for tokens, row in zip(slots, scores)]
@@ -68,9 +71,9 @@ def _trimkv_global(case: Case) -> list[CasePlan]:
 
 
 def _floored(case: Case, step: int) -> list[set[int]]:
-    """Return the sets that the reference keeps with a floor per head, with two mistakes of its code corrected.
+    """Return the reference's kept sets for a floor of entries per head, with two mistakes of its code corrected.
 
-    The code assigns each head's first entry to the head before it. It also rounds both the floor and the rest of the
+    The code counts each head's first entry for the head before it. It also rounds both the floor and the rest of the
     budget down, so it may keep fewer entries than the budget allows.
     """
     h, kept, worths = case.hyper, case.kept(step), _worths(case, step)
@@ -92,7 +95,7 @@ def _floored(case: Case, step: int) -> list[set[int]]:
 
 
 def _worths(case: Case, step: int) -> list[dict[int, float]]:
-    """Compute the score of every entry; files of cases with a floor hold no scores."""
+    """Compute the reference's score of every entry, because the files of cases with a floor hold no scores."""
     seen, scores = case.seen[step], []
     for layer, units in enumerate(case.slots(step)):
         for head, slots in enumerate(units):

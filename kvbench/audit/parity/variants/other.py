@@ -1,4 +1,4 @@
-"""Plans for cake, morphkv, rpc, duo, keydiff and expected-attention."""
+"""Plans of parity cases for cake, morphkv, rpc, duo, keydiff and expected-attention."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from kvbench.lazy import torch
 def _cake(case: Case) -> list[CasePlan]:
     h = case.hyper
     if h["prefill"] <= h["cache_size"] + h["window_size"]:
-        raise NotCoveredError("the reference keeps the whole prompt and sets no budgets for its layers")
+        raise NotCoveredError(
+            "the prompt is too short: the reference keeps all of it and sets no budgets for its layers"
+        )
     options = {"window": h["window_size"], "tau1": h["tau1"], "tau2": h["tau2"], "gamma": h["gamma"]}
     options |= {"rounding": "official", "decode": True, "compat": "reference", "cascade": h["cascading"]}
     return [CasePlan(method="cake", options=options, budget=h["cache_size"], every_token=True)]
@@ -35,11 +37,11 @@ def _morphkv(case: Case) -> list[CasePlan]:
     if llama and case.tensors["q"].shape[1] > case.heads:
         first = max(prompt, int(capacity * h["evict_after"]) + 1) + 1
         reason = (
-            "with grouped queries, the Llama code drops logits and keys of different tokens, so from the second "
-            "eviction on its logits belong to other tokens than its keys"
+            "with grouped queries, the Llama code drops different tokens from its logits and its keys, so from the "
+            "second eviction on they no longer match"
         )
         if first not in case.seen:
-            raise NotCoveredError(f"{reason}; and the file lacks the first eviction, at token {first}")
+            raise NotCoveredError(f"{reason}; and the file does not store the first eviction, at token {first}")
         more = {"until": first, "rest": reason}
     return [CasePlan(method="morphkv", options=options, budget=capacity + 1, every_token=True, due=due, **more)]
 
@@ -53,7 +55,10 @@ def _rpc(case: Case) -> list[CasePlan]:
 
 
 def _rpc_scores(case: Case, step: int) -> list[dict[int, float]]:
-    """Return the scores of the tokens after the prompt but the newest R. The file may hold one row for all heads."""
+    """Return the reference's scores of the generated tokens without the newest R, per head.
+
+    The file may hold one row of scores for all heads.
+    """
     h = case.hyper
     rows = case.tensors[f"aux.score.{step}"].double().expand(case.heads, -1)
     tokens = [slots[h["prompt_len"] : -h["R"]].tolist() for layer in case.slots(step) for slots in layer]

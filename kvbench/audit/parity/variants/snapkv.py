@@ -1,7 +1,7 @@
-"""Plans for SnapKV, and for PyramidKV and Ada-KV, which use SnapKV's scores with uneven budgets.
+"""Plans of parity cases for SnapKV, and for PyramidKV and Ada-KV, which use SnapKV's scores with uneven budgets.
 
-If rounding in the released code adds up to more than the budget, kvbench drops the surplus: no run may exceed its
-budget. `_within` drops the same surplus, the entries with the lowest scores, from the reference's sets.
+In the released code, rounded budgets may add up to more than the budget. kvbench drops the surplus, because no run may
+exceed its budget; `_within` drops the same surplus (the entries with the lowest scores) from the reference's kept sets.
 """
 
 from __future__ import annotations
@@ -23,29 +23,35 @@ def _options(case: Case, reduce_g: str) -> dict[str, Any]:
     h = case.hyper
     pool = POOLING.get(h.get("pooling", "avgpool"))  # kvpress has no such hyperparameter and averages
     if pool is None:
-        raise NotCoveredError(f"pooling {h['pooling']!r} is not an option of snapkv")
+        raise NotCoveredError(f"snapkv has no option for the reference's pooling {h['pooling']!r}")
     if reduce_g not in ("mean", "max"):
-        raise NotCoveredError(f"reduction {reduce_g!r} over the group is not an option of snapkv")
+        raise NotCoveredError(f"snapkv has no option for the reference's reduction {reduce_g!r} over the group")
     if h["kernel_size"] % 2 == 0:
-        raise NotCoveredError("an even pooling width shifts the scores against their entries")
+        raise NotCoveredError("the case pools with an even width, which shifts the scores against their entries")
     heads = "query" if case.meta["units"].get("of", "").startswith("query_head") else "kv"
     return {"window": h["window_size"], "kernel": h["kernel_size"], "pool": pool, "reduce_g": reduce_g, "heads": heads}
 
 
 def _snapkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a kvpress case. kvpress averages over the group after pooling; for averages the order is irrelevant."""
+    """Plan a kvpress case.
+
+    kvpress averages over the group after pooling, kvbench before: for averages this is the same.
+    """
     return [CasePlan(method="snapkv", options=_options(case, "mean"), budget=_kvpress_budget(case))]
 
 
 def _snapkv_prefill(case: Case) -> list[CasePlan]:
-    """Plan a case of the official code (a set per query head) or of KVCache-Factory (a set per KV head)."""
+    """Plan a case of the official code (one kept set per query head) or of KVCache-Factory (one per KV head)."""
     h = case.hyper
     options = _options(case, h.get("gqa_score_agg", "mean"))
     return [CasePlan(method="snapkv", options=options, budget=h["max_capacity_prompt"])]
 
 
 def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
-    """Plan a kvpress case. kvpress divides a fractional number of entries; its sets are cut to kvbench's sizes."""
+    """Plan a kvpress case.
+
+    kvpress shares out a fractional budget, so its kept sets are cut to the sizes of kvbench's.
+    """
     options = _options(case, "mean") | {"beta": case.hyper["beta"], "rounding": "kvpress"}
     budget = _kvpress_budget(case)
     asked = case.seen[0] * (1 - case.hyper["compression_ratio"])
@@ -54,7 +60,9 @@ def _pyramidkv_kvpress(case: Case) -> list[CasePlan]:
         method: Any = make("pyramidkv", options)
         sizes = method.layer_sizes(budget, case.seen[0], case.layers)
         if len(set(sizes)) == 1 and len({len(unit) for unit in case.kept(0)}) > 1:
-            raise NotCoveredError(f"a pyramid for {asked:g} entries per layer, but uniform for a whole number of them")
+            raise NotCoveredError(
+                f"budgets form a pyramid for {asked:g} entries per layer, but are equal for a whole number of entries"
+            )
     return [_bounded(case, "pyramidkv", options, budget, sizes)]
 
 
@@ -74,7 +82,7 @@ def _adakv_official(case: Case) -> list[CasePlan]:
     h = case.hyper
     inner = _options(case, h.get("gqa_func", "mean"))
     if h.get("pyram_mode"):
-        raise NotCoveredError("the pyramid needs the case's other layers")
+        raise NotCoveredError("the budgets form a pyramid over layers, and the case holds one layer only")
     if h.get("layer_idx", 0) < (h.get("skip") or 0):  # the first layers run SnapKV
         return [CasePlan(method="snapkv", options=inner, budget=h["base_capacity"])]
     options = {"base": _label(inner), "floor_alpha": h["floor_alpha"], "rounding": "official"}
@@ -89,7 +97,10 @@ def _label(options: dict[str, Any]) -> str:
 def _kvpress_budget(case: Case) -> int:
     budget = kvpress_budget(case)
     if budget < case.hyper["window_size"]:
-        raise NotCoveredError("kvpress keeps an arbitrary part of the window: all of it has one score")
+        raise NotCoveredError(
+            "the budget is below the window: kvpress keeps an arbitrary part of it, because all its "
+            "entries score the same"
+        )
     return budget
 
 
@@ -101,10 +112,10 @@ def _bounded(
 
 
 def _within(case: Case, step: int, budget: int, window: int, sizes: Sequence[int] | None) -> list[set[int]]:
-    """Return the reference's sets; if together they exceed the budget, drop the surplus evenly over all units.
+    """Return the reference's kept sets; if together they exceed the budget, drop the surplus evenly over all units.
 
     With several layers, all heads of a layer lose equally many entries. sizes: entries per head of each layer; if
-    given, each set is cut to its layer's size instead.
+    given, each set is cut to its layer's size, whatever the budget.
     """
     kept, scores = case.kept(step), case.scores(step)
     if scores is None:

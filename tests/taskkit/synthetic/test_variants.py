@@ -1,4 +1,4 @@
-"""The named cells: first problems byte for byte, one piece a token, lengths that batches rely on, and the floor."""
+"""The variants: first problems byte for byte, one token per piece, lengths that batches rely on, and the floor."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from kvbench import tiny
 from kvbench.taskkit.synthetic import chain, lookup, walk
-from kvbench.taskkit.synthetic.cells import CELLS, first_eviction, floor
 from kvbench.taskkit.synthetic.problem import HELD_OUT, KINDS
+from kvbench.taskkit.synthetic.variants import VARIANTS, first_eviction, floor
 from kvbench.taskkit.synthetic.vocabulary import SIZE, TOKENS, ids
 
 LENGTHS = {  # prompt, trace with the end token
@@ -37,37 +37,37 @@ FIRST_PROBLEMS = {  # sha256 over prompt, trace and answer of the first eight he
 }
 
 
-@pytest.fixture(params=CELLS)
-def cell(request):
-    return CELLS[request.param]
+@pytest.fixture(params=VARIANTS)
+def variant(request):
+    return VARIANTS[request.param]
 
 
-def test_first_problems_byte_for_byte(cell):
+def test_first_problems_byte_for_byte(variant):
     digest = hashlib.sha256()
     for i in range(8):
-        problem = cell.generate(HELD_OUT + i)
+        problem = variant.generate(HELD_OUT + i)
         digest.update("\0".join((problem.prompt, problem.trace, problem.answer, "")).encode())
-    assert digest.hexdigest() == FIRST_PROBLEMS[cell.name]
+    assert digest.hexdigest() == FIRST_PROBLEMS[variant.name]
 
 
-def test_lengths_kinds_and_pieces(cell):
+def test_lengths_kinds_and_pieces(variant):
     for i in range(5):
-        problem = cell.generate(HELD_OUT + i)
-        assert (len(problem.prompt_pieces), len(problem.trace_pieces) + 1) == LENGTHS[cell.name]
+        problem = variant.generate(HELD_OUT + i)
+        assert (len(problem.prompt_pieces), len(problem.trace_pieces) + 1) == LENGTHS[variant.name]
         assert "".join(problem.prompt_pieces) == problem.prompt
         assert "".join(problem.trace_pieces) == problem.trace == "".join(problem.steps) + problem.tail
         assert len(problem.trace_kinds) == len(problem.trace_pieces)
         assert set(problem.trace_kinds) <= set(KINDS)
-        assert cell.score(problem, problem.trace) == (1.0, 1.0, problem.answer)
+        assert variant.score(problem, problem.trace) == (1.0, 1.0, problem.answer)
         assert problem.prompt.isascii()
 
 
-def test_pieces_are_the_tokens_of_the_shipped_tokenizer(cell):
+def test_pieces_are_the_tokens_of_the_shipped_tokenizer(variant):
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tiny.path() / "tokenizer.json"))
     for i in range(5):
-        problem = cell.generate(HELD_OUT + i)
+        problem = variant.generate(HELD_OUT + i)
         pieces = problem.prompt_pieces + problem.trace_pieces
         assert tokenizer.encode(problem.prompt + problem.trace).ids == ids(pieces)
 
@@ -78,9 +78,9 @@ def test_vocabulary_is_the_shipped_one():
     assert len(set(TOKENS)) == len(TOKENS)
 
 
-def test_seeds_and_knobs_matter_and_nothing_else(cell):
-    assert cell.generate(5) == cell.generate(5)
-    assert cell.generate(5).prompt != cell.generate(6).prompt
+def test_seeds_and_knobs_matter_and_nothing_else(variant):
+    assert variant.generate(5) == variant.generate(5)
+    assert variant.generate(5).prompt != variant.generate(6).prompt
 
 
 def test_first_eviction():

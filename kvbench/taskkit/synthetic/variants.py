@@ -1,6 +1,6 @@
-"""The named settings of the synthetic tasks, and the score that any method reaches (`floor`).
+"""The variants of the synthetic tasks, and the score that every method reaches (`floor`).
 
-`budgets` are suggestions: methods were seen to differ at these. Nothing enforces them.
+A variant's `budgets` are suggestions: at these, methods were seen to differ. No code enforces them.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ Knobs = walk.Knobs | chain.Knobs | lookup.Knobs
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """A variant of a synthetic task: its settings under a name. It is not a cell of a run's grid."""
+class Variant:
+    """A variant of a synthetic task: the settings (`knobs`) of its problem generator, under a name."""
 
     name: str
     task: str  # walk, chain or lookup
@@ -35,27 +35,27 @@ _SCORERS = {"walk": walk.score, "chain": chain.score, "lookup": lookup.score}
 
 
 def generate(seed: int, knobs: Knobs) -> Problem:
-    """Return the problem of one seed, from the task that the knobs belong to."""
+    """Return the problem of a seed; the type of `knobs` says from which task."""
     if isinstance(knobs, chain.Knobs):
         return chain.generate(seed, knobs)
     return lookup.generate(seed, knobs) if isinstance(knobs, lookup.Knobs) else walk.generate(seed, knobs)
 
 
-def _cells() -> Iterator[Cell]:
+def _variants() -> Iterator[Variant]:
     digits, lines = walk.Digits, walk.Lines
-    yield Cell("orbit-300", "walk", digits(n_steps=300), (48, 64, 96), "ten facts, read again and again")
-    yield Cell("orbit-300f", "walk", digits(n_steps=300, n_filler=8), (48, 64, 96, 128), "with filler in the prompt")
-    yield Cell("orbit-100", "walk", digits(n_steps=100), (64,), "short, for smoke tests")
-    yield Cell("lines-30", "walk", lines(n_lines=30), (64, 96, 192), "hard: a fact is read about every 150 tokens")
+    yield Variant("orbit-300", "walk", digits(n_steps=300), (48, 64, 96), "ten facts, read again and again")
+    yield Variant("orbit-300f", "walk", digits(n_steps=300, n_filler=8), (48, 64, 96, 128), "with filler in the prompt")
+    yield Variant("orbit-100", "walk", digits(n_steps=100), (64,), "short, for smoke tests")
+    yield Variant("lines-30", "walk", lines(n_lines=30), (64, 96, 192), "hard: a fact is read about every 150 tokens")
     eight = lookup.Knobs(n_facts=16, n_ask=8, n_filler=12)
-    yield Cell("lookup-8", "lookup", eight, (64, 96), "eight keys at once")
-    yield Cell("lookup-1", "lookup", replace(eight, n_ask=1), (48, 64), "one key: for methods that act on the prompt")
+    yield Variant("lookup-8", "lookup", eight, (64, 96), "eight keys at once")
+    yield Variant("lookup-1", "lookup", replace(eight, n_ask=1), (48, 64), "one key: for methods that evict the prompt")
     four = chain.Knobs(n_facts=4, n_steps=4, n_distract=6, n_filler=8)
-    yield Cell("chain-4", "chain", four, (96, 128), "a plan that is read once")
-    yield Cell("chain-8", "chain", replace(four, n_facts=6, n_steps=8, n_filler=10), (192, 256), "a longer plan")
+    yield Variant("chain-4", "chain", four, (96, 128), "a plan that is read once")
+    yield Variant("chain-8", "chain", replace(four, n_facts=6, n_steps=8, n_filler=10), (192, 256), "a longer plan")
 
 
-CELLS = {cell.name: cell for cell in _cells()}
+VARIANTS = {variant.name: variant for variant in _variants()}
 
 
 def first_eviction(n_prompt: int, budget: int, interval: int) -> int:
