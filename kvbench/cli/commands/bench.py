@@ -35,6 +35,8 @@ EPILOG = """Examples:
   kvbench bench --shape qwen3-4b --method full,tova --budget 1024 --prompt 8192 --sequences 96
 """
 DEFAULTS = {"method": ["tova"], "budget": ["128"]}
+SPEED = ("fresh tok/s", "warm tok/s", "slowest to fastest", "ratio", "decode tok/s", "first token")
+CACHE = ("evicting", "per eviction", "mean entries", "KV per sequence", "of the limit")
 FOOT = (
     "Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.",
     "fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.",
@@ -130,34 +132,41 @@ def _check(method: MethodChoice, budget: Budget) -> None:
 
 
 def _print(results: Sequence[Any], baselines: tuple[str, ...]) -> None:
-    """Print a table per number of sequences; times, shares and bytes are those of the engine's own systems."""
+    """Print, per number of sequences, the speed of all systems and the cache of the engine's own."""
     for n in dict.fromkeys(r.sequences for r in results):
         rows = [r for r in results if r.sequences == n]
-        base = next((r.warm.rate for r in rows if baselines and r.system == baselines[0]), None)
-        columns = ("fresh tok/s", "warm tok/s", "ratio", "decode tok/s", "first token", "evicting", "per eviction")
-        columns += ("entries", "KV per sequence", "of the limit")
-        table = terminal.grid(f"{n} sequences", *columns, right=columns)
-        for r in rows:
-            table.add_row(*_row(r, base))
-        terminal.console().print(table)
+        base = next((r.warm.rate for r in rows if r.system in baselines[:1]), None)
+        _table(f"{n} sequences", SPEED, [(r, _speed(r, base)) for r in rows])
+        gpu = ("GPU peak",) if any(r.peak_bytes is not None for r in rows) else ()
+        _table("the cache", CACHE + gpu, [(r, _cache(r)) for r in rows if r.entries is not None])
     for line in FOOT:
         print(line)
 
 
-def _row(r: Any, base: float | None) -> list[str]:
-    def shown(value: float | None, form: str, scale: float = 1) -> str:
-        return "-" if value is None else form.format(value * scale)
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, list[str]]]) -> None:
+    table = terminal.grid(title, *columns, right=columns)
+    for r, cells in rows:
+        table.add_row(r.system if r.decoded == r.sequences else f"{r.system} ({r.decoded} fit)", *cells)
+    if rows:
+        terminal.console().print(table)
 
+
+def _speed(r: Any, base: float | None) -> list[str]:
     return [
-        r.system if r.decoded == r.sequences else f"{r.system} ({r.decoded} fit)",
-        shown(r.fresh.rate, "{:,.0f}"),
-        f"{r.warm.rate:,.0f} ({r.warm.low:,.0f} to {r.warm.high:,.0f})",
-        "-" if base is None else f"{r.warm.rate / base:.2f}x",
-        shown(r.warm.decode, "{:,.0f}"),
-        shown(r.first_seconds, "{:.3g} s"),
-        shown(r.evict_share, "{:.1%}"),
-        shown(r.evict_ms, "{:.3g} ms"),
-        shown(r.entries, "{:,.0f}"),
-        shown(r.kv_bytes, "{:,.2f} MiB", 2**-20),
-        shown(r.roofline_share, "{:.0%}"),
+        f"{r.fresh.rate:,.0f}",
+        f"{r.warm.rate:,.0f}",
+        f"{r.warm.low:,.0f} to {r.warm.high:,.0f}",
+        _shown("{:.2f}x", None if base is None else r.warm.rate / base),
+        _shown("{:,.0f}", r.warm.decode),
+        _shown("{:.3g} s", r.first_seconds),
     ]
+
+
+def _cache(r: Any) -> list[str]:
+    gpu = [] if r.peak_bytes is None else [f"{r.peak_bytes / 2**30:,.1f} GiB"]
+    mib = f"{r.kv_bytes / 2**20:,.2f} MiB"
+    return [f"{r.evict_share:.1%}", f"{r.evict_ms:.3g} ms", f"{r.entries:,.0f}", mib, f"{r.roofline_share:.0%}", *gpu]
+
+
+def _shown(form: str, value: float | None) -> str:
+    return "-" if value is None else form.format(value)
