@@ -74,9 +74,7 @@ def test_samples_share_a_prompt(loaded):
 
 @pytest.mark.parametrize("name", ["retention", "foresightkv", "lookaheadkv", "duo", "headkv"])
 def test_trained_methods_get_random_weights(loaded, name):
-    sample = EngineSystem(SMALL, loaded, MethodChoice(name=name), None if name == "duo" else 48).run(
-        SMALL.prompts(2), 4
-    )
+    sample = EngineSystem(SMALL, loaded, MethodChoice(name=name), 48).run(SMALL.prompts(2), 4)
     assert len(sample.usages) == 2
 
 
