@@ -1,4 +1,4 @@
-"""Frozen records that cross layers: requests of a run to the engine, and the engine's answers. No torch."""
+"""Frozen records that the runner and the engine exchange: requests, and finished samples. No torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class FollowUp:
 
 
 class Conversation(Protocol):
-    """The turns of a request after its first."""
+    """Gives the inputs of a request's turns after the first, one by one."""
 
     def follow(self, answers: tuple[str, ...]) -> FollowUp | None:
         """The next input after these answers, or None at the end of the conversation."""
@@ -70,7 +70,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Measured use of one sample. Entries are per layer and KV head, averaged over both (evicting layers only)."""
+    """Measured use of one sample. Numbers of entries are means over the evicting layers and their KV heads."""
 
     prompt_tokens: int
     output_tokens: int

@@ -40,7 +40,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 class NameTaken(UserError):
-    """The name is registered already."""
+    """The name is registered already; the message names both modules."""
 
 
 class Registry(Generic[T]):
@@ -58,7 +58,7 @@ class Registry(Generic[T]):
         self._discovered = False
 
     def register(self, name: str, *, aliases: Sequence[str] = ()) -> Callable[[T], T]:
-        """Return a decorator that registers a class. Raises UserError (a taken name: NameTaken, with both modules)."""
+        """A decorator that registers a class. Raises UserError for an invalid name, NameTaken for a taken name."""
 
         def add(member: T) -> T:
             origin = getattr(member, "__module__", "?")

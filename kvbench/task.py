@@ -1,4 +1,4 @@
-"""The task interface: documents out, scores in. A task knows text only, neither the engine nor methods.
+"""The task interface: a task gives documents and scores answers. It knows text only, neither engine nor methods.
 
 A task is one class in one file under ``tasks/`` with the decorator ``@tasks.register("name")``. Only `docs`, `gen`
 and `score` are required; class attributes declare the rest. `kvbench.taskkit.names.get_task("name")` makes a task.
@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal, Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One user turn in three parts: a run may compress after the context (query-agnostic) or after the question."""
+    """One user turn in three parts: a run may evict after the context (query-agnostic) or after the question."""
 
     context: str = ""
     question: str
@@ -104,7 +104,7 @@ class Score:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """The sources of a task's data, and the rows that they must have.
+    """The sources of a task's data, and the number of rows and the ids that the data must have.
 
     The data are a file in a data folder (``--data``, ``KVBENCH_DATA``), a table or raw files of a hub repository, or a
     file at an address. Raw files are JSON lines or one JSON list, or zip archives that hold such a file.
@@ -132,7 +132,7 @@ class Manifest:
 
 
 class Reader(Protocol):
-    """The model that reads the prompts, as far as a task sees it: lengths of texts, never weights."""
+    """The part of a model that a task may use: tokenizer, context and lengths of texts, never weights."""
 
     @property
     def context(self) -> int:
@@ -224,15 +224,15 @@ class Task(ABC):
 
     @property
     def gated(self) -> bool:
-        """Whether the data may not be shown: their hub asks every reader to accept terms."""
+        """Whether the hub shows the data only to readers who accept its terms, so that kvbench must not show them."""
         return bool(self.manifest and self.manifest.gated)
 
     def floor(self, budget: int, interval: int) -> float | None:
-        """Headline score that every method reaches at this budget (in the built-in model's tokens); None if unknown."""
+        """Headline score that eviction at this budget cannot lower on the built-in model; None if unknown."""
         return None
 
     def notes(self) -> list[str]:
-        """Notes to the user on the documents of the last call of `docs`, one line each."""
+        """Notes to the user on the documents that `docs` returned last, one line each."""
         return []
 
     def sources(self) -> dict[str, str]:

@@ -73,7 +73,9 @@ app = typer.Typer(
 def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.", metavar="")] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Tracebacks; may stand anywhere.", metavar="")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", help="Show the traceback of an error; may stand anywhere.", metavar="")
+    ] = False,
 ) -> None:
     if version:
         print(f"kvbench {__version__}")

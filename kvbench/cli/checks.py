@@ -25,12 +25,12 @@ from kvbench.taskkit.names import LM_EVAL
 
 
 def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, duplicates: bool = False) -> None:
-    """Collect all problems. Without a `model` fewer checks are possible; `duplicates` allows greedy, equal samples."""
+    """Collect all problems. Without a `model` fewer checks are possible; `duplicates`: allow equal samples."""
     context = model.context if model else None
     with problems.collect():
         if context is not None and config.max_new_tokens is not None and config.max_new_tokens > context:
             asked = f"--max-new-tokens {config.max_new_tokens}"
-            raise UserError(f"prompt + {asked} is above the model's context of {context} tokens.")
+            raise UserError(f"{asked} and a prompt exceed the model's context of {context} tokens; give fewer.")
     _check_budgets(config, context, (model and model.group) or 1, problems)
     with problems.collect():
         _check_data(config, problems)
@@ -40,7 +40,7 @@ def check(config: RunConfig, model: ModelInfo | None, problems: Problems, *, dup
 
 
 def check_inputs(config: RunConfig) -> None:
-    """Read or download the model's files, the chat template, a sandbox and task data. Raises KVBenchError."""
+    """Read or download model files, chat template and task data, and choose a sandbox. Raises KVBenchError."""
     if config.chat_template is not None:
         prompts.load_template(config.chat_template)
     known = models.describe(config.model_place, config.revision)
@@ -131,7 +131,7 @@ def _check_task(config: RunConfig, task: Task, model: ModelInfo | None, problems
         if "judge" in task.needs:
             from kvbench.scoring import judge
 
-            judge.check(config.services())
+            judge.check(config.services(), task.name)
     with problems.collect():
         if config.prompt_style is not None and config.prompt_style not in task.prompt_styles:
             styles = ", ".join(task.prompt_styles)

@@ -118,7 +118,7 @@ def _check_again(
     if not missing:
         return
     line = _typed_with(missing)
-    hidden = f" ({HIDDEN} stands for what was not stored)" if HIDDEN in line else ""
+    hidden = f" ({HIDDEN} stands for a value that was not stored)" if HIDDEN in line else ""
     listed = ", ".join(f"--{key.replace('_', '-')}" for key in missing)
     them = "it" if len(missing) == 1 else "them"
     raise UserError(

@@ -54,7 +54,7 @@ COMMANDS = {
         "replay.replay",
         "Compare methods token by token on answers that are given: the loss that eviction adds, without any sampling.",
     ),
-    "data": Entry("data.app", "Task data: fetch them, check what is here, show where."),
+    "data": Entry("data.app", "Task data: download them, check them, or show their paths."),
     "doctor": Entry(
         "doctor.doctor",
         "Check this machine: versions, devices, memory, threads, the built-in model, data and results folders.",
@@ -76,7 +76,7 @@ COMMANDS = {
 
 
 def load(name: str, group: type[Any]) -> Any:
-    """A command from its module; `group` is the class of commands that have commands of their own."""
+    """A command from its module; `group`: the class of a command with subcommands."""
     file, _, member = COMMANDS[name].where.partition(".")
     module = importlib.import_module(f"kvbench.cli.commands.{file}")
     command = getattr(module, member)

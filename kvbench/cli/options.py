@@ -33,7 +33,7 @@ def _option(
     default: Any = None,
     hidden: bool = False,
 ) -> Parameter:
-    """One option as typer reads it from a signature. short: ``-m``; negative: ``--no-NAME`` exists too."""
+    """One option as typer reads it from a signature. short: ``-m``; negative: add ``--no-NAME``."""
     word = name.replace("_", "-")
     flags = [f"--{word}/--no-{word}" if negative else f"--{word}", *([short] if short else [])]
     shown = typer.Option(*flags, help=help, metavar=metavar, rich_help_panel=panel, show_default=False, hidden=hidden)
@@ -55,25 +55,34 @@ _WHAT, _DRAW, _SCORING, _ENGINE, _RESULTS = (
     for part in (settings.what, settings.sampling, settings.scoring, settings.engine, settings.results)
 )
 _OPTIONS = [
-    _option("method", Texts, "Methods; A+B: A on the prompt, B after. Repeatable.", _WHAT, metavar="NAME", short="-m"),
+    _option(
+        "method",
+        Texts,
+        "Methods; A+B: A evicts the prompt, B generated tokens. Repeatable.",
+        _WHAT,
+        metavar="NAME",
+        short="-m",
+    ),
     _option(
         "budget",
         Texts,
-        "KV entries per layer and head after an eviction, or 25% of the prompt; repeatable.",
+        "KV entries per layer and head after an eviction, or a share of the prompt (25%); repeatable.",
         _WHAT,
         metavar="N",
         short="-b",
     ),
-    _option("task", Texts, "Tasks, repeatable or with commas.", _WHAT, metavar="NAME", short="-t"),
+    _option("task", Texts, "Names of tasks, repeatable or with commas.", _WHAT, metavar="NAME", short="-t"),
     _option("method_opt", Texts, "An option of a method; repeatable.", _WHAT, metavar="[METHOD.]NAME=VALUE"),
     *map(_of_setting, settings.SETTINGS),
-    _option("suite", Text, "demo, smoke, baselines or a TOML file.", _WHAT, metavar="NAME"),
-    _option("config", Text, "Settings in a TOML file; flags win.", _WHAT, metavar="FILE"),
-    _option("allow_duplicate_samples", bool, "Several samples at temperature 0.", _DRAW, default=False),
+    _option("suite", Text, "Suite: demo, smoke, baselines, or a TOML file.", _WHAT, metavar="NAME"),
+    _option("config", Text, "TOML file with settings; flags override it.", _WHAT, metavar="FILE"),
+    _option(
+        "allow_duplicate_samples", bool, "Allow several samples at temperature 0, all equal.", _DRAW, default=False
+    ),
     _option("judge_key", Text, "", _SCORING, hidden=True),
     _option("batch_size", Text, "The same as --slots.", _ENGINE, metavar="N"),
     _option("out", str, "Folder of all runs. Default: results.", _RESULTS, metavar="DIR", default="results"),
-    _option("run_name", Text, "Folder of this run; the same name continues it.", _RESULTS, metavar="NAME"),
+    _option("run_name", Text, "Name of the run's folder; the same name continues the run.", _RESULTS, metavar="NAME"),
     _option("resume", Text, "Continue a run with its own settings.", _RESULTS, metavar="NAME"),
     _option("dry_run", bool, "Print the plan; generate nothing.", _RESULTS, default=False),
     _option(
@@ -83,16 +92,16 @@ _OPTIONS = [
         _RESULTS,
         default=False,
     ),
-    _option("take_over", bool, "Take a run from a process on another host.", _RESULTS, default=False),
+    _option("take_over", bool, "Take over a run that a process on another host has locked.", _RESULTS, default=False),
     _option("json", bool, "Last line of stdout is one JSON document.", default=False),
-    _option("quiet", bool, "No progress, no tables.", short="-q", default=False),
-    _option("verbose", bool, "Say where each setting came from.", short="-v", default=False),
+    _option("quiet", bool, "Print no progress and no tables.", short="-q", default=False),
+    _option("verbose", bool, "Print the source of each setting.", short="-v", default=False),
 ]
 OPTIONS = {option.name: option for option in _OPTIONS}
 
 
 def group(about: str) -> typer.Typer:
-    """A command that has commands of its own; alone, it prints its help."""
+    """A command with subcommands; without a subcommand it prints its help."""
     app = typer.Typer(help=about, invoke_without_command=True)
 
     @app.callback()

@@ -49,7 +49,7 @@ def of_run(typed: dict[str, Any], run: str, problems: Problems) -> RunConfig | N
 
 
 def _again(typed: dict[str, Any]) -> Gathered:
-    """The typed settings beside the run's record: the files that only the user may name, and the model if it moved."""
+    """The typed settings that add to the run's record: files that only the user may name, a model that moved."""
     given = gather({key: typed[key] for key in (*FILES, "model")}, os.environ)
     return Gathered([], {key: found for key, found in given.variables.items() if key in FILES}, given.flags)
 

@@ -156,7 +156,7 @@ class Builder:
         return self.gathered.typed(key) or block.get(key) or self.gathered.first(key)
 
     def _selected(self, grids: list[Grid]) -> tuple[Grid, ...]:
-        """The blocks' grids; with --task, only their tasks that it names."""
+        """The grids of the blocks; with --task, only the tasks that --task names."""
         wanted = self.gathered.typed("task")
         if wanted is None or not any("task" in block for block in self.gathered.blocks):
             return tuple(grids)

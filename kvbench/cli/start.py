@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from kvbench.runner.execute import RunResult
 
 LIMIT = (
-    "tok/s at most: the limit of this machine's memory and arithmetic, from a probe of 0.1 s that varies with what "
-    "else runs. A run reaches a part of it."
+    "tok/s at most: the limit that this machine's memory and arithmetic set, measured in 0.1 s; it varies with the "
+    "load of the machine. A run reaches a part of it."
 )
 
 

@@ -111,7 +111,7 @@ def suites() -> dict[str, Path]:
 
 
 def suite_path(name: str) -> Path:
-    """A shipped suite by name, or a file by its path."""
+    """The path of a suite: of a shipped one by its name, or of a file, whose path `name` then is."""
     shipped = suites()
     if name.strip().lower() in shipped:
         return shipped[name.strip().lower()]
@@ -142,13 +142,13 @@ def read(path: Path, option: str) -> tuple[Layer, list[Layer]]:
     where = _Lines(path.name, text)
     run, blocks = document.pop("run", {}), document.pop("grid", [])
     if not isinstance(run, dict) or not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
-        raise UserError(f"{path.name}: settings stand under [run], grids under [[grid]].")
+        raise UserError(f"{path.name}: [run] must be a table of settings and [[grid]] a list of tables.")
     layer = where.layer(document, "", 0, (*KEYS, "run", "grid")) | where.layer(run, "run", 1, KEYS)
     return layer, [where.layer(block, "grid", i, BLOCK) for i, block in enumerate(blocks, 1)]
 
 
 class _Lines:
-    """Finds the line of a key, which tomllib does not report: the `index`-th table of a name, then ``key =``."""
+    """Finds the line of a TOML key, which tomllib does not report: the `index`-th table of a name, then the key."""
 
     def __init__(self, name: str, text: str) -> None:
         self.name = name

@@ -51,7 +51,7 @@ def setting(default: Any, parser: Parser, help: str, *, panel: str, metavar: str
 
 
 def got(raw: object) -> str:
-    """The invalid value for a message: plain numbers bare, all else quoted and escaped."""
+    """The invalid value as a message shows it: numbers as they are, all else quoted and escaped."""
     text = str(raw)
     return text if not isinstance(raw, bool) and len(text) <= 60 and _DECIMAL.fullmatch(text) else quote(raw)
 
@@ -113,7 +113,7 @@ def files(raw: object) -> tuple[str, ...]:
 
 
 def strings(raw: object) -> tuple[str, ...]:
-    """Parse one string or a list of strings, blanks and line ends included."""
+    """Parse one string or a list of strings; blanks and line ends stay."""
     texts = tuple(raw) if isinstance(raw, (list, tuple)) else (raw,)
     for string in texts:
         if not isinstance(string, str) or not string:
@@ -172,7 +172,7 @@ def _share(literal: str) -> float:
 def split(label: str, raw: object, hint: str) -> list[Any]:
     """The members of a list setting, given as a TOML list or as text with commas. Raises UserError for an empty member.
 
-    Members that occur twice stay twice.
+    Repeated members stay.
     """
     members: list[Any] = []
     for item in raw if isinstance(raw, Iterable) and not isinstance(raw, (str, dict)) else [raw]:

@@ -111,7 +111,7 @@ def load_plugins(paths: Sequence[str]) -> list[str]:
 
 
 def loaded(paths: Sequence[str]) -> list[dict[str, str]]:
-    """Path and hash of each plug-in file loaded so far, with the content that was imported."""
+    """Path of each plug-in file, which must be imported already, and the hash of the content that was imported."""
     plugins = [_LOADED[Path(path).expanduser().resolve()] for path in paths]
     return [{"path": str(plugin.path), "sha256": plugin.sha256} for plugin in plugins]
 

@@ -18,7 +18,7 @@ MOST = 1_000_000  # questions per task, samples per question
 
 # The panels of ``--help``, in its order.
 what = partial(setting, panel="What to run")
-how_much = partial(setting, panel="How much of it")
+how_much = partial(setting, panel="How much to run")
 sampling = partial(setting, panel="Sampling (default: each task's own)")
 prompts = partial(setting, panel="Prompts")
 scoring = partial(setting, panel="Scoring")
@@ -38,50 +38,63 @@ def count(raw: object) -> int:
 class Settings:
     """The settings of a run. None leaves a setting to the task's default (`GenSpec`), "auto" to the engine."""
 
-    task_file: str | None = what(None, text, "A task of your own: JSONL with question and answer.", metavar="FILE")
+    task_file: str | None = what(
+        None, text, "A task of your own: a JSONL file with questions and answers.", metavar="FILE"
+    )
     plugin: tuple[str, ...] = what(
         (), files, "Python file with methods or tasks of your own; repeatable.", metavar="FILE"
     )
-    model: str = what("tiny", text, "Folder or hub name. Default: tiny, the built-in model.", metavar="MODEL")
+    model: str = what(
+        "tiny", text, "Model: a folder or a hub name. Default: tiny, the built-in model.", metavar="MODEL"
+    )
     revision: str | None = what(None, text, "Commit or tag of a hub model.", metavar="REV")
 
     limit: int | None = how_much(None, count, "Only the first N questions of each task.")
     samples: int | None = how_much(None, count, "Answers to each question. Default: the task's own.")
-    max_new_tokens: int | None = how_much(None, whole(1), "Longest answer in tokens. Default: the task's own.")
+    max_new_tokens: int | None = how_much(None, whole(1), "Most tokens of an answer. Default: the task's own.")
     seed: int = how_much(0, whole(0, 2**64 - 1), "Seed of all random numbers. Default: 0.")
 
     temperature: float | None = sampling(
-        None, number("a finite number >= 0", lambda x: x >= 0), "0 is greedy.", metavar="X"
+        None, number("a finite number >= 0", lambda x: x >= 0), "Temperature of sampling; 0 is greedy.", metavar="X"
     )
     top_p: float | None = sampling(
         None,
         number("in (0, 1]", lambda x: 0 < x <= 1),
-        "Nucleus: smallest set of tokens with this probability.",
+        "Draw from the smallest set of tokens with this probability; 1 is off.",
         metavar="X",
     )
-    top_k: int | None = sampling(None, whole(0), "The K likeliest tokens; 0 is off.", metavar="K")
+    top_k: int | None = sampling(None, whole(0), "Draw from the K most probable tokens; 0 is off.", metavar="K")
     min_p: float | None = sampling(
-        None, number("in [0, 1)", lambda x: 0 <= x < 1), "Tokens of at least X times the likeliest.", metavar="X"
+        None,
+        number("in [0, 1)", lambda x: 0 <= x < 1),
+        "Draw from tokens with at least X times the largest probability; 0 is off.",
+        metavar="X",
     )
     stop: tuple[str, ...] = sampling(
-        (), strings, "Text that ends an answer, as the end token does; repeatable.", metavar="TEXT"
+        (), strings, "Text at which an answer ends, as at the end token; repeatable.", metavar="TEXT"
     )
 
     prompt_style: str | None = prompts(None, text, "Wording of the question. Default: the task's own.", metavar="NAME")
-    thinking: bool | None = prompts(None, flag, "The chat template's thinking switch.")
-    chat_template: str | None = prompts(None, text, "Jinja file in place of the tokenizer's.", metavar="FILE")
-    no_chat_template: bool = prompts(False, flag, "Plain text prompts.")
-    data: str | None = prompts(None, text, "Folder with task data. Default: KVBENCH_DATA, bundled, hub.", metavar="DIR")
+    thinking: bool | None = prompts(
+        None, flag, "Turn the chat template's thinking on or off. Default: the template's own."
+    )
+    chat_template: str | None = prompts(
+        None, text, "Jinja file in place of the tokenizer's chat template.", metavar="FILE"
+    )
+    no_chat_template: bool = prompts(False, flag, "Give prompts as plain text, without the chat template.")
+    data: str | None = prompts(
+        None, text, "Folder with task data. Default: KVBENCH_DATA, else bundled files, else the hub.", metavar="DIR"
+    )
     data_revision: str | None = prompts(
-        None, text, "Commit or branch of the hub's data sets, in place of the pinned one.", metavar="REV"
+        None, text, "Commit or branch of data sets on the hub, instead of the pinned commit.", metavar="REV"
     )
     allow_data_mismatch: bool = prompts(
-        False, flag, "Take data that are not the expected ones; the run's record says so."
+        False, flag, "Accept data with other rows or ids than expected; the run's record states the difference."
     )
     max_prompt_tokens: int | None = prompts(
         None,
         whole(2),
-        "Longer texts lose their middle, in tasks that cut. Default: the model's context less the answer.",
+        "Tasks that cut prompts drop the middle of longer texts. Default: the model's context less the answer.",
     )
     multi_turn: Literal["keep", "reset"] = prompts(
         "keep",
@@ -93,10 +106,10 @@ class Settings:
     judge: str | None = scoring(
         None,
         text,
-        "URL of an OpenAI-compatible endpoint, local:FOLDER, or none (store answers; 'kvbench score' later).",
+        "URL of an OpenAI-compatible endpoint, local:FOLDER, or none: store answers for 'kvbench score'.",
         metavar="URL",
     )
-    judge_model: str | None = scoring(None, text, "The judge's name there.", metavar="NAME")
+    judge_model: str | None = scoring(None, text, "Model that judges, by its name at the endpoint.", metavar="NAME")
     judge_key_env: str = scoring(
         "OPENAI_API_KEY",
         text,
@@ -117,7 +130,7 @@ class Settings:
     compress: Literal["query-aware", "query-agnostic"] = engine(
         "query-aware",
         choice("query-aware", "query-agnostic"),
-        "query-aware: evict with the question read. query-agnostic: before it. Default: query-aware.",
+        "query-aware: evict the prompt after reading its question. query-agnostic: before. Default: query-aware.",
         metavar="WHEN",
     )
     prefill: Literal["full", "chunked"] = engine(
@@ -126,10 +139,18 @@ class Settings:
         "full: evict once the prompt is read. chunked: after every chunk, in bounded memory. Default: full.",
         metavar="HOW",
     )
-    device: str = engine("auto", text, "auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE")
-    dtype: str = engine("auto", choice(*DTYPES), "auto, float32, bfloat16, float16. Default: auto.", metavar="DTYPE")
+    device: str = engine("auto", text, "Device: auto, cpu, cuda, cuda:1. Default: auto.", metavar="DEVICE")
+    dtype: str = engine(
+        "auto",
+        choice(*DTYPES),
+        "Number type of weights and cache: auto, float32, bfloat16, float16. Default: auto.",
+        metavar="DTYPE",
+    )
     attn: Literal["sdpa", "flash"] = engine(
-        "sdpa", choice("sdpa", "flash"), "What reads prompts: sdpa, flash (flash-attn). Default: sdpa.", metavar="NAME"
+        "sdpa",
+        choice("sdpa", "flash"),
+        "Attention code that reads prompts: sdpa, flash (flash-attn). Default: sdpa.",
+        metavar="NAME",
     )
     prefill_chunk: int = engine(512, whole(1), "Prompt tokens read at once. Default: 512.")
     slots: int | Literal["auto"] = engine(

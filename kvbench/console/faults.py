@@ -38,7 +38,7 @@ def of_machine(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The innermost cause in one line."""
+    """The message of an exception's innermost cause, in one line."""
     *_, cause = _causes(error)
     return (words(cause).strip().splitlines() or [type(cause).__name__])[0]
 

@@ -20,7 +20,7 @@ PLAIN_SECONDS = 10.0
 
 
 def step(text: str) -> None:
-    """Print what a command does next, for commands without a progress line of rows."""
+    """Print what a command does next; for commands that show no rows."""
     if not silenced():
         from kvbench.console import terminal
 

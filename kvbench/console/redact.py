@@ -62,7 +62,7 @@ def hide_keys(text: str) -> str:
 
 
 def _secret_values(environ: Mapping[str, str]) -> list[str]:
-    """Values of variables whose names announce a secret, except words, paths, addresses and names of variables."""
+    """Values of variables whose names announce a secret; plain words, paths, addresses and variable names are none."""
     return [
         value
         for name, value in environ.items()

@@ -109,11 +109,6 @@ def _ignore() -> None:
             signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
-def received() -> bool:
-    """Whether a signal has asked this process to end."""
-    return _handling is not None and _handling.number is not None
-
-
 def at_end(clean: Callable[[], None]) -> None:
     """Call `clean` when a signal ends the process, unless `not_at_end` comes before."""
     _cleaners[clean] = None

@@ -13,7 +13,7 @@ import os
 import sys
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from kvbench.console import streams
 from kvbench.errors import Interrupted, KVBenchError, bare
@@ -64,9 +64,9 @@ def clean(text: str) -> str:
     return "".join(bare(text[i : i + 200]) for i in range(0, len(text), 200))
 
 
-def ascii_only(stream: TextIO | None = None) -> bool:
-    """Whether only ASCII may be drawn: the stream is not UTF-8, or the locale is C."""
-    encoding = (getattr(stream or sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
+def ascii_only() -> bool:
+    """Whether only ASCII may be drawn on stdout: its encoding is not UTF-8, or the locale is C."""
+    encoding = (getattr(sys.stdout, "encoding", None) or "ascii").lower().replace("-", "")
     locale = os.environ.get("LC_ALL") or os.environ.get("LANG") or ""
     return encoding != "utf8" or locale in ("C", "POSIX")
 

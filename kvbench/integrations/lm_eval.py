@@ -167,7 +167,7 @@ class KVBenchLM(TemplateLM):
 
     def loglikelihood_rolling(self, requests: list[Instance], disable_tqdm: bool = False) -> list[float]:
         raise UserError(
-            "kvbench does not measure the perplexity of whole texts: nothing of them is evicted before it is scored. "
+            "kvbench does not measure the perplexity of whole texts: no entry is evicted before they are scored. "
             "Use tasks that generate, or that score a continuation of a context."
         )
 
@@ -211,7 +211,7 @@ class KVBenchLM(TemplateLM):
         )
 
     def _fit(self, ids: Sequence[int], output: int, *, least: int) -> tuple[int, ...]:
-        """Return the prompt; with ``truncate=left``, without the first tokens that leave no room for `output` tokens.
+        """Return the prompt; ``truncate=left`` drops as many first tokens as leave room for `output` tokens.
 
         Raises UserError when the model's context has no room for `least` tokens after the prompt.
         """

@@ -70,7 +70,7 @@ def check_mask(mask: Any) -> None:
 
 
 def check_positions(given: torch.Tensor | None, own: torch.Tensor, mask: torch.Tensor | None) -> None:
-    """Raise UserError if the caller's positions of a prompt differ from `own` [b, t] at a token that is no pad."""
+    """Raise UserError if the caller's positions of a prompt differ from the cache's, `own` [b, t]; pads are ignored."""
     if given is None or given.shape[-1] != own.shape[-1]:
         return
     differ = given != own

@@ -78,7 +78,7 @@ class EvictionCache(Cache):
     ) -> None:
         super().__init__(layers=[])
         if not hasattr(model, "config") or not isinstance(method, (str, Method)):
-            raise UserError("EvictionCache(model, method): a transformers model, and a method's name or a Method.")
+            raise UserError("EvictionCache(model, method) takes a transformers model, and a method's name or a Method.")
         _check_tokens("interval", interval)
         self.method = from_label(method) if isinstance(method, str) else method
         self.name = method if isinstance(method, str) else type(method).__name__
@@ -130,11 +130,11 @@ class EvictionCache(Cache):
     ) -> tuple[Any, Any]:
         """Return the new keys and values unchanged: `_attend` stores them, because a method also needs the queries.
 
-        Raises UserError outside a forward pass that the cache serves: nothing would be stored there.
+        Raises UserError outside a forward pass that uses the cache, where no code would store them.
         """
         if not self._routed:
             raise UserError(
-                "EvictionCache serves the module that it was made for until it is closed; make a new one for this."
+                "this EvictionCache is closed or belongs to another model; make a new cache for this model."
             )
         return key_states, value_states
 
@@ -221,7 +221,7 @@ class EvictionCache(Cache):
         return (), {**inputs, **own}
 
     def _turn(self, ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Read all but the last of a later pass's tokens [b, t], one by one as the engine reads later turns.
+        """Read all but the last token of a later pass [b, t], one by one, as the engine reads later turns.
 
         Returns the last token [b, 1] of every row, which the pass itself reads.
         """
@@ -334,7 +334,7 @@ class EvictionCache(Cache):
 
 
 def _of(cache: weakref.ref[EvictionCache], model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], hook: str) -> Any:
-    """Call a method of the cache with the pass's inputs by name, if the pass uses the cache; return its result."""
+    """If a forward pass uses this cache, call the cache's method `hook` with the inputs by name; return its result."""
     inputs = {**dict(zip(inspect.signature(model.forward).parameters, args)), **kwargs} if args else kwargs
     mine = cache()
     return getattr(mine, hook)(inputs) if mine is not None and inputs.get("past_key_values") is mine else None

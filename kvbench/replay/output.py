@@ -2,7 +2,7 @@
 
 A comparison: replay.csv (a row per task, method and budget), traces.parquet and heads.parquet (a row per trace and per
 query head of these), replay.json. Analyses: rows and figures of each (overlap.csv, overlap.svg, overlap.pdf,
-tokens.html), analyses.json.
+tokens.html), captions.txt of all figures, analyses.json.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def write_analyses(out: str, found: Mapping[type[Analysis], Sequence[Row]], docu
     folder = check_out(out)
     for kind, rows in found.items():
         _put_table(folder / f"{kind.name}.{kind.file}", rows, ["budget", "layer", "head"])
-        plots.write(kind.figures(rows), folder)
         for name, page in kind.pages(rows).items():
             _put(folder / name, page.encode())
+    plots.write([figure for kind, rows in found.items() for figure in kind.figures(rows)], folder)
     _put_document(folder / "analyses.json", {key: value for key, value in document.items() if key != "analyses"})
     return folder
 

@@ -45,7 +45,7 @@ class MethodState:
         )
 
     def used(self, task: str) -> dict[str, str] | None:
-        """What the rows of a task state as artefacts: the method's, and the task's plug-in."""
+        """The artefacts that rows of a task state: those of the method, and the task's plug-in."""
         return (self.artefacts or {}) | _plug_ins([base_name(task)]) or None
 
 

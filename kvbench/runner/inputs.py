@@ -59,15 +59,14 @@ def read_inputs(config: RunConfig, say: Notice, info: models.ModelInfo | None = 
         except DataMissing as error:
             raise task_data.all_missing(error, [n for n in config.tasks if n not in works], config, data) from None
     _check_end(config, where, tokenizer, model_config, works)
-    needs = {need for work in works.values() for need in work.task.needs}
-    if "code" in needs:
+    if any("code" in work.task.needs for work in works.values()):
         from kvbench.scoring import sandbox
 
         sandbox.require(config.unsafe_run_code)
-    if "judge" in needs:
+    if judged := [name for name, work in works.items() if "judge" in work.task.needs]:
         from kvbench.scoring import judge
 
-        judge.check(config.services())
+        judge.check(config.services(), judged[0])
     for note in (*data.notes(), *(note for work in works.values() for note in work.notes)):
         say(note)
     return Inputs(info=info, where=where, config=model_config, context=context, works=works)
@@ -88,7 +87,7 @@ def _check_end(config: RunConfig, where: str, tokenizer: Any, model_config: Any,
 
 
 def _read_model(where: str, config: RunConfig) -> tuple[Any, Any]:
-    """Tokenizer and configuration, from a folder or the hub."""
+    """Read the model's tokenizer and configuration, from a folder or the hub."""
     transformers.logging.set_verbosity_error()
     if Path(where).is_dir():
         models.check_tokenizer(config.model, Path(where))

@@ -25,7 +25,10 @@ SELECTION = "kvbench.eviction.select"
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """`hash` over all files; `files`: each file's hash by its import path, or a plug-in's by its hash: it may move."""
+    """One hash over all files, and each file's hash by its import path.
+
+    A plug-in may move, so its hash takes the place of its path.
+    """
 
     hash: str
     files: dict[str, str]

@@ -142,7 +142,7 @@ class _Scoring:
 
 
 def _jobs(chosen: list[Entry], works: Mapping[str, TaskWork], reader: TextReader) -> Iterator[_Job | None]:
-    """Every chosen answer with its document; None in place of an answer whose prompt no document has now."""
+    """Every chosen answer with its document; None for an answer if no document has its prompt now."""
     prompts = {(name, p.doc.doc_id): p for name, work in works.items() for p in work.prompts}
     for entry in chosen:
         prompt = prompts.get((entry.row["task"], entry.row["doc_id"]))

@@ -25,7 +25,7 @@ MOMENT = 1.0  # seconds between two commits while waiting
 class RowWriter:
     """Writes the rows of a run.
 
-    host: columns that say where the rows were made. keep_prompts: store questions of gated data too.
+    host: the columns device and dtype. keep_prompts: store questions of gated data too.
     """
 
     def __init__(

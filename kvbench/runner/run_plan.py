@@ -45,7 +45,7 @@ class RunPlan:
 
     @classmethod
     def make(cls, config: RunConfig, before: Mapping[str, Any], name: str, *, dry_run: bool, say: Notice) -> RunPlan:
-        """Read all inputs and plan every cell. before: the record of a run of this name. Raises KVBenchError."""
+        """Read all inputs and plan every cell. before: an earlier run's record. Raises KVBenchError."""
         device = pick_device(config.device)
         dtype = pick_dtype(config.dtype, device)
         check_attn(config.attn, device, dtype)
@@ -129,7 +129,7 @@ def _loader(config: RunConfig, inputs: Inputs, device: torch.device) -> partial[
 
 
 def _plan_shape(inputs: Inputs, say: Notice) -> ModelShape:
-    """The model's shape from its configuration; an estimate, with a notice, if only loaded weights show the layers."""
+    """The model's shape from its configuration; if only loaded weights tell the layers, an estimate and a notice."""
     try:
         return read_shape(inputs.config)
     except ProbeFailed:

@@ -37,7 +37,7 @@ def fetch(config: RunConfig) -> None:
 
 
 def all_missing(first: DataMissing, names: Sequence[str], config: RunConfig, data: Data) -> KVBenchError:
-    """The error for all data that these tasks lack, as far as known without the network. `first`: the first found."""
+    """The error for all data that these tasks lack, as far as known offline. `first`: the error found first."""
     others = {n: load_task(n, config.task_file).manifest for n in names if n != first.task}
     errors = [first, *data.missing({n: manifest for n, manifest in others.items() if manifest is not None})]
     own = [error for error in errors if not error.task.startswith(LM_EVAL)]  # 'kvbench data fetch' gets only these

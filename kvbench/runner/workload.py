@@ -88,8 +88,8 @@ class TaskWork:
     ) -> TaskWork:
         """Load documents and render prompts. Raises SetupError if data are missing.
 
-        Raises UserError without a chat template (B049), for --max-new-tokens beyond the model's context (B032), and for
-        a query-agnostic run of documents that have no context.
+        Raises UserError without a chat template, for --max-new-tokens beyond the model's context, and for a
+        query-agnostic run of documents that have no context.
         """
         task = load_task(name, config.task_file)
         style = config.prompt_style or task.prompt_styles[0]
@@ -218,8 +218,8 @@ def _notes(task: Task, spec: GenSpec, config: RunConfig, all_prompts: list[Promp
     notes = []
     if lengths and config.max_new_tokens and max(lengths) + config.max_new_tokens > context:
         raise UserError(
-            f"prompt (up to {max(lengths)} tokens) + --max-new-tokens {config.max_new_tokens} is above the model's "
-            f"context of {context}."
+            f"--max-new-tokens {config.max_new_tokens} and a prompt of {max(lengths)} tokens exceed the model's "
+            f"context of {context} tokens; give fewer."
         )
     if lengths and max(lengths) + spec.max_new_tokens > context:
         notes.append(

@@ -76,10 +76,10 @@ def unpack(data: str, largest: int = LARGEST) -> str:
 
 class _TextOnly(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> NoReturn:
-        raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        raise pickle.UnpicklingError(f"the pickle asks for {module}.{name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:
-        raise pickle.UnpicklingError("it asks for an outside object")
+        raise pickle.UnpicklingError("the pickle asks for an outside object")
 
 
 def _json(text: str) -> Any:

@@ -187,7 +187,7 @@ class _Process:
         try:
             job = (module, file, pickle.dumps((task, doc, output)), limit + 5)
         except Exception as error:
-            note = f"error: cannot be sent to a scoring process: {type(error).__name__}: {error}"
+            note = f"error: the answer cannot be sent to a scoring process: {type(error).__name__}: {error}"
             return Score(value=None, note=note)
         self._used = True
         try:

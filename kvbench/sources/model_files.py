@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import BinaryIO
@@ -51,14 +51,14 @@ def makes_prompts(name: str) -> bool:
     return not any(fnmatchcase(name, pattern) for pattern in _NOT_READ_FOR_PROMPTS)
 
 
-def hashes(folder: Path, wanted: Callable[[str], bool] = lambda name: True) -> dict[str, str]:
-    """Return a hash of each wanted file of `names`. Raises SetupError if a file cannot be read.
+def hashes(folder: Path) -> dict[str, str]:
+    """Return a hash of each file of `names`. Raises SetupError if a file cannot be read.
 
     For a file of up to `WHOLE` bytes this is its SHA-256. For a larger safetensors file the hash covers size, header
     and blocks of every tensor, evenly spaced from its first to its last byte. This detects a tensor that was trained
     further, merged or replaced, but not changes of single bytes between the blocks.
     """
-    return {name: _hash(folder / name) for name in names(folder) if wanted(name)}
+    return {name: _hash(folder / name) for name in names(folder)}
 
 
 def combined(files: Mapping[str, str]) -> str:

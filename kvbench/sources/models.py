@@ -35,7 +35,7 @@ class ModelInfo:
 
     @property
     def where(self) -> str:
-        """Return the argument for transformers: the folder, or the hub name if the cache holds only part of it."""
+        """Return the argument for transformers: the folder, or the hub name if the cache lacks a part of the model."""
         if self.folder is None:
             return self.name
         cached = self.name != TINY and not is_path(self.name)
@@ -44,7 +44,7 @@ class ModelInfo:
 
     @property
     def commit(self) -> str | None:
-        """Return the hub's commit in `folder`; None for a local folder or if it is unknown."""
+        """Return the hub's commit of the files in `folder`; None for a local folder or an unknown commit."""
         if self.folder is None or self.name == TINY or is_path(self.name):
             return None
         return self.folder.name if self.folder.parent.name == "snapshots" else None

@@ -79,7 +79,7 @@ def words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def line(command: Iterable[str]) -> str:
-    """One line for a shell; a word with control characters is written with escapes, as in ``$'a\\x1bb'``."""
+    """A command as one line for a shell; control characters are written as escapes, as in ``$'a\\x1bb'``."""
     return " ".join(_quote(word) for word in command)
 
 

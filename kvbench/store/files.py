@@ -114,7 +114,7 @@ def own_folder(path: Path) -> bool:
 def _must_be(path: Path, status: os.stat_result, wanted: int) -> None:
     if (kind := stat.S_IFMT(status.st_mode)) != wanted:
         raise SetupError(
-            f"{quote(path)} is {_KINDS.get(kind, 'a device')}, where a run has {_KINDS[wanted]} of its own. "
+            f"{quote(path)} is {_KINDS.get(kind, 'a device')}, where a run needs {_KINDS[wanted]}. "
             "kvbench does not follow it: remove it, or replace it with a copy."
         )
 

@@ -95,7 +95,7 @@ class RunFolder:
         return done
 
     def journal(self) -> Journal:
-        """A journal segment of this process."""
+        """A new journal segment, for this process."""
         before = len(self.done_keys()) if self._done_before is None else self._done_before
         return Journal(self.path, rows_before=before)
 
@@ -229,7 +229,7 @@ def _check_versions(name: str, info: Mapping[str, Any], environment: Mapping[str
     this = _listed([bare(changed[n][1]) for n in packages])
     text = f"run '{name}' was made with {run}; installed: {this}."
     if not allowed:
-        raise UserError(f"{text} Rows may not compare: give --allow-version-change, or {NEW_RUN}.")
+        raise UserError(f"{text} Their rows may not be comparable: give --allow-version-change, or {NEW_RUN}.")
     return [f"{text} Every row states its versions."]
 
 

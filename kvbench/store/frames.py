@@ -48,7 +48,7 @@ def texts_schema() -> pa.Schema:
 
 
 def to_table(rows: Sequence[Mapping[str, Any]], names: Collection[str] = NAMES) -> pa.Table:
-    """Checked rows as an Arrow table; columns that a row lacks are null."""
+    """Rows that `schema.check_row` returned, as an Arrow table; columns that a row lacks are null."""
     import pyarrow as pa
 
     schema = rows_schema(names)

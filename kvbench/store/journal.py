@@ -38,7 +38,7 @@ _datasync = getattr(os, "fdatasync", os.fsync)  # macOS has no fdatasync
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """One framed record."""
+    """A record as a line of the journal, with its checksum."""
     payload = json.dumps(record, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
     return b"%08x %s\n" % (zlib.crc32(payload), payload)
 

@@ -75,7 +75,9 @@ class RunLock:
             signals.not_at_end(self.release)
             if not isinstance(error, OSError):
                 raise
-            raise SetupError(f"cannot lock run '{self.run}': {reason(error)}, {quote(self.path)}.") from error
+            raise SetupError(
+                f"cannot lock run '{self.run}' with the file {quote(self.path)} ({reason(error)})."
+            ) from error
 
     def release(self) -> None:
         """Remove the file and release the lock. Does nothing if the lock is not held, or in a forked child."""

@@ -15,7 +15,7 @@ _RESERVED = re.compile(r"(?:CON|PRN|AUX|NUL|COM[0-9]|LPT[0-9])(?:\..*)?", re.IGN
 
 
 def check_run_name(name: str, option: str = "--run-name") -> str:
-    """The name itself. Raises UserError for an invalid name."""
+    """Return a valid name as it is. Raises UserError for an invalid name."""
     for position, character in enumerate(name):
         if ord(character) < 32 or 127 <= ord(character) < 160:
             code = f"U+{ord(character):04X}"

@@ -77,14 +77,14 @@ def _check_columns(stored: pa.Schema, schema: pa.Schema) -> None:
 
 
 def _repeated(stored: pa.Schema, schema: pa.Schema) -> list[str]:
-    """The stored columns whose repeated values are read once, so that a small file stays small."""
+    """The stored columns to read as dictionaries, which hold a repeated value once: small files stay small."""
     import pyarrow as pa
 
     return [field.name for field in schema if field.name in stored.names and pa.types.is_dictionary(field.type)]
 
 
 def _check_size(footer: pq.FileMetaData, names: Sequence[str], size: int, row_bytes: int) -> None:
-    """Raise Damaged if the footer claims more rows than the file's size allows: distinct keys take space."""
+    """Raise Damaged if the footer claims more rows than the file's size allows: every row has its own key."""
     if footer.num_rows > size:
         raise Damaged(f"it claims {footer.num_rows} rows in {size} bytes")
     claimed = 0

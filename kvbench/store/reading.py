@@ -35,7 +35,7 @@ _ROW, _TEXT = 64 << 10, 16 << 20  # upper limits, in bytes, of a row and of a pr
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A run at one moment. `saved` rows are ok or wait for a score, other rows `failed`; `planned` may be unknown."""
+    """A run at one moment. `saved` counts rows that are ok or wait for a score, `failed` the others."""
 
     table: pa.Table
     saved: int

@@ -129,7 +129,7 @@ def _is_seal(content: Any) -> bool:
 
 
 def is_current(run_dir: Path, sealed: dict[str, Any]) -> bool:
-    """Whether the tables have all rows of the journal. A copy of a run without its journal is current."""
+    """Whether the tables have all rows of the journal. A copy of a run without its journal counts as current."""
     return all(segment in sealed["segments"] for segment in segments_on_disk(run_dir))
 
 

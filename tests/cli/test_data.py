@@ -36,14 +36,16 @@ REFUSED = {
         3,
         "error: task 'gpqa_diamond' is not on this machine and the hub is unreachable. 'kvbench data fetch "
         "gpqa_diamond' on a connected machine makes a folder with gpqa_diamond/gpqa_diamond.jsonl for --data or "
-        "KVBENCH_DATA. 'gpqa_diamond' is gated: accept the terms on the hub's page and set HF_TOKEN there.",
+        "KVBENCH_DATA. 'gpqa_diamond' is gated: accept the terms on the hub's page and set HF_TOKEN on the "
+        "connected machine.",
     ),
     "all that is missing, offline": (
         "--task aime24,walk/orbit-100,gpqa,longbench,niah/essay@1k,longbench_e/lcc",
         3,
         "error: the data of 25 tasks are not on this machine and the hub is unreachable. 'kvbench data fetch aime24 "
         "gpqa_diamond longbench niah/essay@1024 longbench_e/lcc' on a connected machine makes a folder with them for "
-        "--data or KVBENCH_DATA. 'gpqa_diamond' is gated: accept the terms on the hub's page and set HF_TOKEN there.",
+        "--data or KVBENCH_DATA. 'gpqa_diamond' is gated: accept the terms on the hub's page and set HF_TOKEN on the "
+        "connected machine.",
     ),
     "all that is missing, in a folder": (
         "--task amc23,gpqa,aime24,lm_eval:gsm8k --data d",

@@ -94,7 +94,7 @@ def test_a_plan_runs_nothing_and_verbose_names_the_sources(session: dict, folder
     plan = session["plan"]
     assert plan.code == 0, plan.err
     assert "4 rows; nothing was run." in plan.out
-    assert "tok/s at most: the limit of this machine's memory and arithmetic, from a probe" in plan.out
+    assert "tok/s at most: the limit that this machine's memory and arithmetic set" in plan.out
     speeds = [line.split()[-1].replace(",", "") for line in plan.out.splitlines() if line.startswith("walk")]
     assert len(speeds) == 2
     assert all(float(speed) == float(f"{float(speed):.2g}") for speed in speeds), "more digits than the probe knows"

@@ -172,7 +172,7 @@ def test_a_false_or_zero_flag_is_given() -> None:
         ("[run]\n\n'sede' = 1\n", "c.toml:3: unknown key 'sede'. Did you mean 'seed'?"),
         ("[[grid]]\ntask='walk'\n[[grid]]\nlimits = 3\n", "c.toml:4: unknown key 'limits'. Did you mean 'limit'?"),
         ("seed = \n", "c.toml:1: not TOML"),
-        ("run = 3\n", "c.toml: settings stand under [run], grids under [[grid]]."),
+        ("run = 3\n", "c.toml: [run] must be a table of settings and [[grid]] a list of tables."),
         ("seed = 'x'\nmethod='full'\ntask='walk'\n", "c.toml:1: 'seed' must be a whole number from 0"),
         ("method='full'\ntask='walk'\nthinking = 3\n", "c.toml:3: 'thinking' must be true or false; got '3'."),
     ],

@@ -254,12 +254,12 @@ def test_a_closed_cache_and_a_foreign_module_are_refused():
     ids = torch.randint(5, 100, (1, 20))
     closed = EvictionCache(loaded.model, "full")
     closed.close()
-    with pytest.raises(UserError, match="made for until it is closed"):
+    with pytest.raises(UserError, match="is closed or belongs to another model"):
         generate(loaded, ids[0].tolist(), closed, 5, rows=1)
     other = build("llama").model
     with (
         EvictionCache(loaded.model, "full") as cache,
-        pytest.raises(UserError, match="module that it was made for"),
+        pytest.raises(UserError, match="is closed or belongs to another model"),
     ):
         other(ids, past_key_values=cache, use_cache=True)
 

@@ -445,7 +445,7 @@ REFUSED = {
     "empty": ("replay --analysis overlap, --task walk", "--analysis has an empty entry at position 2"),
     "method": (
         "replay --analysis overlap,sparsity --method gkv --task walk",
-        "--method cannot be given with --analysis overlap,sparsity: only the full cache is looked at.",
+        "--method cannot be given with --analysis overlap,sparsity: these analyses use the full cache only.",
     ),
     "budget": ("replay --analysis patterns --budget 32 --task walk", "--budget cannot be given with --analysis"),
     "option": ("replay --analysis patterns --method-opt gkv.window=8 --task walk", "--method-opt cannot be given"),
@@ -522,7 +522,9 @@ def test_the_same_command_gives_the_same_files(session, folder):
     assert len(session["again"].out.splitlines()) == 1
     written = {path.name for path in (folder / "three").iterdir()}
     assert written >= {"density.svg", "density.csv", "tokens.html", "tokens.parquet", "retention-ratio.svg"}
-    for name in written - {"analyses.json"}:  # holds the command
+    captions = (folder / "three" / "captions.txt").read_text()
+    assert all(captions.count(f"{name}\n") == 1 for name in written if name.endswith(".pdf"))
+    for name in written - {"analyses.json", "captions.txt"}:  # these name all analyses of the command
         assert (folder / "two" / name).read_bytes() == (folder / "three" / name).read_bytes()
 
 

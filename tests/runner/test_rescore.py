@@ -115,7 +115,7 @@ def test_who_refuses_us_ends_the_run_with_its_answers_saved(tmp_path, monkeypatc
     monkeypatch.setattr(SyntheticTask, "cheap_score", False)
     monkeypatch.setattr(SyntheticTask, "score", refuse)
     monkeypatch.setattr(SyntheticTask, "needs", frozenset({"judge"}))
-    monkeypatch.setattr("kvbench.scoring.judge.check", lambda services: None)
+    monkeypatch.setattr("kvbench.scoring.judge.check", lambda services, task: None)
     with pytest.raises(SetupError, match="refused the key"):
         execute(config(), out=tmp_path, run_name="r1")
     rows = read_run(tmp_path / "r1").rows

@@ -130,7 +130,7 @@ def test_a_link_is_not_followed(path: Path, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("mine")
     path.symlink_to(precious)
-    with pytest.raises(SetupError, match="is a link, where a run has a file of its own"):
+    with pytest.raises(SetupError, match="is a link, where a run needs a file"):
         RunLock(path, "r1").acquire()
     assert precious.read_text() == "mine"
 

@@ -33,7 +33,7 @@ def test_only_plain_files_are_opened(tmp_path: Path) -> None:
     with pytest.raises(SetupError, match="is larger than"):
         read_plain(tmp_path / "file", 3)
     for name in ("link", "pipe", "folder"):
-        with pytest.raises(SetupError, match=rf"is a {name}, where a run has a file of"):
+        with pytest.raises(SetupError, match=rf"is a {name}, where a run needs a file"):
             open_plain(tmp_path / name)
     with pytest.raises(SetupError, match="is a device"):
         open_plain(Path("/dev/zero"))
@@ -42,7 +42,7 @@ def test_only_plain_files_are_opened(tmp_path: Path) -> None:
     assert own_folder(tmp_path / "folder")
     assert not own_folder(tmp_path / "none")
     (tmp_path / "other").symlink_to("folder")
-    with pytest.raises(SetupError, match="where a run has a folder"):
+    with pytest.raises(SetupError, match="where a run needs a folder"):
         own_folder(tmp_path / "other")
 
 

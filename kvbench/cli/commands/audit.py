@@ -40,7 +40,9 @@ EPILOG = """Examples:
 def audit(
     methods: Annotated[
         list[str] | None,
-        typer.Argument(metavar="METHOD", help="Methods to check; A+B: A on the prompt, B after.", show_default=False),
+        typer.Argument(
+            metavar="METHOD", help="Methods to check; A+B: A evicts the prompt, B generated tokens.", show_default=False
+        ),
     ] = None,
     every: Annotated[bool, plain("--all", "Check every method.")] = False,
     method_opt: Annotated[Texts, plain("--method-opt", "An option of a method.", "[METHOD.]NAME=VALUE")] = None,
@@ -48,11 +50,19 @@ def audit(
     model: Annotated[
         Text, plain("--model", "Folder or hub name. Default: the built-in model and three small random ones.", "MODEL")
     ] = None,
-    parity: Annotated[Text, plain("--parity", "Compare with decisions recorded from the papers' code.", "DIR")] = None,
+    parity: Annotated[
+        Text, plain("--parity", "Compare methods with decisions recorded from the papers' code.", "DIR")
+    ] = None,
     sandbox: Annotated[Text, plain("--sandbox", "Run hostile programs in the sandbox.", "DIR")] = None,
-    throughput: Annotated[bool, plain("--throughput", "With --sandbox: also how fast programs are graded.")] = False,
-    scorers: Annotated[Text, plain("--scorers", "Compare with recorded official scores.", "DIR")] = None,
-    compare: Annotated[Text, plain("--compare", "Plant faults in a copy of a run, to be caught.", "RUN")] = None,
+    throughput: Annotated[
+        bool, plain("--throughput", "With --sandbox: also measure how fast programs are graded.")
+    ] = False,
+    scorers: Annotated[
+        Text, plain("--scorers", "Compare scorers with recorded results of the official scorers.", "DIR")
+    ] = None,
+    compare: Annotated[
+        Text, plain("--compare", "Plant faults in a copy of a run; 'kvbench compare' must catch each.", "RUN")
+    ] = None,
     json: Document = False,
     quiet: Annotated[bool, plain("--quiet -q", "No progress.")] = False,
 ) -> int:

@@ -104,11 +104,11 @@ def _cells(row: dict[str, Any]) -> tuple[str, ...]:
     elif row["forced_steps"]:
         steps += f" ({row['forced_steps']} forced)"
     if row["steps_not_judged"]:
-        steps += f"; not the others: {row['steps_not_judged']}"
+        steps += f"; other steps not compared: {row['steps_not_judged']}"
     verdict = "yes" if row["equal"] else f"NO ({row['equal_up_to_ties']:.3f})"
     return row["case"], f"{row['method']} {options}".strip(), steps, f"{row['min_overlap']:.3f}", verdict
 
 
 def label_value(value: Any) -> str:
-    """An option's value as in a label: true, false, or the value's text."""
+    """An option's value as tables show it: true, false, or the value's text."""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -19,7 +19,7 @@ from kvbench.scoring.sandbox import SelfTest, findings
 
 
 def audit_sandbox(folder: Path, *, as_json: bool, throughput: bool, quiet: bool) -> int:
-    """Run the programs of `folder`; root also runs them as an ordinary user. Returns exit code 1 if an attack succeeds.
+    """Run the hostile programs of `folder`; as root, also as an ordinary user. Returns 1 if an attack succeeds.
 
     Raises SetupError if no tier works.
     """

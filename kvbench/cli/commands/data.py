@@ -38,15 +38,19 @@ PATH = """Examples:
 CONTINUES = "tasks fetched; the same command goes on where it was cut off."
 FINE = ("ok", "generated", "by lm-eval")  # states that need no repair
 
-app = group("Task data: fetch them, check what is here, show where.")
+app = group("Task data: download them, check them, or show their paths.")
 
-Tasks = Annotated[list[str], typer.Argument(metavar="TASK...", help="Tasks, groups or patterns.", show_default=False)]
+Tasks = Annotated[
+    list[str], typer.Argument(metavar="TASK...", help="Tasks, groups, or patterns (ruler/*).", show_default=False)
+]
 AnyTasks = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TASK...]", help="Tasks, groups or patterns. Default: all.", show_default=False),
+    typer.Argument(metavar="[TASK...]", help="Tasks, groups, or patterns (ruler/*). Default: all.", show_default=False),
 ]
-Folder = Annotated[str | None, plain("--data", "Look here. Default: KVBENCH_DATA, bundled, hub.", "DIR")]
-Target = Annotated[str | None, plain("--out", "Folder to put them into. Default: KVBENCH_DATA, else data.", "DIR")]
+Folder = Annotated[
+    str | None, plain("--data", "Folder to look in. Default: KVBENCH_DATA, else bundled files, else the hub.", "DIR")
+]
+Target = Annotated[str | None, plain("--out", "Folder for the data. Default: KVBENCH_DATA, else data.", "DIR")]
 
 
 @app.command("fetch", epilog=FETCH)
@@ -56,7 +60,7 @@ def fetch(
     data_revision: DataRevision = None,
     plugin: Plugins = None,
     json: Document = False,
-    quiet: Annotated[bool, plain("--quiet -q", "No progress, no tables.")] = False,
+    quiet: Annotated[bool, plain("--quiet -q", "Print no progress and no tables.")] = False,
 ) -> None:
     """Download the data of tasks into a folder, for --data or KVBENCH_DATA on any machine.
 
@@ -100,7 +104,7 @@ def _downloads(named: dict[str, Manifest | None], problems: Problems, *, quiet: 
     problems.stop()
     for name, manifest in named.items() if not quiet else ():
         if manifest is None:
-            terminal.note(f"task {quote(name)} makes its own data.")
+            terminal.note(f"task {quote(name)} generates its data; nothing is downloaded.")
         elif manifest.gated:
             terminal.note(f"{quote(manifest.hub)} is gated: its terms have to be accepted on its page.")
     return {name: manifest for name, manifest in named.items() if manifest is not None}
@@ -150,7 +154,7 @@ def check(
         _print(rows)
     if bad and tasks:
         named = ", ".join(f"{row['task']} ({row['state']})" for row in bad)
-        raise SetupError(f"data of {len(bad)} of {len(rows)} tasks are not here as they should be: {named}.")
+        raise SetupError(f"data of {len(bad)} of {len(rows)} tasks are missing or wrong: {named}.")
 
 
 @app.command("path", epilog=PATH)
@@ -202,7 +206,7 @@ def _manifests(names: list[str], problems: Problems) -> dict[str, Manifest | Non
 
 
 def _about(name: str, manifest: Manifest | None, state: str) -> dict[str, Any]:
-    """A row of the table: source, licence and size from the manifest."""
+    """A row of the table that `check` prints: source, licence and size from the manifest."""
     if manifest is None:
         return {"task": name, "state": state}
     where = manifest.hub or manifest.url or "bundled"

@@ -42,7 +42,7 @@ def _probes(out: str) -> list[tuple[str, Callable[[], str]]]:
     return [
         *((name, lambda v=v: v) for name, v in versions.items()),
         *((f"needs {name}", lambda name=name: _missing(name)) for name in env.PACKAGES if name not in versions),
-        ("git commit", lambda: env.git_commit() or "not a work tree"),
+        ("git commit", lambda: env.git_commit() or "none: kvbench does not run from a git work tree"),
         ("machine", lambda: "{processor}, {cores} cores, {platform}".format(**env.machine())),
         ("memory", lambda: size(env.memory_bytes() or 0)),
         ("threads", _threads),
@@ -82,7 +82,7 @@ def _accelerators() -> str:
 
 
 def _sandbox() -> str:
-    """The sandboxes that work, and why others do not. Only tasks that run programs need a sandbox."""
+    """A line of text: the sandboxes that work, and why others do not. Only tasks that run programs need one."""
     from kvbench.scoring.sandbox import findings
 
     return "; ".join(f"{r.tier} {f'does not work: {r.problems[0]}' if r.problems else 'works'}" for r in findings())

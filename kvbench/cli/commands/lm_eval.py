@@ -32,7 +32,7 @@ CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": False, "he
 
 def lm_eval(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="...", help="As lm-eval takes them.", show_default=False)
+        list[str] | None, typer.Argument(metavar="...", help="Arguments of lm-eval's own command.", show_default=False)
     ] = None,
     path: Annotated[
         bool, plain("--path", "Print the folder of kvbench's tasks, for lm-eval's --include_path.")

@@ -37,8 +37,10 @@ EPILOG = """Examples:
 def record(
     typed: Mapping[str, Any],
     run: Run,
-    limit: Annotated[str, plain("--limit", f"Questions of each task. Default: {QUESTIONS}.", "N")] = QUESTIONS,
-    sample: Annotated[str | None, plain("--sample", "Instead: the question with this id.", "ID")] = None,
+    limit: Annotated[str, plain("--limit", f"Number of questions per task. Default: {QUESTIONS}.", "N")] = QUESTIONS,
+    sample: Annotated[
+        str | None, plain("--sample", "Only the question with this id, instead of the first ones.", "ID")
+    ] = None,
 ) -> None:
     """Record which tokens each method kept at each eviction, for the first questions of a run.
 

@@ -18,7 +18,9 @@ EPILOG = """Example:
 def repair(
     run: Run,
     out: Out = "results",
-    take_over: Annotated[bool, plain("--take-over", "Take the run from a process on another host.")] = False,
+    take_over: Annotated[
+        bool, plain("--take-over", "Take over a run that a process on another host has locked.")
+    ] = False,
 ) -> None:
     """Rebuild the tables of a run from its journal, after damage to rows.parquet or texts.parquet."""
     folder = one_run(run, Path(out))

@@ -58,21 +58,21 @@ LIMIT = "64"  # answers per task
 
 Methods = Annotated[
     list[str] | None,
-    plain("--method -m", "Methods, repeatable or with commas; all: every one that can run.", "NAME"),
+    plain("--method -m", "Methods, repeatable or with commas; all: every method that can run.", "NAME"),
 ]
 Run = Annotated[
     str | None,
     plain(
         "--run",
-        "Answers that the full cache wrote in this run, instead of new ones; model and tasks are the run's.",
+        "Read the answers that the full cache wrote in this run, instead of new ones; model and tasks are the run's.",
         "RUN",
     ),
 ]
-Limit = Annotated[str | None, plain("--limit", f"Answers of each task. Default: {LIMIT}.", "N")]
-Folder = Annotated[str | None, plain("--out", "Write tables (CSV, Parquet), plots and JSON there.", "DIR")]
+Limit = Annotated[str | None, plain("--limit", f"Number of answers per task. Default: {LIMIT}.", "N")]
+Folder = Annotated[str | None, plain("--out", "Folder for tables (CSV, Parquet), figures and JSON.", "DIR")]
 Analyses = Annotated[
     list[str] | None,
-    plain("--analysis", "Instead of the comparison: analyses (below), repeatable or with commas.", "NAME"),
+    plain("--analysis", "Analyses to make instead of the comparison (see below), repeatable or with commas.", "NAME"),
 ]
 Sample = Annotated[str | None, plain("--sample", "With --analysis: only the answer to this question.", "ID")]
 
@@ -96,8 +96,8 @@ def replay(
 
     The model answers each question once with the full cache. Every method then reads the same answers with its own
     cache, evicting when a run would, and its predictions are compared with the full cache's. The oracle 'golden' and
-    'random' are always among them: how much of the way from one to the other does a method come?
-    With --analysis, what the papers look at instead: where attention goes, and what methods keep of it.
+    'random' are always among them: the tables show how much of the gap between them each method closes.
+    With --analysis it writes tables and figures instead: where attention goes, and which entries methods keep.
     """
     if given := gather({"plugin": plugin}, os.environ).typed("plugin"):
         load_plugins(parse(given.source, PARSERS["plugin"], given.value))
@@ -170,7 +170,7 @@ def _kinds(given: list[str] | None, flags: Mapping[str, Any], problems: Problems
                     names = ",".join(kind.name for kind in kinds)
                     option = f"--{key.replace('_', '-')}"
                     raise UserError(
-                        f"{option} cannot be given with --analysis {names}: only the full cache is looked at."
+                        f"{option} cannot be given with --analysis {names}: these analyses use the full cache only."
                     )
         return kinds
     return []

@@ -42,7 +42,7 @@ EPILOG = """Examples:
 def score(
     typed: Mapping[str, Any],
     run: Run,
-    every: Annotated[bool, plain("--all", "Also answers that have a score.")] = False,
+    every: Annotated[bool, plain("--all", "Also score answers that have a score.")] = False,
 ) -> None:
     """Score the stored answers of a run."""
     quiet, json = typed["quiet"], typed["json"]

@@ -36,9 +36,11 @@ EPILOG = """Examples:
 
 def show_(
     run: Run,
-    sample: Annotated[str | None, plain("--sample", "Question: its id, TASK/ID, or a row key.", "ID")] = None,
-    method: Annotated[str | None, plain("--method", "With --sample: one method.", "NAME")] = None,
-    ids: Annotated[bool, plain("--ids", "List the questions: ids for --sample, samples, scores.")] = False,
+    sample: Annotated[str | None, plain("--sample", "Show one question: its id, TASK/ID, or a row key.", "ID")] = None,
+    method: Annotated[str | None, plain("--method", "With --sample: only the answers of this method.", "NAME")] = None,
+    ids: Annotated[
+        bool, plain("--ids", "List the questions with their ids (for --sample), samples and scores.")
+    ] = False,
     out: Out = "results",
     json: Document = False,
 ) -> None:

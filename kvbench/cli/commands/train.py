@@ -47,21 +47,24 @@ TABLE_SAMPLES = 32
 
 def train(
     kind: Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(NAMES)}.")],
-    out: Annotated[str, plain("--out", "Folder for the files.", "DIR")],
-    model: Annotated[str, typer.Option("--model", metavar="MODEL", help="Folder, hub name, or tiny.")] = TINY,
+    out: Annotated[str, plain("--out", "Folder for the trained weights, or the table.", "DIR")],
+    model: Annotated[
+        str, typer.Option("--model", metavar="MODEL", help="Model: folder, hub name, or tiny (built in).")
+    ] = TINY,
     data: Annotated[
-        Text, plain("--data", "JSON lines with a field 'question'. Default: built-in tasks.", "FILE")
+        Text,
+        plain("--data", "File of JSON lines with a field 'question'. Default: problems of built-in tasks.", "FILE"),
     ] = None,
-    samples: Annotated[Text, plain("--samples", "Texts to read, or questions to ask.", "N")] = None,
+    samples: Annotated[Text, plain("--samples", "Number of texts to read, or of questions to ask.", "N")] = None,
     steps: Annotated[Text, plain("--steps", "Optimiser steps.", "N")] = None,
     lr: Annotated[Text, plain("--lr", "Peak learning rate.", "X")] = None,
     batch: Annotated[Text, plain("--batch", "Answers per step.", "N")] = None,
     opt: Annotated[Texts, plain("--opt", "A setting of the recipe; repeatable.", "NAME=VALUE")] = None,
     seed: Annotated[str, typer.Option("--seed", metavar="N", help="Seed of data and weights.")] = "0",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
-    plot: Annotated[Text, plain("--plot", "Also draw the training log there, SVG and PDF.", "DIR")] = None,
+    plot: Annotated[Text, plain("--plot", "Folder for figures of the training log, SVG and PDF.", "DIR")] = None,
     json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
-    quiet: Annotated[bool, plain("--quiet -q", "No progress, no table.")] = False,
+    quiet: Annotated[bool, plain("--quiet -q", "Print no progress and no table.")] = False,
 ) -> None:
     """Train what a method needs for a model, or estimate a table of heads from the model's attention.
 

@@ -29,9 +29,9 @@ app = group("Trained weights of methods: import published checkpoints.")
 def import_(
     source: Annotated[str, typer.Argument(metavar="SOURCE", help="File or folder: .safetensors, .pth.")],
     method: Annotated[str, plain("--method", "trimkv, retention, foresightkv.", "METHOD")],
-    model: Annotated[str, plain("--model", "Folder of their model.", "MODEL")],
-    out: Annotated[str, plain("--out", "Folder for the two files.", "DIR")],
-    gate: Annotated[str | None, plain("--gate", "rg or rg2, where SOURCE leaves it open.", "GATE")] = None,
+    model: Annotated[str, plain("--model", "Folder of the model that the weights are for.", "MODEL")],
+    out: Annotated[str, plain("--out", "Folder for the weights and their card.", "DIR")],
+    gate: Annotated[str | None, plain("--gate", "Kind of gate, rg or rg2, if SOURCE does not tell.", "GATE")] = None,
     json: Annotated[bool, plain("--json", "Last line of stdout is one JSON document.")] = False,
 ) -> None:
     """Convert gates or scorers from their authors' checkpoints, and check that they fit a model.

@@ -1,6 +1,6 @@
-"""A block of the report with what the page's filters need: whose line each is.
+"""The lines of a report's block, each with the task, method, budget and verdict that the page filters by.
 
-for line in lines(block): line.method, line.budget, line.texts
+for line in lines(block): line.method, line.budget, line.line
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _VERDICT = re.compile(rf"\b({'|'.join(VERDICTS)})\b")
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A line of a block: the cell it is about, and its task where the block has several."""
+    """A line of a block, and what it is about; `task` is empty where the block has one task."""
 
     task: str
     method: str
@@ -44,13 +44,13 @@ def lines(block: Block) -> Iterator[Line]:
 
 
 def verdict_in(text: str) -> str:
-    """The verdict that a cell of a table states, as the name of a class; empty without one."""
+    """Return the CSS class of the verdict in a table cell's text; empty without a verdict."""
     found = _VERDICT.search(text)
     return found[1].replace(" ", "-") if found else ""
 
 
 def _cell(line: Any) -> Any:
-    """The cell of a line: of a place in an overview, the first of a method's cells, or the line itself."""
+    """Return the cell that a line is about: an overview's line has several, the first of them counts."""
     if isinstance(line, Mapping):
         return next(iter(line.values()))
     return getattr(line, "cell", line)

@@ -1,4 +1,4 @@
-"""Renders a report as one HTML file: `page.html` with `page.css` and `page.js` inline.
+"""Renders a report as one HTML file: `page.html` with `page.css` and the scripts inline.
 
     write(report, Path("report.html"))
 
@@ -35,14 +35,14 @@ POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src '{script}'; img-src data:; base-uri 'none'; "
     "form-action 'none'"
 )
-FORMATS: dict[str, Any] = {  # what the template calls
+SCRIPTS = ("page.js", "questions.js", "tokens.js")  # one script on the page, in this order
+FORMATS: dict[str, Any] = {  # functions and constants of the template
     "lines": blocks.lines,
     "verdict_in": blocks.verdict_in,
     "verdicts": blocks.VERDICTS,
     "size": named,
     "number": "{:.3f}".format,
     "signed": "{:+.3f}".format,
-    "brief": lambda value: f"{round(value, 2) + 0.0:+.2f}",  # + 0.0 turns -0.0 into 0.0
     "whole": lambda value: f"{value:,.0f}" if value == value else "-",
     "percent": lambda value: f"{value:.0%}" if value == value else "-",
 }
@@ -55,7 +55,8 @@ def html(report: ScoreReport) -> str:
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    script, style, source = (_file(f"page.{kind}") for kind in ("js", "css", "html"))
+    script = "\n".join(map(_file, SCRIPTS))
+    style, source = _file("page.css"), _file("page.html")
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, finalize=_clean, trim_blocks=True, lstrip_blocks=True
     )

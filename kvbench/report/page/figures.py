@@ -1,4 +1,4 @@
-"""The figures of the page, each drawn for a light and a dark ground; the stylesheet shows the one that fits.
+"""The page's figures, each drawn light and dark; the stylesheet shows the drawing that fits the reader's setting.
 
 drawn = read(report)
 drawn.of("curves"), drawn.reason
@@ -13,7 +13,7 @@ from kvbench.errors import SetupError
 from kvbench.report.plots import Figure, check, figures, svg
 from kvbench.report.scores import ScoreReport
 
-PANELS: dict[str, Callable[[str], bool]] = {  # a panel, and the names of its figures
+PANELS: dict[str, Callable[[str], bool]] = {  # a panel, and which names its figures have
     "frontier": lambda name: name.startswith("score-bytes"),
     "curves": lambda name: name.startswith("score-"),
     "lengths": lambda name: name.startswith(("length", "truncated")),
@@ -34,7 +34,7 @@ class Drawn:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures that fit; `reason` says why one is missing, empty if none is."""
+    """The figures that fit on the page. `reason`: why figures are missing; empty if none is missing."""
 
     drawn: list[Drawn]
     reason: str

@@ -1,6 +1,6 @@
 """Recorded decisions as the page shows them: for each token the eviction that dropped it.
 
-    kept = read(report, limit=600_000)
+    kept = read(report)
     kept.answers["5f0c..."]["heads"]["2.1"]      # one character per token: "0" held to the end, "1" dropped first
 
 `kvbench record` made them by reading the stored answers again (`kvbench.store.decisions`).
@@ -21,14 +21,14 @@ from kvbench.store.decisions import Decisions
 from kvbench.taskkit.names import is_gated
 
 MOST_BYTES = 600_000
-FIRST = ord("0")  # eviction 0: none
-MOST_EVICTIONS = 0xD800 - FIRST - 1  # below the surrogates
+FIRST = ord("0")  # the character of a token that no eviction dropped
+MOST_EVICTIONS = 0xD800 - FIRST - 1  # so that every character is below the surrogates
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Decisions by row key. `questions`: the (task, question)s that have some. `note`: what is left out, or how to
-    record some."""
+    """`answers`: decisions by row key. `questions`: (task, question) of these answers. `note`: what the page leaves
+    out, or how to record decisions."""
 
     answers: dict[str, dict[str, Any]]
     questions: set[tuple[str, str]]
@@ -56,14 +56,14 @@ def read(report: ScoreReport) -> Kept:
 
 
 def _with_prompt(path: Path, keys: set[str]) -> Iterator[str]:
-    """The keys whose prompts a run stores, as it does not for gated data."""
+    """Yield the keys whose prompts the run stores; it stores no prompts of gated data."""
     if keys:
         texts = read_texts(path, keys=keys)
         yield from texts["row_key"][texts["prompt"].notna()]
 
 
 def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions]]]:
-    """Each answer's first row, and all its rows."""
+    """Yield the first row of each recorded answer, and all its rows."""
     for path in runs:
         for _, group in itertools.groupby(decisions.read(path), key=lambda row: row.row_key):
             rows = iter(group)
@@ -72,8 +72,8 @@ def _by_answer(runs: list[Path]) -> Iterator[tuple[Decisions, Iterator[Decisions
 
 
 def _answer(first: Decisions, rows: Iterator[Decisions], most: int) -> dict[str, Any] | None:
-    """An answer as the page's data have it; None where that is longer than `most` characters, or has too many
-    evictions."""
+    """Return an answer in the form of the page's data; None if this is longer than `most` characters or the answer has
+    too many evictions."""
     if len(first.seen) > MOST_EVICTIONS or len(first.tokens) > most:
         return None
     heads: dict[str, str] = {}

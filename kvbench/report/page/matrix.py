@@ -39,6 +39,12 @@ class Difference:
     def sign(self) -> str:
         return SIGNS[self.verdict]
 
+    @property
+    def brief(self) -> str:
+        """The difference with two decimals, or with three where two would show 0."""
+        digits = 2 if abs(self.diff) >= 0.005 else 3
+        return f"{round(self.diff, digits) + 0.0:+.{digits}f}"  # + 0.0 turns -0.0 into 0.0
+
     def reversed(self) -> Difference:
         verdict = OPPOSITE.get(self.verdict, self.verdict)
         return Difference(-self.diff, -self.high, -self.low, self.p, verdict, self.questions)
@@ -62,7 +68,7 @@ class Matrix:
 
 
 def matrices(scored: Scored) -> list[Matrix]:
-    """One matrix per budget of a task; for methods without a budget alone, one in all."""
+    """Return one matrix per budget of a task; a single one if no method has a budget."""
     budgets = scored.budgets or [named(None)]
     chosen = {budget: _methods(scored, budget) for budget in budgets}
     found = _differences(scored, [pair for budget in budgets for pair in _pairs(scored, budget, chosen[budget][0])])
@@ -80,7 +86,7 @@ def matrices(scored: Scored) -> list[Matrix]:
 
 
 def _pairs(scored: Scored, budget: str, cells: list[Cell]) -> Iterator[Pair]:
-    """All pairs of cells, the one with the higher mean second: how far a score could drop is counted from it."""
+    """Yield all pairs of cells, the cell with the higher mean second: `stats.judge` counts drops from its score."""
     means = {(cell.method, named(cell.budget)): cell.score.mean for cell in scored.table.cells}
     for a, b in itertools.combinations(cells, 2):
         yield (budget, a, b) if means[a] <= means[b] else (budget, b, a)
@@ -108,7 +114,7 @@ def _paired(scored: Scored, a: Cell, b: Cell) -> stats.Paired | None:
     if not (shared := [question for question in first if question in second]):
         return None
     clusters = [scored.clusters[question] for question in shared]
-    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # else p comes from t, and the flips are not shown
+    flips = stats.Clusters.make(clusters, len(shared)).lopsided  # otherwise p comes from t, and one flip saves time
     return stats.paired(
         [first[q] for q in shared],
         [second[q] for q in shared],

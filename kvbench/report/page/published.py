@@ -83,7 +83,7 @@ def _models(scored: Scored) -> list[str]:
 
 
 def _key(row: dict[str, str]) -> Key | None:
-    """Model, task, method and budget as kvbench writes them; None where the row is no score of one of its methods."""
+    """Return model, task, method and budget in kvbench's names; None without a score or a known method."""
     budget = BUDGET.match(row["budget"])
     if row["unit"] != "%" or not SCORE.fullmatch(row["metric"]) or not (budget or row["budget"] == "full"):
         return None

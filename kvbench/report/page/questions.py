@@ -1,14 +1,16 @@
-"""Questions with their answers, side by side for all cells: the ones on which the cells differ most.
+"""The questions that a page shows, with the answers of all cells.
 
     chosen = read(report, tables)
-    chosen.questions[0]["answers"][0]["output"]
+    chosen.questions[0]["answers"][0]["output"]     # (text, note on what is cut off)
 
-A page holds few questions, at most MOST_BYTES of text. Questions with recorded decisions come first, then those whose
-scores differ most between cells, then the others in the task's order. Of gated tasks a page shows ids and scores only.
+A page holds few questions, at most MOST_BYTES of text. Questions with recorded decisions come first, then questions on
+which some cell scores unlike the first cell, then those whose scores differ most between cells, then the others in the
+task's order. Of gated tasks a page shows ids and scores only.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,7 @@ from kvbench.report.cells import method_label
 from kvbench.report.page.scored import Scored
 from kvbench.report.page.text import cut, shown
 from kvbench.report.scores import ScoreReport
-from kvbench.report.tables import shared_options
+from kvbench.report.tables import headline_of, shared_options
 from kvbench.store import read_run, read_texts
 from kvbench.store.schema import natural
 from kvbench.taskkit.names import is_gated
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 MOST_QUESTIONS = 12  # of a task
 MOST_BYTES = 700_000
+OPENING = 60  # characters of a prompt beside the question's id
 COLUMNS = (
     *("row_key", "task", "doc_id", "sample", "method", "options", "budget", "budget_share", "status", "stop_reason"),
     *("score", "score_partial", "score_strict", "extracted", "output_tokens", "evictions", "prompt_tokens", "note"),
@@ -38,7 +41,7 @@ SCORES = ("score", "score_partial", "score_strict")
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What the page shows of a run's questions. `note`: the cap, or why there are none."""
+    """What the page shows of a run's questions. `note`: how they were chosen, or why there are none."""
 
     questions: list[dict[str, Any]]
     note: str
@@ -61,36 +64,46 @@ def read(report: ScoreReport, tables: Sequence[Scored], recorded: set[tuple[str,
     taken, every = 0, len(stored)
     for task, name in stored:
         question = _question(task, name, by_question[task, name], shared)
+        question["titles"] = [shown(one.title) for one in tables if one.table.task == task]
         taken += (size_of := _bytes(question))
         if taken > MOST_BYTES and found:
             taken -= size_of
             continue
         found.append(question)
+    _open(found)
     asked = {(one.table.task, question) for one in tables for cell in one.cells.values() for question in cell}
     capped = "" if len(found) == every else f", at most {MOST_BYTES // 1000} KB of text in all"
     note = (
         f"{len(found)} of {len(asked)} questions: at most {MOST_QUESTIONS} per task{capped}, those with recorded "
-        "decisions first, then those on which the cells' scores differ most. Of several samples the first is shown. "
+        "decisions first, then for each cell a question on which it scores unlike the first cell, then those on which "
+        "scores differ most. Of several samples the first is shown. "
         "'kvbench show RUN --sample ID' prints any other."
     )
     return Questions(found, note)
 
 
 def chosen(scored: Scored, recorded: set[tuple[str, str]]) -> list[str]:
-    """The questions of a task to show, the most telling first."""
-    lows: dict[str, float] = {}
-    highs: dict[str, float] = {}
-    for cell in scored.cells.values():
-        for question, samples in cell.items():
-            mean = sum(samples) / len(samples)
-            lows[question] = min(mean, lows.get(question, mean))
-            highs[question] = max(mean, highs.get(question, mean))
+    """Return the questions of a task to show, in order.
 
-    def order(question: str) -> tuple[Any, ...]:
-        first = (scored.table.task, question) not in recorded
-        return first, round(lows[question] - highs[question], 9), natural(question)
-
-    return sorted(lows, key=order)[:MOST_QUESTIONS]
+    Questions with recorded decisions come first. Then every cell that somewhere scores unlike the first cell, which is
+    the full cache's where it was run, gets a question on which it does. The widest differences come last.
+    """
+    means = [{q: sum(samples) / len(samples) for q, samples in cell.items()} for cell in scored.cells.values()]
+    asked: dict[str, list[float]] = {}
+    unlike: dict[str, set[int]] = {}  # the cells, by their place
+    for place, cell in enumerate(means):
+        for question, mean in cell.items():
+            asked.setdefault(question, []).append(mean)
+            if mean != means[0].get(question, mean):
+                unlike.setdefault(question, set()).add(place)
+    ordered = sorted(asked, key=lambda q: (round(min(asked[q]) - max(asked[q]), 9), natural(q)))
+    picked = [q for q in ordered if (scored.table.task, q) in recorded]
+    missing = set[int]().union(*unlike.values()).difference(*(unlike.get(q, ()) for q in picked))
+    while missing and len(picked) < MOST_QUESTIONS:
+        best = max((q for q in ordered if q in unlike), key=lambda q: len(unlike[q] & missing))
+        picked.append(best)
+        missing -= unlike[best]
+    return list(dict.fromkeys([*picked, *ordered]))[:MOST_QUESTIONS]
 
 
 def _in_turn(wanted: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
@@ -123,7 +136,7 @@ def _rows(folders: Sequence[Path], wanted: dict[str, list[str]]) -> pd.DataFrame
 
 
 def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """A question as the page's data have it."""
+    """Return a question in the form of the page's data."""
     gated = is_gated(task)
     prompt = next((text for text in rows["prompt"] if isinstance(text, str)), None)
     withheld = gated or prompt is None
@@ -133,10 +146,30 @@ def _question(task: str, name: str, rows: pd.DataFrame, shared: dict[str, dict[s
     return {
         "task": shown(task),
         "id": shown(name),
-        "prompt": "" if withheld else cut(prompt or "", f"column prompt of texts.parquet, row_key {key}"),
+        "headline": headline_of(task),
+        "prompt": cut("" if withheld else prompt or "", f"column prompt of texts.parquet, row_key {key}"),
         "withheld": _WITHHELD if gated else _NOT_STORED if withheld else "",
         "answers": answers,
     }
+
+
+def _open(questions: Sequence[dict[str, Any]]) -> None:
+    """Give each question its `opening`: the prompt's first words, without those that the task's prompts share."""
+    prompts: dict[str, list[str]] = {}
+    for question in questions:
+        prompts.setdefault(question["task"], []).append(question["prompt"][0])
+    for question in questions:
+        own = question["prompt"][0]
+        common = own[: _shared(prompts[question["task"]])]
+        start = 0 if common == own else len(common) - len(re.split(r"\s", common)[-1])
+        words = ("… " if start else "") + " ".join(own[start : start + 4 * OPENING].split())
+        question["opening"] = words if len(words) <= OPENING else f"{words[: OPENING - 1].rstrip()}…"
+
+
+def _shared(texts: Sequence[str]) -> int:
+    """The length of the beginning that all texts share."""
+    low, high = min(texts), max(texts)
+    return next((place for place, (a, b) in enumerate(zip(low, high)) if a != b), min(len(low), len(high)))
 
 
 _WITHHELD = "The task's data are gated: the page shows ids and scores, no texts."
@@ -173,5 +206,7 @@ def _budget(row: dict[str, Any]) -> Budget | None:
 
 
 def _bytes(question: dict[str, Any]) -> int:
-    texts = [question["prompt"], *(a[name] for a in question["answers"] for name in ("output", "extracted", "note"))]
+    texts = [question["prompt"][0]]
+    for answer in question["answers"]:
+        texts += answer["output"][0], answer["extracted"][0], answer["note"]
     return sum(len(text.encode()) for text in texts)

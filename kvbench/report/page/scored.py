@@ -22,7 +22,7 @@ Cell = tuple[str, str]  # method with its options, budget as `named` writes it
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A table with its rows. `clusters`: the source of each question."""
+    """A table with its rows and scores by cell. `clusters`: the source of each question, for standard errors."""
 
     table: TaskTable
     parts: dict[Cell, Rows]

@@ -17,16 +17,15 @@ _BREAKS = re.compile(r"([\n\t])")
 
 @functools.lru_cache(1 << 14)  # names repeat; `html` clears it, since secrets are those of the environment
 def shown(text: str) -> str:
-    """A text with its line ends and tabs."""
+    """Return a text without secrets, control and direction characters; line ends and tabs stay."""
     hidden = redact_text(text)
     if hidden.isascii() and hidden.replace("\n", "").isprintable():
         return hidden
     return "".join(part if part in "\n\t" else terminal.clean(part) for part in _BREAKS.split(hidden))
 
 
-def cut(text: str, where: str) -> str:
-    """At most MOST bytes of a text, and where the rest is."""
+def cut(text: str, where: str) -> tuple[str, str]:
+    """At most MOST bytes of a text, and a note on where the rest is; no note for a text that is whole."""
     data = shown(text).encode()
-    if len(data) <= MOST:
-        return data.decode()
-    return f"{data[:MOST].decode(errors='ignore')}\n[cut: {len(data)} bytes in all, {where}]"
+    note = f"[cut: {len(data)} bytes in all, {where}]" if len(data) > MOST else ""
+    return data[:MOST].decode(errors="ignore"), note

@@ -5,8 +5,8 @@
     write(figures(ScoreReport.make(load([run]))), Path("plots"))     # NAME.svg and NAME.pdf each
 
 One stack for `report`, `bench`, `train` and the analyses of `replay`. A page may also show the specifications
-alive, with `style.config(theme)` as their configuration: vega-embed with `ast: true` runs them under a content security
-policy without `unsafe-eval`.
+interactively, with `style.config(theme)` as their configuration: vega-embed with `ast: true` runs them under a content
+security policy without `unsafe-eval`.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ def _layers(parts: Sequence[str], x: str) -> list[Spec]:
 
 
 def _colour(parts: Sequence[str]) -> Spec:
-    """A colour for each part, without the first, which is the full cache's."""
+    """A colour for each part; the first colour of the palette is the full cache's."""
     legend = {"title": None, "columns": across(parts), "values": list(parts)} if len(parts) > 1 else None
     scale = {"domain": ["", *parts], "range": "category"}
     return {"field": "part", "type": "nominal", "scale": scale, "legend": legend}

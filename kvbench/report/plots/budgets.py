@@ -1,4 +1,4 @@
-"""Figures against the budget: a line with a band for each method, cells without a budget as rules."""
+"""Figures against the budget: a line with a band for each method, and a horizontal line for a cell without a budget."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbench.report.plots import style
+from kvbench.report.plots.captions import panels
 from kvbench.report.plots.curves import axis, curves
 from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.points import only
@@ -15,13 +16,17 @@ from kvbench.report.plots.points import only
 RULE = "A horizontal line: {methods}, without a budget."
 APART = "Points of one budget are set apart sideways, so that no bar hides another."
 MARKED = "*: generated entries are not bounded by the budget."
-CROWDED, STEP = 0.35, 0.05  # of the distance between two budgets, at most taken by points of one; between two points
+CROWDED = 0.35  # most share of the distance between two budgets that the points of one budget take
+STEP = 0.05  # most distance between two points of one budget, in doublings of the budget
 BESIDE = 1.25  # how much of the axis lies beside the first and the last budget, as a factor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A field of points with its error bars, and the words for it. `low`, `high`: fields; empty without error bars."""
+    """A field of points with its error bars, and the words for it. `low`, `high`: fields; empty without error bars.
+
+    `shows`, `bands`, `more`: the caption's words for the values, for the error bars, and for what to know besides.
+    """
 
     name: str
     title: str
@@ -29,7 +34,9 @@ class Measure:
     field: str
     low: str = ""
     high: str = ""
-    about: str
+    shows: str
+    bands: str
+    more: str = ""
     form: str = ""  # of numbers at the axis; empty: as many digits as they need
     together: bool = True  # all panels share the axis of y
     about_missing: str
@@ -66,7 +73,7 @@ def against_budgets(measure: Measure, points: Sequence[Point], methods: Sequence
         rules = [p | {"kind": "rule"} for p in known if _unbudgeted(p) and p["panel"] in there]
         other = sum(p[unit.field] is None and not _unbudgeted(p) for p in known)
         title = f"{measure.title} {unit.title}"
-        caption = " ".join(_caption(measure, at, rules, len(points) - len(known), other))
+        caption = " ".join(_caption(measure, unit, at, rules, len(points) - len(known), other))
         yield Figure(f"{measure.name}-{unit.suffix}", title, caption, _spec(measure, unit, title, at, rules, methods))
 
 
@@ -74,9 +81,13 @@ def _unbudgeted(point: Point) -> bool:
     return point["budget"] is None and point["budget_share"] is None
 
 
-def _caption(measure: Measure, at: Sequence[Point], rules: Sequence[Point], missing: int, other: int) -> Iterator[str]:
-    yield measure.about
-    yield f"n: questions. {APART}"
+def _caption(
+    measure: Measure, unit: _Unit, at: Sequence[Point], rules: Sequence[Point], missing: int, other: int
+) -> Iterator[str]:
+    yield f"{measure.shows} against {unit.axis}, {panels([*at, *rules])}; {measure.bands}."
+    if measure.more:
+        yield measure.more
+    yield APART
     if rules:
         yield RULE.format(methods=", ".join(distinct(rules, "method")))
     if missing:
@@ -124,7 +135,7 @@ def _axis(unit: _Unit, budgets: Sequence[float]) -> Spec:
 
 
 def _apart(at: Sequence[Point]) -> list[Point]:
-    """The points with `x` moved by the place of their method among the methods."""
+    """The points with `x` moved sideways, by the same factor for all points of a method."""
     methods = sorted(distinct(at, "method"))
     logs = [math.log2(budget) for budget in sorted(distinct(at, "x"))]
     room = min((b - a for a, b in itertools.pairwise(logs)), default=0.5) * CROWDED

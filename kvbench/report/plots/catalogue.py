@@ -34,7 +34,7 @@ def figures(report: ScoreReport) -> list[Figure]:
 
 
 def _named(figures: Sequence[Figure]) -> Iterator[Figure]:
-    """The figures with distinct names: maps of one family in several groups of runs have equal ones."""
+    """The figures with distinct names: maps of one family in several groups of runs have equal names."""
     seen: Counter[str] = Counter()
     for figure in figures:
         seen[figure.name] += 1

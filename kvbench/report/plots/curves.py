@@ -18,11 +18,11 @@ HEIGHT, LOW = 190, 150  # of a panel in one column, in two
 AXIS = 44  # left of a panel
 GAP = 18
 SYMBOL = {"type": "point", "filled": True, "size": 45, "opacity": 1}
-CLOSE = 40  # from so many points of a line on, they have no symbols
+CLOSE = 40  # lines with this many points or more have no symbols
 
 
 def axis(field: str, title: str | None, **more: Any) -> Spec:
-    """A channel for a number, with its title; names of fields are ours, never a user's."""
+    """An encoding of a numeric field, with its title. Callers name fields; a user's text never does."""
     return {"field": field, "type": "quantitative", "title": title, **more}
 
 
@@ -63,7 +63,7 @@ def _bands(x: Spec, line: Spec, low: str, high: str) -> list[Spec]:
 
 
 def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, together: bool = True) -> Spec:
-    """A figure with a panel for each value of `panel`, in order. together: they share the axis of y, as that of x."""
+    """A figure with a panel for each value of `panel`, in order. together: panels share the y axis too."""
     panels = distinct(values, "panel")
     across = 1 if len(panels) <= ONE_COLUMN else 2
     axes = 1 if together else across
@@ -82,7 +82,7 @@ def facets(title: str, values: Sequence[Point], layers: Sequence[Spec], *, toget
 
 
 def _shortened(panels: Sequence[str], most: int) -> dict[str, str]:
-    """Titles of at most so many letters, without their middle; all whole if two of them became equal."""
+    """Titles cut in the middle to at most `most` letters; whole titles if two cut titles are equal."""
     tail = most * 2 // 3
     short = {p: p if len(p) <= most else f"{p[: most - tail - 1]}…{p[-tail:]}" for p in panels}
     return short if len(set(short.values())) == len(panels) else {p: p for p in panels}
@@ -99,7 +99,7 @@ def where(kind: str, mark: Spec, **encoding: Any) -> Spec:
 
 
 def known(field: str, layer: Spec) -> Spec:
-    """The layer without the values that lack a field, which would count as 0."""
+    """The layer without values that lack a field; Vega-Lite would draw these at 0."""
     return {**layer, "transform": [*layer["transform"], {"filter": {"field": field, "valid": True}}]}
 
 

@@ -15,9 +15,9 @@ LONGEST = 400  # characters of a text; the time to draw one grows with the squar
 
 @dataclass(frozen=True)
 class Figure:
-    """A picture without a theme. Every text in it is without keys, and without control and direction characters.
+    """A picture without a theme. Its texts contain no keys, and no control or direction characters.
 
-    `name`: stem of its files. `caption`: says n, what the error bars are, and what is not shown. `spec`: a Vega-Lite
+    `name`: stem of its files. `caption`: names axes, n and error bars, and what is not shown. `spec`: a Vega-Lite
     specification without `config`; `style.config(theme)` is the configuration that it is drawn with. Texts from rows
     are values of data, domains and titles, never an expression.
     """
@@ -40,7 +40,7 @@ def distinct(points: Sequence[Point], field: str) -> list[Any]:
 
 
 def _cleaned(value: Any, known: dict[str, str]) -> Any:
-    """The same value with clean texts: a control character would end the process that draws it. known: texts so far."""
+    """The value with clean texts: a control character would end the process that draws it. known: clean texts."""
     if isinstance(value, str):
         if value not in known:
             known[value] = _clipped(_plain(value), len(known))

@@ -6,15 +6,16 @@ import math
 from collections.abc import Iterator, Sequence
 
 from kvbench.report.plots import style
+from kvbench.report.plots.captions import panels
 from kvbench.report.plots.curves import SYMBOL, axis, facets, known, tooltip, where
 from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.points import only
 
 TITLE = "Score against measured bytes"
 ABOUT = (
-    "Mean score against the largest KV bytes of a sequence, a mean over samples; n: questions. Bars: 95% intervals "
-    "over questions, as in the table. Grey steps and rings: the frontier, cells that no other cell of the panel beats "
-    "with at most as many bytes; it ignores the intervals. Lines join the budgets of a method."
+    "Mean score over questions against the largest KV bytes of a sequence, a mean over samples, {panels}; bars: 95% "
+    "intervals over questions, as in the table. Grey steps and rings: the frontier, cells that no other cell of "
+    "the panel beats with at most as many bytes; it ignores the intervals. Lines join the budgets of a method."
 )
 UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 BY_SIZE = {"field": "x", "type": "quantitative"}
@@ -30,7 +31,7 @@ def frontier_figures(points: Sequence[Point], methods: Sequence[str]) -> Iterato
         return
     missing = len(points) - len(placed)
     left_out = f" Not shown: {missing} of {len(points)} cells, without a score or bytes." if missing else ""
-    yield Figure("score-bytes", TITLE, ABOUT + left_out, _spec(placed, methods))
+    yield Figure("score-bytes", TITLE, ABOUT.format(panels=panels(placed)) + left_out, _spec(placed, methods))
 
 
 def _spec(placed: Sequence[Point], methods: Sequence[str]) -> Spec:

@@ -12,21 +12,22 @@ from dataclasses import replace
 from kvbench.errors import UserError
 from kvbench.eviction.budget import label
 from kvbench.report.categories import LENGTH, CategoryCell, CategoryReport
+from kvbench.report.plots.captions import counted, listed
 from kvbench.report.plots.figure import Figure, Point, Spec, distinct
 from kvbench.report.plots.heat import heat
 from kvbench.report.scores import ScoreReport
 from kvbench.taskkit.names import base_name
 
 ABOUT = (
-    "Mean score from 0 to 1 over the questions of a square ({n}). No error bars: the tables have them. An empty square "
-    "was not run or has no score."
+    "Mean score, from 0 to 1, of each {kind} of {name} (rows) {across}, {n} in each square, model {models}; no error "
+    "bars: the tables have them. An empty square was not run or has no score."
 )
 
 
 def map_figures(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure]:
     """Maps of families of tasks with two subtasks or more, then of tasks with categories at two lengths or more."""
     yield from _subtasks(points)
-    yield from _categories(report)
+    yield from _categories(report, points)
 
 
 def _subtasks(points: Sequence[Point]) -> Iterator[Figure]:
@@ -36,21 +37,24 @@ def _subtasks(points: Sequence[Point]) -> Iterator[Figure]:
         if subtask:
             length = LENGTH.search(p["task"])
             square = {"row": subtask, "length": int(length[1]) if length else None, "share": p["mean"]}
-            square |= {"cell": p["cell"], "questions": p["questions"]}
+            square |= {"cell": p["cell"], "questions": p["questions"], "model": p["model"]}
             families.setdefault((base_name(p["task"]), p["group"]), []).append(square)
     for (name, group), squares in families.items():
         yield from _figure(name, group, "subtask", squares)
 
 
-def _categories(report: ScoreReport) -> Iterator[Figure]:
+def _categories(report: ScoreReport, points: Sequence[Point]) -> Iterator[Figure]:
     groups = [group for group in report.loaded.groups if LENGTH.search(group.task)]
     try:
         cells = CategoryReport.make(replace(report.loaded, groups=groups)).cells if len(groups) > 1 else []
     except UserError:  # no task has two categories
         return
+    models = {(LENGTH.sub("", p["task"]), p["group"], p["cell"]): p["model"] for p in points}
     families: dict[tuple[str, str, int], list[Point]] = {}
     for cell in cells:
-        families.setdefault((cell.task, cell.group, cell.part), []).append(_square(cell))
+        square = _square(cell)
+        square["model"] = models.get((LENGTH.sub("", cell.task), cell.group, square["cell"]), "")
+        families.setdefault((cell.task, cell.group, cell.part), []).append(square)
     for (task, group, _), squares in families.items():
         if len(distinct(squares, "length")) > 1:
             yield from _figure(task, group, "category", squares)
@@ -76,9 +80,16 @@ def _figure(name: str, group: str, kind: str, squares: Sequence[Point]) -> Itera
     if len(rows) < 2:
         return
     title = ", ".join(filter(None, (name, group, f"score by {kind}" + (" and length" if len(lengths) > 1 else ""))))
-    counts = sorted(distinct(known, "questions"))
-    n = f"n = {counts[0]}" if len(counts) == 1 else f"n = {counts[0]} to {counts[-1]}"
-    yield Figure(f"map-{_stem(name)}-{kind}", title, ABOUT.format(n=n), _spec(title, known, rows, lengths))
+    about = ABOUT.format(
+        kind=kind,
+        name=name,
+        across="by length in tokens (columns), a panel for each method and budget"
+        if len(lengths) > 1
+        else "for each method and budget (columns)",
+        n=counted(distinct(known, "questions")),
+        models=listed(distinct(known, "model")),
+    )
+    yield Figure(f"map-{_stem(name)}-{kind}", title, about, _spec(title, known, rows, lengths))
 
 
 def _spec(title: str, squares: Sequence[Point], rows: Sequence[str], lengths: Sequence[int]) -> Spec:

@@ -9,8 +9,8 @@ SCORE = Measure(
     field="mean",
     low="low",
     high="high",
-    about="Mean score over questions, a panel for each task. Bands and bars: 95% intervals over "
-    "questions, as in the table.",
+    shows="Mean score over questions",
+    bands="bands and bars: 95% intervals over questions, as in the table",
     about_missing="without a score",
 )
 SPEED = Measure(
@@ -20,8 +20,9 @@ SPEED = Measure(
     field="tokens_per_second",
     low="slower",
     high="faster",
-    about="Decoded tokens per second, evictions included, as in the table. Bands and bars: one standard deviation over "
-    "samples to each side, which is no interval of the mean. Compare within one machine, under equal load.",
+    shows="Decoded tokens per second, evictions included,",
+    bands="bands and bars: one standard deviation over samples to each side, which is no interval of the mean",
+    more="Compare within one machine, under equal load.",
     together=False,
     about_missing="without times",
 )
@@ -32,7 +33,8 @@ LENGTH = Measure(
     field="output_tokens",
     low="output_tokens_q1",
     high="output_tokens_q3",
-    about="Mean output tokens of all answers, truncated ones included. Bands and bars: the middle half of the answers.",
+    shows="Mean output tokens of all answers, truncated answers included,",
+    bands="bands and bars: the middle half of the answers",
     together=False,
     about_missing="without answers",
 )
@@ -41,7 +43,8 @@ TRUNCATED = Measure(
     title="Truncated answers",
     axis="share of answers",
     field="truncated",
-    about="Share of scored answers that reached the most new tokens; no error bars.",
+    shows="Share of scored answers that reached the limit of new tokens",
+    bands="no error bars",
     form=".0%",
     about_missing="without answers",
 )

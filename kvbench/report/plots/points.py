@@ -30,7 +30,7 @@ def points(report: ScoreReport) -> list[Point]:
 
 
 def only(points: Sequence[Point], *fields: str) -> list[Point]:
-    """The points with these fields and those that say what a point is; fields without a value are left out."""
+    """The points with the fields of IDENTITY and these; fields without a value are left out."""
     return [{f: p[f] for f in (*IDENTITY, *fields) if p.get(f) is not None} for p in points]
 
 
@@ -54,6 +54,7 @@ def _point(table: TaskTable, cell: ScoreCell, rows: Rows, edge: Sequence[ScoreCe
         "panel": _panel(table),
         "frontier": any(cell is one for one in edge),
         "task": table.task,
+        "model": " and ".join(sorted(rows.values("model"))),
         "group": table.group,
         "method": cell.method + " *" * cell.marked,
         "cell": " ".join(filter(None, (cell.method + " *" * cell.marked, _budget(cell)))),

@@ -12,11 +12,11 @@ from typing import Any, Literal
 Theme = Literal["light", "dark"]
 
 SCHEMA = "https://vega.github.io/schema/vega-lite/v6.json"
-FULL = "full"  # takes the first colour, in every figure
+FULL = "full"  # method with the first colour, in every figure
 WIDTH = 460  # of a figure without its legend, in CSS pixels: a column of print, and a phone without zooming
 NAMES = 220  # most width of the names beside bars and squares
 LETTER = 6.0  # width of a letter of a label
-FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # the first is drawn with, the others have its widths
+FONT = "Liberation Sans, Arial, Helvetica, sans-serif"  # figures are drawn with the first; the others have its widths
 MARK = "#8c8c8c"  # grey that can be seen on both grounds
 COLOURS: dict[Theme, tuple[str, ...]] = {
     "light": ("#000000", "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#b07d00", "#3a9bd6", "#7a7a29"),
@@ -78,7 +78,7 @@ def methods(names: Sequence[str], shown: Sequence[str]) -> dict[str, Any]:
 
 
 def dash(name: str, names: Sequence[str]) -> int:
-    """The value of the field `dash` for a method: which of the dashes its lines have."""
+    """Return the value of the field `dash` for a method: the place in DASHES of its lines' pattern."""
     return max(0, _ordered(names).index(name) - 1) // (len(COLOURS["light"]) - 1) % len(DASHES)
 
 

@@ -3,8 +3,8 @@
 `KeyRefused` ends a run; any other failure of a judge gives a score without a value and with a note.
 """
 
-from kvbench.scoring.judge.api import Judge, JudgeError, KeyRefused, Reply
+from kvbench.scoring.judge.api import JudgeError, KeyRefused, Reply
 from kvbench.scoring.judge.grading import compare, rate
 from kvbench.scoring.judge.settings import check, connect
 
-__all__ = ["Judge", "JudgeError", "KeyRefused", "Reply", "check", "compare", "connect", "rate"]
+__all__ = ["JudgeError", "KeyRefused", "Reply", "check", "compare", "connect", "rate"]

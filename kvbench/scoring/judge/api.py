@@ -30,4 +30,4 @@ class Judge(Protocol):
     """A model that answers one request at a time, at temperature 0. Several threads may ask at once."""
 
     def ask(self, system: str, user: str) -> Reply:
-        """Raises JudgeError, KeyRefused, or SetupError if the judge cannot be loaded."""
+        """Return the judge's reply. Raises JudgeError, KeyRefused, or SetupError if the judge cannot be loaded."""

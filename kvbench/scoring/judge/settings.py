@@ -30,8 +30,8 @@ _judges: dict[tuple[str, str | None, str], Judge] = {}
 _lock = threading.Lock()
 
 
-def check(services: Services, *, task: str = "mt_bench") -> None:
-    """Check the judge's settings without a request.
+def check(services: Services, task: str) -> None:
+    """Check the judge's settings without a request. `task`: name of a task that needs the judge.
 
     Raises UserError for invalid settings, SetupError if httpx or tenacity is missing.
     """
@@ -40,14 +40,17 @@ def check(services: Services, *, task: str = "mt_bench") -> None:
             f"task {quote(task)} needs a judge: --judge URL --judge-model NAME with its key in an environment variable "
             "(--judge-key-env), or --judge none to store answers only."
         )
-    if _is_none(services.judge):
+    if not _is_none(services.judge):
+        _check_judge(services, services.judge)
+
+
+def _check_judge(services: Services, judge: str) -> None:
+    if judge.startswith(LOCAL):
+        _check_folder(judge.removeprefix(LOCAL))
         return
-    if services.judge.startswith(LOCAL):
-        _check_folder(services.judge.removeprefix(LOCAL))
-        return
-    address = _address(services.judge)
+    address = _address(judge)
     if not services.judge_model:
-        raise UserError(f"--judge {quote(services.judge)} needs --judge-model NAME: which model is to judge there.")
+        raise UserError(f"--judge {quote(judge)} needs --judge-model NAME: the model that judges at this address.")
     _check_key(services.judge_key_env, _is_loopback(address))
     missing = [name for name in ("httpx", "tenacity") if importlib.util.find_spec(name) is None]
     if missing:
@@ -61,7 +64,7 @@ def connect(services: Services) -> Judge | None:
     with _lock:
         settings = services.judge, services.judge_model, services.judge_key_env
         if settings not in _judges:
-            check(services)
+            _check_judge(services, services.judge)
             _judges[settings] = _make(services.judge, services)
         return _judges[settings]
 

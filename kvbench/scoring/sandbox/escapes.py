@@ -42,7 +42,7 @@ def ends(status: str, within: float) -> Check:
 
 
 def killed(outcome: Outcome) -> str:
-    return "" if outcome.status == "runtime_error" and not outcome.stdout else "such a call is let through"
+    return "" if outcome.status == "runtime_error" and not outcome.stdout else "the call is let through"
 
 
 @dataclass(frozen=True, slots=True)

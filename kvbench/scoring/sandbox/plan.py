@@ -51,7 +51,7 @@ class Plan:
         return [argument for _, group in self.outer for argument in group]
 
     def steps(self) -> list[list[Any]]:
-        """Return the steps as plain data for the driver."""
+        """Return the lockdown's steps as plain data, which the driver receives."""
         return [[name, _filter(self.opened) if name == "seccomp" else value] for name, value in self.inner]
 
 

@@ -84,7 +84,7 @@ def _probe(tier: Tier, limits: Limits, plan: Plan) -> list[str]:
             with _scene(limits) as values, Box(tier, limits, plan=alone) as box:
                 problems += _run(box, escapes.NAMESPACES, values)
                 if _left_segment(values["key"]):
-                    problems.append("the box alone: shares System V memory")
+                    problems.append("the box alone: the program shares System V memory with other processes")
     except BoxError as error:
         problems.append(str(error))
     except OSError as error:
@@ -131,13 +131,17 @@ def _scene(limits: Limits) -> Iterator[dict[str, Any]]:
 def _state(outcome: Outcome, tier: Tier, limits: Limits) -> list[str]:
     """Return the differences between the state that a program reports and the state that the tier promises."""
     if outcome.status != "ok":
-        return [f"state: ended with {outcome.status}"]
+        return [f"the program that reports its state ended with {outcome.status}"]
     state = json.loads(outcome.stdout)
     sizes = {"AS": limits.memory, "STACK": limits.stack, "FSIZE": limits.file_bytes, "NOFILE": limits.files}
-    problems = [f"state: {name} is {state[name]}" for name, value in _STATE.items() if state[name] != value]
+    problems = [
+        f"the program's state '{name}' is {state[name]}, expected {value}"
+        for name, value in _STATE.items()
+        if state[name] != value
+    ]
     for name, bound in (sizes | {"CORE": 0, "CPU": 12}).items():
         if not 0 <= (size := state["limits"][name][1]) <= bound:
-            problems.append(f"state: limit {name} is {size}")
+            problems.append(f"the program's limit {name} is {size}, expected at most {bound}")
     return problems + _rights(state, tier)
 
 
@@ -146,11 +150,11 @@ def _rights(state: dict[str, Any], tier: Tier) -> list[str]:
     users, problems = set(state["users"]), []
     if os.geteuid() == 0 and tier.name != "container":
         if len(users) != 1 or not FIRST_USER <= min(users) < FIRST_USER + USERS:
-            problems.append(f"state: runs as {sorted(users)}")
+            problems.append(f"the program runs as users {sorted(users)}, expected one unused user")
     elif 0 in users:
-        problems.append("state: runs as root")
+        problems.append("the program runs as root")
     if any(state["capabilities"][2:]) or any(mask & ~_READ_ALL for mask in state["capabilities"]):
-        problems.append(f"state: capabilities are {state['capabilities']}")
+        problems.append(f"the program has the capabilities {state['capabilities']}")
     return problems
 
 

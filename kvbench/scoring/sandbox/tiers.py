@@ -35,7 +35,7 @@ _PROBE_SECONDS = 10.0  # for a container service to answer
 
 
 class Tier(ABC):
-    """One way to start a box."""
+    """One way to isolate programs: starts a box and says how a program in it is locked down."""
 
     name: ClassVar[str]  # the value of the row column `sandbox_tier`
     shared: ClassVar[bool] = False  # one box serves many programs, because it starts slowly
@@ -237,7 +237,7 @@ class Unsafe(Tier):
 
 
 def _environment(prefix: str) -> dict[str, str]:
-    """Return the driver's environment for an interpreter below a prefix."""
+    """Return the environment variables of a driver whose Python lies below the folder `prefix`."""
     search = [os.path.join(prefix, folder) for folder in interpreter.shared_library_path()]
     return _ENVIRONMENT | ({"LD_LIBRARY_PATH": ":".join(search)} if search else {})
 

@@ -31,12 +31,11 @@ Row = dict[str, Any]
 class Reading:
     """The rows of data files, one file after the other. `sha256` (of all bytes read) is complete after the last row.
 
-    member: the name of the file with the rows, if each of `files` is an archive. name: name of the rows in messages.
+    member: the name of the file with the rows, if each of `files` is an archive.
     """
 
-    def __init__(self, files: Sequence[Path], member: str = "", name: str = "") -> None:
+    def __init__(self, files: Sequence[Path], member: str = "") -> None:
         self.files, self.member = files, member
-        self.name = name or str(files[0])
         self._digest = hashlib.sha256()
 
     @property
@@ -46,7 +45,7 @@ class Reading:
     def __iter__(self) -> Iterator[Row]:
         """Yield the rows. Raises SetupError for unreadable files and invalid rows."""
         for file in self.files:
-            name = self.name if len(self.files) == 1 else str(file)
+            name = str(file)
             try:
                 check_plain(file, bare(name), None)
                 with file.open("rb") as stream:

@@ -39,4 +39,4 @@ def together(errors: Sequence[DataMissing], names: Sequence[str]) -> SetupError:
 def terms(tasks: Sequence[str]) -> str:
     """Return a sentence on how to get access to the gated data of tasks."""
     which = f"{' and '.join(map(quote, tasks))} {'is' if len(tasks) == 1 else 'are'} gated"
-    return f"{which}: accept the terms on the hub's page and set HF_TOKEN there."
+    return f"{which}: accept the terms on the hub's page and set HF_TOKEN on the connected machine."

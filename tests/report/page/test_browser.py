@@ -97,6 +97,52 @@ def test_the_whole_page_at_work(window: Browser, file: Path) -> None:
     assert window.complaints() == []
 
 
+def test_answers_that_flip_are_found_and_show_where_they_part(
+    window: Browser, make_run: Callable[..., Path], rows: Callable[..., list[dict[str, Any]]], tmp_path: Path
+) -> None:
+    """Of gkv's answers, one is wrong: the filter leaves its question, and marks the character at which it parts."""
+    scores = {"full": [1.0] * 4, "gkv": [1.0, 0.0, 1.0, 1.0], "h2o": [0.0] * 4}
+    cells = [rows(name, None if name == "full" else 48, of) for name, of in scores.items()]
+    texts = {
+        "full": "so 3 + 4 = 7",
+        "gkv": "so 3 + 4 = 🧩",
+        "h2o": "so 3 + 4 = 🧨 and on",
+        "same": "so 3 + 4 = 7 again",
+    }
+    for name, of in zip(scores, cells, strict=True):
+        for row in of:
+            row["output"] = texts[name if row["score"] < 1 or name == "full" else "same"]
+    cells += [rows(name, budget, [0.0], task="gpqa_diamond") for name, budget in (("full", None), ("gkv", 48))]
+    window.open(write(ScoreReport.make(load([make_run("flips", *cells)])), tmp_path / "flips.html"))
+    listed = "return [...document.querySelectorAll('#question option')].map((one) => one.text)"
+    parts = """return [...document.querySelectorAll('#answers article:not([hidden]) pre')]
+    .map((pre) => [...pre.childNodes].map((one) => one.textContent))"""
+
+    walk = [f"≠ walk: q{n} – a prompt" for n in (1, 0, 2, 3)]
+    assert window.run(listed) == ["gpqa_diamond: q0", *walk]  # its texts are withheld, and its scores are equal
+    choose(window, "by-method", "gkv")
+    window.run("document.getElementById('differing').click()")
+    assert window.run(listed) == walk[:1]
+    assert shown(window, "#asked-count") == ["1 of 5"]
+    assert window.run(parts) == [["", "", texts["full"]], ["so 3 + 4 = ", "🧩", ""]]
+    [label] = [text for text in shown(window, "#answers .label") if "differs" in text]
+    assert label == "output, differs from full at character 12"
+    assert shown(window, "p.apart") == ["≠ another score than full"]
+
+    choose(window, "against", "h2o at 48")  # the two pictures share their first half
+    choose(window, "by-method", "")
+    assert window.run(listed) == walk
+    choose(window, "question", "1")  # q1: with gkv alone it was not among those that differ from h2o
+    assert window.run(parts)[2] == ["so 3 + 4 = ", "🧩", ""]
+    window.run("document.getElementById('differing').click()")
+    choose(window, "by-task", "gpqa_diamond")
+    assert window.run(listed) == ["gpqa_diamond: q0"]
+    window.run("document.getElementById('differing').click()")
+    assert shown(window, "#asked-count") == ["None of the 5 questions on this page fits."]
+    assert not shown(window, "#asked")
+    assert window.complaints() == []
+
+
 def test_questions_and_tokens(window: Browser, file: Path) -> None:
     window.open(file)
     assert shown(window, "#asked-title") == ["walk: q3"] or shown(window, "#asked-title") == ["chain: q3"]
@@ -108,7 +154,8 @@ def test_questions_and_tokens(window: Browser, file: Path) -> None:
     window.run("document.getElementById('before').click()")
     assert shown(window, "#asked-title") == before
     choose(window, "by-method", "h2o")
-    assert [text.split("score")[0] for text in shown(window, "#answers article")] == ["h2o at 48", "h2o at 64"]
+    left = [text.split("score")[0] for text in shown(window, "#answers article")]
+    assert left == ["full", "h2o at 48", "h2o at 64"]  # the reference stays
     choose(window, "by-method", "")
 
     window.run("[...document.querySelectorAll('#answers article button')].at(-1).click()")

@@ -39,6 +39,13 @@ def test_a_pair_read_backwards_has_the_other_sign(walk: scored.Scored) -> None:
     assert at.between("gkv", "gkv") is None
 
 
+@pytest.mark.parametrize(
+    ("diff", "text"), [(-0.25, "-0.25"), (0.005, "+0.01"), (-0.0047, "-0.005"), (-0.0001, "+0.000"), (0.0, "+0.000")]
+)
+def test_a_small_difference_is_not_shown_as_0(diff: float, text: str) -> None:
+    assert matrix.Difference(diff, diff, diff, 0.01, "worse", 10).brief == text
+
+
 def test_holm_is_over_all_pairs_of_the_task(walk: scored.Scored) -> None:
     both = matrix.matrices(walk)
     assert [at.budget for at in both] == ["48", "64"]

@@ -18,6 +18,7 @@ from kvbench.errors import SetupError
 from kvbench.report.load import load
 from kvbench.report.overview import overview
 from kvbench.report.page import kept, matrix, published, questions, scored, write
+from kvbench.report.plots import figures
 from kvbench.report.scores import ScoreReport, block
 from kvbench.store import read_rows
 
@@ -102,6 +103,35 @@ def test_questions_with_decisions_come_first_then_those_that_differ(run: Path, p
     assert "24 of 40 questions: at most 12 per task" in page(run)
 
 
+def test_a_cell_s_only_flip_is_on_the_page(make_run: Callable, rows: Callable, page: Page) -> None:
+    """random fails everywhere, so every question differs as much; gkv fails on one of 40, full on another."""
+    scores = {"full": [float(n != 33) for n in range(40)], "gkv": [float(n != 31) for n in range(40)]}
+    cells = [rows(name, None if name == "full" else 48, of) for name, of in scores.items()]
+    run = make_run("r", *cells, rows("random", 48, [0.0] * 40), rows("h2o", 48, scores["full"]))
+    shown = [q["id"] for q in data(page(run))["questions"]]
+    assert shown[:3] == ["q31", "q0", "q1"]
+    assert len(shown) == questions.MOST_QUESTIONS
+
+
+def test_a_question_opens_with_the_words_that_its_task_s_prompts_do_not_share() -> None:
+    prompts = {"walk": ["Find it.\nNow 12 is", "Find it.\nNow 17\n is"], "one": ["Only one"], "same": ["Equal"] * 2}
+    asked = [{"task": task, "prompt": (text, "")} for task, texts in prompts.items() for text in texts]
+    asked += [{"task": "long", "prompt": (start + "word " * 40, "")} for start in "ab"]
+    asked += [{"task": "gated", "prompt": ("", "")}]
+    questions._open(asked)
+    words = [one["opening"] for one in asked]
+    assert words[:5] == ["… 12 is", "… 17 is", "Only one", "Equal", "Equal"]
+    assert words[5].startswith("aword word ")
+    assert words[5].endswith("…")
+    assert len(words[5]) <= questions.OPENING
+    assert words[-1] == ""
+
+
+def test_figures_have_the_captions_of_their_files(run: Path, page: Page) -> None:
+    shown = [caption.text_content() for caption in tree(page(run)).xpath("//figcaption")]
+    assert sorted(shown) == sorted(figure.caption for figure in figures(ScoreReport.make(load([run]))))
+
+
 def test_a_long_output_is_cut_and_says_where_the_rest_is(make_run: Callable, rows: Callable, page: Page) -> None:
     cells = rows("full", None, [1.0, 0.0]) + rows("gkv", 48, [1.0, 1.0])
     cells[0]["output"] = "x" * 50_000
@@ -111,8 +141,10 @@ def test_a_long_output_is_cut_and_says_where_the_rest_is(make_run: Callable, row
         for a in q["answers"]
         if a["key"] == cells[0]["row_key"]
     ]
-    assert answer["output"].startswith("x" * 20_000 + "\n[cut: 50000 bytes in all")
-    assert cells[0]["row_key"] in answer["output"]
+    text, note = answer["output"]
+    assert text == "x" * 20_000
+    assert note.startswith("[cut: 50000 bytes in all")
+    assert cells[0]["row_key"] in note
 
 
 def test_the_texts_of_a_page_are_capped(make_run: Callable, rows: Callable, page: Page) -> None:
@@ -135,6 +167,7 @@ def test_gated_texts_are_withheld(make_run: Callable, rows: Callable, page: Page
     [first, _] = data(text)["questions"]
     assert first["withheld"].startswith("The task's data are gated")
     assert first["answers"][0]["scores"]["score"] in (0.0, 1.0)
+    assert (first["prompt"], first["opening"]) == (["", ""], "")
 
 
 def test_decisions_on_a_prompt_that_is_not_stored_are_withheld(run: Path, page: Page, monkeypatch) -> None:

@@ -139,8 +139,10 @@ def test_equal_figures_give_equal_bytes(tmp_path: Path, report: ScoreReport):
     first = {path.name: path.read_bytes() for path in write(drawn, tmp_path / "one")}
     svg(some())
     again = {path.name: path.read_bytes() for path in write(drawn[::-1], tmp_path / "two")}
+    captions = [files.pop("captions.txt").decode().split("\n\n") for files in (first, again)]
     assert first == again
     assert list(first) == [f"{figure.name}.{suffix}" for figure in drawn for suffix in ("svg", "pdf")]
+    assert [part.strip() for part in captions[0]] == [part.strip() for part in captions[1][::-1]]
 
 
 def test_figures_of_one_page_have_different_ids(report: ScoreReport):
@@ -216,6 +218,9 @@ def test_the_command_writes_what_it_says(make_run: Callable, rows: Callable, tmp
     assert "verdict" in out
     written = sorted((tmp_path / "out").iterdir())
     assert sorted(err.splitlines()) == [f"wrote {path}" for path in written]
-    assert {path.stem for path in written} == {"score-budget", "score-bytes", "speed-budget", "length-budget"}
+    drawn = {"score-budget", "score-bytes", "speed-budget", "length-budget"}
+    assert {path.stem for path in written} == drawn | {"captions"}
+    captions = (tmp_path / "out" / "captions.txt").read_text()
+    assert all(captions.count(path.name) == 1 for path in written if path.stem in drawn)
     assert main(["report", str(run), "--plot", str(tmp_path / "out"), "--memory"]) == 2
     assert "--plot draws the report of scores" in capsys.readouterr().err

@@ -120,6 +120,32 @@ def test_budgets_as_shares_have_their_own_figure(make_run: Callable, rows: Calla
     assert "Not shown here: 1 cell with budgets in another unit." in drawn["score-share"].caption
 
 
+def test_captions_name_axes_bands_questions_tasks_and_model(report: ScoreReport):
+    caption = {name: figure.caption for name, figure in named(report).items()}
+    panels = "a panel for each of 10 tasks (n = 12 questions), model tiny"
+    assert caption["score-budget"].startswith(
+        f"Mean score over questions against budget (entries per layer and KV head), {panels}; bands and bars: 95% "
+        "intervals over questions, as in the table."
+    )
+    assert f"a mean over samples, {panels}; bars: 95% intervals" in caption["score-bytes"]
+    assert all(panels in text for name, text in caption.items() if not name.startswith("map-"))
+    by_length = "by length in tokens (columns), a panel for each method and budget, n ="
+    assert caption["map-ruler-subtask"].startswith("Mean score, from 0 to 1, of each subtask of ruler (rows) ")
+    assert f"{by_length} 12 questions in each square, model tiny; no error bars" in caption["map-ruler-subtask"]
+    assert f"{by_length} 4 questions in each square, model tiny; no error bars" in caption["map-niah-category"]
+
+
+def test_a_caption_names_few_tasks_and_every_model(make_run: Callable, rows: Callable):
+    parts = [
+        rows(m, b, [0.5, 1.0] * n, task=task, model=f"org/{task}")
+        for task, n in (("walk", 4), ("chain", 6))
+        for m, b in (("full", None), ("gkv", 48))
+    ]
+    drawn = named(ScoreReport.make(load([make_run("r", *parts)], ["model"])))
+    wanted = "a panel for each of chain and walk (n = 8 to 12 questions), model org/chain and org/walk; bands"
+    assert wanted in drawn["score-budget"].caption
+
+
 def test_captions_say_what_is_not_shown(make_run: Callable, rows: Callable):
     parts = [rows("full", None, [0.5, 1.0] * 8), rows("gkv", 48, [0.5] * 16)]
     parts += [rows("snapkv", 48, [0.5] * 16, decode_bounded=False)]

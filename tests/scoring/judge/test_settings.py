@@ -44,7 +44,7 @@ def services(judge: str | None = URL, model: str | None = "judge-1", key_env: st
     ],
 )
 def test_settings_that_work(good: Services):
-    check(good)
+    check(good, "mt_bench")
     assert (connect(good) is None) is (good.judge.lower() == "none")
 
 
@@ -80,7 +80,7 @@ def test_settings_that_work(good: Services):
 )
 def test_settings_that_cannot_work(bad: Services, message: str):
     with pytest.raises(UserError, match=message) as error:
-        check(bad)
+        check(bad, "mt_bench")
     assert "canary" not in str(error.value)
     assert "abcdefghij" not in str(error.value)
     assert error.value.exit_code == 2
@@ -93,13 +93,13 @@ def test_settings_that_cannot_work(bad: Services, message: str):
 def test_a_key_that_no_header_can_hold(key: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("JUDGE_KEY", key)
     with pytest.raises(UserError, match="the key in the environment variable 'JUDGE_KEY' has characters") as error:
-        check(services())
+        check(services(), "mt_bench")
     assert key not in str(error.value)
 
 
 def test_the_task_is_named():
     with pytest.raises(UserError, match="task 'other' needs a judge"):
-        check(services(None), task="other")
+        check(services(None), "other")
 
 
 def test_one_judge_for_the_same_settings():
@@ -116,11 +116,11 @@ def test_one_judge_for_the_same_settings():
 def test_a_folder_needs_a_model_and_a_template(tmp_path: Path):
     local = services(f"local:{tmp_path}", None, "NO_KEY")
     with pytest.raises(UserError, match="no model in that folder"):
-        check(local)
+        check(local, "mt_bench")
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "tokenizer_config.json").write_text("{}")
     with pytest.raises(UserError, match="no chat template"):
-        check(local)
+        check(local, "mt_bench")
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": "x"}))
-    check(local)
+    check(local, "mt_bench")
     assert isinstance(connect(local), LocalJudge)

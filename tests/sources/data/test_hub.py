@@ -163,7 +163,7 @@ def test_check_finds_what_was_downloaded_before(data: Callable, tmp_path: Path) 
         "check lines table", "fetch lines table --out d", "check lines table --json", folder=tmp_path
     )
     assert before.code == 3
-    assert "error: data of 2 of 2 tasks are not here as they should be: lines (missing), table (missing)." in before.err
+    assert "error: data of 2 of 2 tasks are missing or wrong: lines (missing), table (missing)." in before.err
     assert (fetch.code, after.code) == (0, 0)
     rows = json.loads(after.out)["tasks"]
     assert [(row["source"], row["revision"], row["state"]) for row in rows] == [("hub", PINNED, "ok")] * 2
@@ -229,7 +229,9 @@ def test_an_unreachable_hub_is_told_soon(data: Callable, tmp_path: Path) -> None
 def test_gated_data_say_what_they_need_where_the_hub_is_unreachable(data: Callable, tmp_path: Path) -> None:
     (result,) = data("fetch secret --out d", folder=tmp_path, url="http://127.0.0.1:9")
     assert result.code == 3
-    assert "'secret' is gated: accept the terms on the hub's page and set HF_TOKEN there." in result.err
+    assert (
+        "'secret' is gated: accept the terms on the hub's page and set HF_TOKEN on the connected machine." in result.err
+    )
 
 
 def test_data_of_lm_eval_are_refused_before_anything_is_fetched(data: Callable, hub: Hub, tmp_path: Path) -> None:
