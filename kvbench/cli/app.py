@@ -30,6 +30,14 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 
 
 class _Group(TyperGroup):
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The parameters. A flag that the user leaves out is False, not None: typer imports pydantic to read None."""
+        params = super().get_params(ctx)
+        for param in params:
+            if param.type_descriptor.annotation is bool and param.default is None:
+                param.default = False
+        return params
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find a command; the error for an unknown command suggests similar names."""
         if args and not args[0].startswith("-") and self.get_command(ctx, args[0]) is None:

@@ -20,6 +20,7 @@ from typing import Any
 from kvbench import __version__
 from kvbench.compare.cell import COUNTS, ENTRIES, MARK, Cell, Key, Question, Side
 from kvbench.compare.facts import FACTS, FILLED
+from kvbench.compare.user_file import content
 from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.report.cells import method_label
 from kvbench.store.files import reason, replacing
@@ -28,7 +29,7 @@ from kvbench.store.strict_json import document
 
 FORMAT = 2
 LARGEST = 64 << 20  # bytes
-FIGURES = (*("kv_bytes_peak", "kv_bytes_mean", "tokens_per_second", "speed_spread", "evict_share"),)
+FIGURES = ("kv_bytes_peak", "kv_bytes_mean", "tokens_per_second", "speed_spread", "evict_share")
 HEADLINES = ("score", "score_partial", "score_strict")
 MARKS = r"[A-Za-z0-9_.-]*"
 LONGEST = 4096  # characters of a name
@@ -41,7 +42,7 @@ class _Wrong(Exception):
 
 def write(path: Path, side: Side) -> None:
     """Save a side. Raises SetupError."""
-    content = {
+    made = {
         "format": FORMAT,
         "kvbench": __version__,
         "sources": [[name, rows] for name, rows in side.sources],
@@ -50,7 +51,7 @@ def write(path: Path, side: Side) -> None:
     }
     try:
         with replacing(path) as file:
-            file.write(_text(content | {"sha256": digest(content)}).encode())
+            file.write(_text(made | {"sha256": digest(made)}).encode())
     except OSError as error:
         raise SetupError(f"cannot write {quote(path)} ({reason(error)}).") from error
 
@@ -58,14 +59,7 @@ def write(path: Path, side: Side) -> None:
 def read(path: Path) -> Side:
     """The side of a file. Raises UserError."""
     try:
-        with open(path, "rb") as file:
-            data = file.read(LARGEST + 1)
-    except OSError as error:
-        raise UserError(f"cannot read {quote(path)} ({reason(error)}).") from error
-    try:
-        if len(data) > LARGEST:
-            raise _Wrong(f"it is larger than {LARGEST >> 20} MiB")
-        return _side(path, document(data))
+        return _side(path, document(content(path, LARGEST)))
     except _Wrong as wrong:
         raise UserError(f"{quote(path)} is no baseline of 'kvbench compare --save': {wrong}.") from None
     except ValueError as error:
@@ -108,7 +102,7 @@ def _side(path: Path, content: Any) -> Side:
     if len(by_key := {cell.key: cell for cell in cells}) < len(cells):
         raise _Wrong("it has a cell twice")
     return Side(
-        name=path.name,
+        name=str(path),
         cells=by_key,
         sources=tuple((name, rows) for name, rows in sources),
         unfinished=content["unfinished"],

@@ -26,6 +26,8 @@ MOST = 20  # questions of a cell
 TAIL = 160  # last characters of an answer
 WITHHELD = "(withheld: the task's questions are gated)"
 NOT_HERE = "(not in a baseline file)"
+ANSWERS = f"[the extracted answer, which the task scores] and the end of the output, at most {TAIL} characters"
+NONE = "No question changed its score."
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +84,8 @@ def _answer(stored: Stored, cell: Cell, question: str, sample: int) -> Answer:
     if row is None:
         return Answer("", NOT_HERE)
     output, extracted = (value if isinstance(value := row.get(name), str) else "" for name in ("output", "extracted"))
-    return Answer(extracted, re.sub(r"\s+", " ", output)[-TAIL:])
+    whole = re.sub(r"\s+", " ", output)
+    return Answer(extracted, whole if len(whole) <= TAIL else f"...{whole[-TAIL:]}")
 
 
 def documents(outcome: Outcome) -> Iterator[dict[str, Any]]:
@@ -104,11 +107,13 @@ def text(outcome: Outcome) -> str:
             for side, answer in zip(("base", "new "), flip.answers):
                 lines.append(f"    {side}  {_shown(answer)}")
         lines.append("")
-    return "\n".join(lines).rstrip() or NONE
+    head = ["Questions, with the mean score in BASE > NEW and the first sample that changed. Per side:", f"{ANSWERS}."]
+    return "\n".join([*head, "", *lines]).rstrip() if lines else NONE
 
 
 def markdown(outcome: Outcome) -> str:
-    lines = ["## Questions whose score changed", ""]
+    lines = ["## Questions whose score changed", "", f"base, new: mean scores; answers: {md(ANSWERS)}.", ""]
+    head = len(lines)
     for cell, found, count in flips(outcome):
         lines += [f"### {md(cell)}: {_count(count)}", "", "| question | base | new | base answers | new answers |"]
         lines.append("|---|---:|---:|---|---|")
@@ -116,10 +121,7 @@ def markdown(outcome: Outcome) -> str:
             answers = " | ".join(md(_shown(answer)) for answer in flip.answers)
             lines.append(f"| {md(flip.question)} | {flip.base:.3f} | {flip.new:.3f} | {answers} |")
         lines.append("")
-    return "\n".join(lines) if len(lines) > 2 else NONE
-
-
-NONE = "No question changed its score."
+    return "\n".join(lines) if len(lines) > head else NONE
 
 
 def _shown(answer: Answer) -> str:

@@ -15,8 +15,11 @@ from dataclasses import dataclass, replace
 from kvbench.compare.cell import Cell, Key, Side
 from kvbench.compare.facts import Difference, differences, not_comparable, refuse
 from kvbench.errors import UserError, bare, quote
+from kvbench.eviction import choose
 from kvbench.registry import did_you_mean
 from kvbench.report.agree import SAME
+from kvbench.report.cells import method_label
+from kvbench.store.identity import canonical_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +58,24 @@ def parse_map(texts: Sequence[str]) -> dict[str, str]:
         old, equals, new = _at_equals(text)
         if not (equals and old.strip() and new.strip()):
             raise UserError(f"--map {quote(text)}: write BASE=NEW, as in --map gkv=mine.")
-        if new.strip() in found:
-            raise UserError(
-                f"--map {quote(text)}: {quote(new.strip())} stands for {quote(found[new.strip()])} already."
-            )
-        found[new.strip()] = old.strip()
+        old, new = _spelled(old.strip()), _spelled(new.strip())
+        if new in found:
+            raise UserError(f"--map {quote(text)}: {quote(new)} stands for {quote(found[new])} already.")
+        found[new] = old
     return found
+
+
+def _spelled(name: str) -> str:
+    """A method with options as cells have it, ``gkv(lam=0.0)`` for ``gkv(lam=0)``; any other name as it is.
+
+    Raises UserError for wrong options of a method that is installed.
+    """
+    alone, bracket, _ = name.partition("(")
+    try:
+        canonical = choose.canonical(alone)
+    except UserError:  # a model, or a method of a plug-in that is not loaded
+        return name
+    return method_label(canonical, canonical_json(choose.from_label(name).options())) if bracket else name
 
 
 def _at_equals(text: str) -> tuple[str, str, str]:

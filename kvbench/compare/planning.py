@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from kvbench.compare.cell import Cell, Side
 from kvbench.compare.policy import Policy
+from kvbench.compare.words import few
 from kvbench.errors import bare
 from kvbench.report.stats import ALPHA, fewest_clusters
 from kvbench.report.stats.power import POWER
@@ -36,12 +37,14 @@ class Plan:
     variance: float  # of the difference of one sample of one question
     needed: dict[int, int]
     samples: int | None
+    source: str  # of the variance: "samples", "mean score" (one sample per question: its upper limit) or "none"
 
 
 def plans(side: Side, policy: Policy) -> Iterator[Plan]:
     for key in sorted(side.cells, key=lambda key: key.order()):
         cell, margin = side.cells[key], policy.margin_of(key)
-        variance = 2 * _noise(cell)
+        noise, source = _noise(cell)
+        variance = 2 * noise
         if not margin > 0 or math.isnan(variance):
             continue
         there = len(cell.questions)
@@ -52,6 +55,7 @@ def plans(side: Side, policy: Policy) -> Iterator[Plan]:
             variance=variance,
             needed={k: needed(variance / k, margin) for k in SAMPLES},
             samples=_samples(variance, margin, there),
+            source=source if variance else "none",
         )
 
 
@@ -85,8 +89,11 @@ def _reach(questions: int) -> float:
     return float(stdtrit(questions - 1, 1 - ALPHA) + stdtrit(questions - 1, POWER))
 
 
-def _noise(cell: Cell) -> float:
-    """Mean over questions of the variance between samples; with one sample of share p, p (1 - p) is an upper limit."""
+def _noise(cell: Cell) -> tuple[float, str]:
+    """Mean over questions of the variance between samples, and its source.
+
+    With one sample per question and a mean score of p, p (1 - p) is an upper limit. NaN without scores.
+    """
     variances, means = [], []
     for question in cell.questions.values():
         scores = [score for score in question.scores if score is not None]
@@ -97,11 +104,29 @@ def _noise(cell: Cell) -> float:
         if len(scores) > 1:
             variances.append(math.fsum((s - mean) ** 2 for s in scores) / (len(scores) - 1))
     if variances:
-        return math.fsum(variances) / len(variances)
+        return math.fsum(variances) / len(variances), "samples"
     if not means:
-        return math.nan
+        return math.nan, "none"
     whole = math.fsum(means) / len(means)
-    return whole * (1 - whole)
+    return whole * (1 - whole), "mean score"
+
+
+def notes(found: list[Plan]) -> list[str]:
+    """Lines on cells whose samples show no variance: where their figures come from."""
+    flat, single = ([plan.cell for plan in found if plan.source == source] for source in ("none", "mean score"))
+    lines = []
+    if flat:
+        lines.append(
+            f"No spread: {few(flat)}. All samples of a question have the same score there, so their variance says "
+            "nothing. The number is that of unchanged questions which exclude a fall on more than the margin's share "
+            "of questions; more samples do not help."
+        )
+    if single:
+        lines.append(
+            f"One sample per question: {few(single)}. Its spread is unknown; the numbers take the largest that the "
+            "mean score p allows, p (1 - p), and are upper limits."
+        )
+    return lines
 
 
 def _count(questions: int) -> str:
@@ -124,4 +149,6 @@ def text(found: list[Plan]) -> str:
         console.print("Questions that it takes, by the number of samples of each, for 80% power to show no worse than")
         console.print("the margin if nothing changed; from the variances of this run.\n")
         console.print(table)
+        for note in notes(found):
+            console.print(f"\n{terminal.clean(note)}")
     return captured.get().rstrip("\n")

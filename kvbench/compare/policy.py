@@ -25,9 +25,9 @@ from typing import Any
 
 from kvbench.compare.cell import Key
 from kvbench.compare.measures import LIMITED
+from kvbench.compare.user_file import content
 from kvbench.errors import UserError, bare, quote
 from kvbench.registry import did_you_mean
-from kvbench.store.files import reason
 
 TIERS = ("critical", "advisory")
 PATTERNS = ("task", "method", "budget", "model")
@@ -79,14 +79,7 @@ class Policy:
 def read_policy(path: Path) -> Policy:
     """The policy of a TOML file. Raises UserError."""
     try:
-        with open(path, "rb") as file:
-            content = file.read(LARGEST + 1)
-    except OSError as error:
-        raise UserError(f"cannot read {quote(path)} ({reason(error)}).") from error
-    try:
-        if len(content) > LARGEST:
-            raise ValueError("it is larger than 1 MiB")
-        document = tomllib.loads(content.decode())
+        document = tomllib.loads(content(path, LARGEST).decode())
         _check_whole(document)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{quote(path)} is not TOML: {bare(error)}.") from None

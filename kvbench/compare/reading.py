@@ -21,7 +21,8 @@ from kvbench.errors import SetupError, UserError, bare, quote
 from kvbench.report.agree import BY_QUESTION, judge_of
 from kvbench.report.cells import answered, cells_of, mean, present, speed
 from kvbench.report.load import find_runs
-from kvbench.report.rows import RUN, Rows
+from kvbench.report.repeated import each_once
+from kvbench.report.rows import KEY, RUN, Rows
 from kvbench.report.tables import headline_of
 from kvbench.store import manifest, read_columns, read_run
 from kvbench.store.schema import NAMES
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 ASKED = ("prompt_sha256", "prompt_tokens_cut", *BY_QUESTION)
 USED = (
+    KEY,
     *FACTS,
     *ASKED,
     *("task", "doc_id", "sample", "cluster_id", "method", "options", "budget", "budget_share", "interval", "seed"),
@@ -77,7 +79,7 @@ def read_runs(paths: Sequence[Path], name: str) -> Side:
             records[run] = {}
     side = of_tables(name, tables, records)
     folders = tuple(path for path in paths if path.is_dir())
-    return replace(side, folders=folders, unfinished=unfinished, notices=tuple(notices))
+    return replace(side, folders=folders, unfinished=unfinished, notices=(*notices, *side.notices))
 
 
 def of_tables(name: str, tables: list[tuple[str, pa.Table]], records: Mapping[str, Mapping[str, Any]]) -> Side:
@@ -85,9 +87,10 @@ def of_tables(name: str, tables: list[tuple[str, pa.Table]], records: Mapping[st
     sources = tuple((run, len(table)) for run, table in tables)
     if not sum(rows for _, rows in sources):
         raise UserError(f"there are no rows yet in {', '.join(quote(run) for run, _ in sources)}.")
-    rows = Rows.of(tables)
+    rows, repeated = each_once(Rows.of(tables))
     rows = rows.having(**{column: rows.text(column).filled(value) for column, value in (FILLED | OPTIONS).items()})
-    return Side(name=name, cells={cell.key: cell for cell in _cells(rows, records)}, sources=sources)
+    cells = {cell.key: cell for cell in _cells(rows, records)}
+    return Side(name=name, cells=cells, sources=sources, notices=tuple(repeated))
 
 
 def _cells(rows: Rows, records: Mapping[str, Mapping[str, Any]]) -> Iterator[Cell]:

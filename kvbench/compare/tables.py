@@ -41,6 +41,9 @@ class Comparison(Report):
         unfinished = dict(outcome.base.unfinished) | dict(outcome.new.unfinished)
         return cls(Loaded(groups=[], runs=runs, unfinished=unfinished), outcome, flips)
 
+    def head(self) -> list[str]:
+        return list(words.sides(self.outcome))
+
     def blocks(self) -> Iterator[Block]:
         for task in dict.fromkeys(one.key.task for one in self.outcome.judged):
             mine = [one for one in self.outcome.judged if one.key.task == task]
@@ -51,12 +54,13 @@ class Comparison(Report):
                 lines=mine,
                 columns=columns,
                 grids=[chosen(columns, SCORE), *([chosen(columns, COST)] if paired else [])],
-                notes=self._notes() if one_is_last(mine, self.outcome) else (),
+                notes=[*words.wide(mine), *(self._notes() if mine[-1] is self.outcome.judged[-1] else ())],
                 facts={"task": task},
                 drops_empty=True,
             )
 
     def _notes(self) -> list[str]:
+        """Notes on all tasks, for the last block."""
         subject, surroundings = (
             [sentence for kind, sentence in words.differing(self.outcome) if kind == wanted]
             for wanted in ("subject", "surroundings")
@@ -90,11 +94,6 @@ class Comparison(Report):
             "map": list(words.mapped(outcome)),
             "tables": [block.document() for block in self.blocks()],
         } | ({"flips": list(documents(outcome))} if self.flips else {})
-
-
-def one_is_last(mine: list[Judged], outcome: Outcome) -> bool:
-    """Whether these are the last task's cells, below which notes on all tasks stand."""
-    return mine[-1] is outcome.judged[-1]
 
 
 def _columns(outcome: Outcome) -> list[Column]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from kvbench.compare.facts import Difference
+from kvbench.compare.cell import Side
+from kvbench.compare.facts import WORDS, Difference
 from kvbench.compare.outcome import Judged, Outcome
 from kvbench.errors import bare, quote
-from kvbench.report.stats import ALPHA, fewest_clusters
+from kvbench.report.stats import ALPHA, Regression, fewest_clusters
 
 MOST = 4  # names that a sentence lists
+WIDE = 0.2  # distance of a bound from its difference that a note explains
 
 
 def name(one: Judged, outcome: Outcome) -> str:
@@ -21,6 +23,42 @@ def name(one: Judged, outcome: Outcome) -> str:
     parts = {"model": key.model, "interval": key.interval, "seed": key.seed}
     own = [f"{part} {value}" for part, value in parts.items() if any(getattr(k, part) != value for k in alike)]
     return bare(key.cell) + (f" ({bare(', '.join(own))})" if own else "")
+
+
+def sides(outcome: Outcome) -> Iterator[str]:
+    """A line for each side: its folders or its file, and the state of kvbench that ran it."""
+    states = []
+    for word, side in (("BASE", outcome.base), ("NEW", outcome.new)):
+        states.append(_state(side))
+        where = ", ".join(bare(folder) for folder in side.folders) or bare(side.name)
+        same = "the same version and commit" if states[0] == states[-1] and len(states) > 1 else states[-1]
+        yield f"{word} {where}: {same}"
+
+
+def _state(side: Side) -> str:
+    """ "kvbench 0.1.0, commit 1a2b3c4"."""
+    parts = []
+    for name in ("kvbench_version", "git"):
+        values = dict.fromkeys(value for cell in side.cells.values() if (value := cell.facts[name]))
+        parts.append(f"{WORDS[name]} {few(map(bare, values)) or 'unknown'}")
+    return ", ".join(parts)
+
+
+def wide(judged: Sequence[Judged]) -> Iterator[str]:
+    """A line for the cells of a table whose bounds are far below their differences: why, and what narrows them."""
+    tested = [one.tested.together for one in judged if one.tested and one.verdict != "same"]
+    if far := [one for one in tested if one.diff - one.low > WIDE]:
+        least = min(far, key=lambda one: one.paired.clusters)
+        yield (
+            f"Bounds (≥) are wide, down to {min(one.low for one in far):+.3f}, because {_counted(least)} say little "
+            "about others. More questions or samples narrow them: kvbench compare BASE --plan --margin M says how many."
+        )
+
+
+def _counted(found: Regression) -> str:
+    """ "12 questions", "12 questions in 3 clusters"."""
+    count, clusters = found.paired.questions, found.paired.clusters
+    return f"{count} questions" + (f" in {clusters} clusters" if clusters < count else "")
 
 
 def failures(outcome: Outcome) -> Iterator[tuple[bool, str]]:
@@ -47,13 +85,13 @@ def undecided(outcome: Outcome) -> Iterator[str]:
     again = [one for one in outcome.undecided if one.again]
     open_ = [one for one in outcome.undecided if not one.again]
     if again:
-        names = _few(name(one, outcome) for one in again)
+        names = few(name(one, outcome) for one in again)
         yield f"{names}: the first stage rejects. {second_run(outcome)}"
     by_words: dict[str, list[Judged]] = {}
     for one in open_:
         by_words.setdefault(_could_see(one), []).append(one)
     for words, cells in by_words.items():
-        yield f"{words} ({_few(name(one, outcome) for one in cells)}.)" if len(outcome.judged) > 1 else words
+        yield f"{words} ({few(name(one, outcome) for one in cells)}.)" if len(outcome.judged) > 1 else words
 
 
 def _could_see(one: Judged) -> str:
@@ -85,7 +123,7 @@ def differing(outcome: Outcome) -> Iterator[tuple[str, str]]:
         for difference in (found for pair in one.pairs for found in pair.differences):
             found.setdefault(difference, []).append(one.key.method)
     for difference, methods in found.items():
-        of = _few(dict.fromkeys(map(bare, methods))) if difference.name.startswith(("method", "artefacts")) else ""
+        of = few(dict.fromkeys(map(bare, methods))) if difference.name.startswith(("method", "artefacts")) else ""
         yield difference.kind, difference.words + (f" of {of}" if of else "")
 
 
@@ -143,7 +181,7 @@ def summary(outcome: Outcome) -> str:
 
 
 def extra(outcome: Outcome) -> str:
-    return _few(bare(key.cell) for key in outcome.extra)
+    return few(bare(key.cell) for key in outcome.extra)
 
 
 def mapped(outcome: Outcome) -> Iterator[str]:
@@ -153,10 +191,10 @@ def mapped(outcome: Outcome) -> Iterator[str]:
     models = dict.fromkeys(f"{bare(p.base.key.model)} with {bare(p.new.key.model)}" for p in pairs)
     if pairs:
         alike = all(pair.base.key.method == pair.new.key.method for pair in pairs)
-        yield f"--map compares {_few(models if alike else both)}."
+        yield f"--map compares {few(models if alike else both)}."
     for keys, side in zip(outcome.aside, ("BASE", "NEW")):
         if keys:
-            yield f"--map leaves out cells of {side}: {_few(bare(key.cell) for key in keys)}."
+            yield f"--map leaves out cells of {side}: {few(bare(key.cell) for key in keys)}."
 
 
 def method(one: Judged) -> str:
@@ -165,7 +203,8 @@ def method(one: Judged) -> str:
     return "=".join((one.key.method, *sorted(new)))
 
 
-def _few(names: Iterable[str]) -> str:
+def few(names: Iterable[str]) -> str:
+    """The first names, and how many more there are."""
     listed = list(names)
     more = len(listed) - MOST
     return ", ".join(listed[:MOST]) + (f" and {more} more" if more > 0 else "")

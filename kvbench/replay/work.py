@@ -27,7 +27,7 @@ class Work:
 
     @property
     def methods(self) -> bool:
-        """Whether the chosen methods must read the answers: for the comparison, or for some analysis."""
+        """Whether methods read answers: always, unless every analysis reads only the attention of the full cache."""
         return not self.kinds or not all(issubclass(kind, AttentionAnalysis) for kind in self.kinds)
 
 

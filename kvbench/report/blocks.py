@@ -109,6 +109,10 @@ class Report(ABC):
     def blocks(self) -> Iterator[Block]:
         """The blocks that people see, in order."""
 
+    def head(self) -> Sequence[str]:
+        """Lines above the first block, in text and Markdown."""
+        return ()
+
     @abstractmethod
     def data(self) -> dict[str, Any]:
         """The report as a JSON document."""

@@ -1,9 +1,11 @@
 r"""A report as LaTeX: one table environment per table, with rules of booktabs, for ``\input`` into an article.
 
+Every table has a label, as in ``\ref{tab:walk-orbit-100-1}``. A table wider than the column is scaled to fit.
+
     kvbench report results/demo --format latex > tables.tex
 
     \documentclass{article}
-    \usepackage{booktabs}
+    \usepackage{booktabs,graphicx}
     \begin{document}
     \input{tables}
     \end{document}
@@ -14,6 +16,7 @@ that no name of a model or a task is a command.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -49,39 +52,52 @@ def _sign(sign: str) -> str:
 
 def document(blocks: Iterator[Block], about: Sequence[str]) -> str:
     """The tables of the blocks, and lines about all of them at the end."""
-    lines = [f"% kvbench {__version__}; needs \\usepackage{{booktabs}}", ""]
+    lines = [f"% kvbench {__version__}; needs \\usepackage{{booktabs,graphicx}}", ""]
+    labels: set[str] = set()
     for block in blocks:
-        lines += _tables(block)
-    lines += [rf"{{\footnotesize {escaped(line)}\par}}" for line in about]
+        lines += _tables(block, labels)
+    lines += [rf"{{\footnotesize\raggedright {escaped(line)}\par}}" for line in about]
     return "\n".join(lines)
 
 
-def _tables(block: Block) -> Iterator[str]:
-    """A float for each table of a block; the last has the block's notes."""
+def _tables(block: Block, labels: set[str]) -> Iterator[str]:
+    """A float for each table of a block; the last has the block's notes. labels: those in use, to which it adds."""
     grids = list(block.tables())
     for number, columns in enumerate(grids, 1):
         of = f" ({number} of {len(grids)})" if len(grids) > 1 else ""
         yield from (
             r"\begin{table}[htbp]",
             r"\centering",
-            rf"\caption{{{escaped(block.title + of)}}}",
-            r"\footnotesize",
+            r"\setlength{\abovecaptionskip}{0pt}\setlength{\belowcaptionskip}{6pt}",  # the caption stands above
+            rf"\caption{{{escaped(block.title + of)}}}\label{{{_label(block.title, number, labels)}}}",
+            r"\footnotesize\setlength{\tabcolsep}{4pt}",
         )
         yield from _tabular(columns, block.lines)
+        yield r"\ifdim\wd0>\linewidth\resizebox{\linewidth}{!}{\usebox0}\else\usebox0\fi"
         for note in block.notes if number == len(grids) else ():
-            yield rf"\par\smallskip\begin{{minipage}}{{\linewidth}}{escaped(note)}\end{{minipage}}"
+            yield rf"\par\smallskip\begin{{minipage}}{{\linewidth}}\raggedright {escaped(note)}\end{{minipage}}"
         yield from (r"\end{table}", "")
 
 
+def _label(title: str, number: int, labels: set[str]) -> str:
+    """A label of the document: letters, digits and hyphens of the title, and the number of the table below it."""
+    stem = re.sub(r"[^a-z0-9]+", "-", title.partition(",")[0].lower()).strip("-")
+    free = (f"tab:{stem}{f'-{count}' if count > 1 else ''}-{number}" for count in itertools.count(1))
+    label = next(label for label in free if label not in labels)
+    labels.add(label)
+    return label
+
+
 def _tabular(columns: Sequence[Column], lines: Sequence[Any]) -> Iterator[str]:
+    """The lines of a table in box 0, whose width TeX can compare with the column's."""
     sides = "".join("l" if place == 0 or column.left else "r" for place, column in enumerate(columns))
-    yield rf"\begin{{tabular}}{{{sides}}}"
+    yield rf"\sbox0{{\begin{{tabular}}{{{sides}}}"
     yield r"\toprule"
     yield _row([column.header for column in columns])
     yield r"\midrule"
     yield from (_row([column.text(line) for column in columns]) for line in lines)
     yield r"\bottomrule"
-    yield r"\end{tabular}"
+    yield r"\end{tabular}}"
 
 
 def _row(cells: Sequence[str]) -> str:

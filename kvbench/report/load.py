@@ -23,7 +23,8 @@ from kvbench.errors import KVBenchError, UserError, bare, quote
 from kvbench.registry import did_you_mean
 from kvbench.report import agree
 from kvbench.report.agree import NOTED, SAME, Mixture
-from kvbench.report.rows import KEY, RUN, Rows
+from kvbench.report.repeated import each_once
+from kvbench.report.rows import Rows
 from kvbench.store import list_runs, manifest, read_columns, read_run
 
 if TYPE_CHECKING:
@@ -39,7 +40,6 @@ COLUMNS = (
     *("kv_bytes_prefill_peak", "decode_seconds", "evict_seconds", "roofline_share", "machine_load"),
     *(column for column, _, _ in NOTED),
 )
-MOST = 4  # pairs of runs that get a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +131,8 @@ def load(paths: Sequence[Path], group_by: Sequence[str] = (), *, skip: bool = Fa
     if not any(run["rows"] for run in runs):
         there = ", ".join(quote(r["run"]) for r in runs)
         raise UserError("\n".join([*notices, f"there are no rows yet in {there}." if there else "no run can be read."]))
-    rows, repeated = _each_once(Rows.of(tables))
-    rows = _filled(rows.without(KEY))
+    rows, repeated = each_once(Rows.of(tables))
+    rows = _filled(rows)
     groups, clashes = _grouped(rows, group_by)
     if not groups:
         raise UserError("\n".join(clashes))
@@ -185,46 +185,6 @@ def _mixed(groups: Sequence[Group]) -> list[tuple[Mixture, list[str]]]:
                 mixture = replace(mixture, counts=counts)
             merged[key] = mixture, list(dict.fromkeys([*tasks, group.task]))
     return list(merged.values())
-
-
-def _each_once(rows: Rows) -> tuple[Rows, list[str]]:
-    """One row per row key, an ok row before a failed one, then the first; and lines that name the omitted rows."""
-    import numpy as np
-
-    keys = rows.text(KEY).codes
-    order = np.argsort(~rows.text("status").is_one_of("ok"), kind="stable")
-    first = np.empty(int(keys.max()) + 1, dtype=np.int64)
-    first[keys[order][::-1]] = order[::-1]  # of equal places the last assignment stays: the first in order
-    kept = first[keys] == np.arange(len(rows))
-    if kept.all():
-        return rows, []
-    left = np.flatnonzero(~kept)
-    return rows.where(kept), _repeated(rows.where(left), rows.where(first[keys[left]]))
-
-
-def _repeated(left: Rows, kept: Rows) -> list[str]:
-    """A line for each pair of runs with rows of the same keys; `kept` is the row that counts in place of `left`."""
-    import numpy as np
-
-    other = (left.number("score") != kept.number("score")) & ~(
-        np.isnan(left.number("score")) & np.isnan(kept.number("score"))
-    )
-    runs, lines = left.text(RUN), []
-    pairs = list(left.parts(runs.codes, kept.text(RUN).codes))
-    for (loser, winner), part in pairs[:MOST]:
-        count, differing = len(part), int(other[np.isin(left.places, part.places)].sum())
-        scores = f"{differing} of {count} scores differ" if differing else "all scores are equal"
-        lines.append(
-            f"{_counted(count)} of {runs.names[loser]} left out: {runs.names[winner]} has the same row keys and counts "
-            f"({scores}). Report the runs one by one, or compare them: kvbench compare."
-        )
-    if more := sum(len(part) for _, part in pairs[MOST:]):
-        lines.append(f"{_counted(more)} of further runs left out, because other runs have the same row keys.")
-    return lines
-
-
-def _counted(count: int) -> str:
-    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _filled(rows: Rows) -> Rows:

@@ -33,6 +33,8 @@ def text(report: Report) -> str:
     """Tables for a terminal; ASCII where stdout is not UTF-8."""
     console = terminal.console()
     with console.capture() as captured:
+        if head := report.head():
+            console.print("\n".join(map(terminal.clean, head)) + "\n")
         for block in report.blocks():
             console.print(terminal.clean(block.title), style="bold")
             console.print()
@@ -51,6 +53,7 @@ def text(report: Report) -> str:
 
 def markdown(report: Report) -> str:
     lines = [f"# kvbench {report.name}", "", f"kvbench {__version__}. {report.about}", ""]
+    lines += [f"{md(line)}\n" for line in report.head()]
     for block in report.blocks():
         lines += [f"## {md(block.title)}", ""]
         for columns in block.tables():

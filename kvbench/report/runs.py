@@ -8,15 +8,19 @@ A folder may come from anywhere: a run that cannot be read is an entry too, with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kvbench.config.settings import DEFAULTS
 from kvbench.console.redact import redact_config
 from kvbench.errors import KVBenchError
+from kvbench.report.cells import method_label
 from kvbench.store import list_runs, manifest, read_run
+from kvbench.store.identity import canonical_json
 
 COLUMNS = ("status", "task", "method", "options", "budget", "budget_share")  # of the rows; they tell cells apart
+SHOWN = ("model",)  # settings that have a column of their own
 
 
 def described(results: Path) -> Iterator[dict[str, Any]]:
@@ -25,7 +29,8 @@ def described(results: Path) -> Iterator[dict[str, Any]]:
         try:
             yield _entry(results / name)
         except KVBenchError as error:
-            empty: dict[str, Any] = {"model": None, "tasks": [], "methods": [], "rows": None, "created": None}
+            empty: dict[str, Any] = dict.fromkeys(("model", "settings", "rows", "created"))
+            empty |= {"tasks": [], "methods": [], "budgets": []}
             yield {"name": name, **empty, "status": "cannot be read", "note": str(error).splitlines()[0]}
 
 
@@ -38,12 +43,29 @@ def _entry(folder: Path) -> dict[str, Any]:
         "name": folder.name,
         "model": config.get("model"),
         "tasks": list(dict.fromkeys(task for grid in grids for task in grid.get("tasks", []))),
-        "methods": list(dict.fromkeys(method["name"] for grid in grids for method in grid.get("methods", []))),
+        "methods": list(dict.fromkeys(_method(method) for grid in grids for method in grid.get("methods", []))),
+        "budgets": list(dict.fromkeys(str(budget) for grid in grids for budget in grid.get("budgets", []))),
+        "settings": _settings(config),
         "rows": snapshot.progress.removesuffix(" rows"),
         "created": info["created"],
         "status": _status(snapshot.table.column("status").to_pylist(), snapshot.saved, snapshot.planned),
         "note": None,
     }
+
+
+def _method(method: Mapping[str, Any]) -> str:
+    """The method as tables name it, with the options that the user set: ``gkv(lam=0.0)``."""
+    return method_label(method["name"], canonical_json(method.get("options", {})))
+
+
+def _settings(config: Mapping[str, Any]) -> str | None:
+    """The settings that differ from their defaults, but for those with a column: "limit 8, seed 1"."""
+    own = {name: value for name, value in config.items() if value is not None and value != DEFAULTS.get(name, value)}
+    return ", ".join(f"{name} {_shown(value)}" for name, value in own.items() if name not in SHOWN) or None
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else canonical_json(value)
 
 
 def _status(rows: list[str], saved: int, planned: int | None) -> str:

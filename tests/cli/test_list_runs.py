@@ -61,6 +61,21 @@ def test_each_run_says_how_far_it_came(results: Path) -> None:
     assert (first["model"], first["tasks"], first["methods"]) == ("tiny", ["walk"], ["full", "gkv", "rkv", "h2o"])
 
 
+def test_runs_are_told_apart_by_options_budgets_and_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    grid = {"methods": [{"name": "gkv", "options": {"lam": 0.0}}], "budgets": [32, "25%"], "tasks": ["walk"]}
+    make(tmp_path, "r1", ["ok"], 1, grids=[grid], limit=8, interval=128, temperature=None)
+    [entry] = described(tmp_path)
+    assert (entry["methods"], entry["budgets"], entry["settings"]) == (["gkv(lam=0.0)"], ["32", "25%"], "limit 8")
+    assert main(["list", "runs", "--out", str(tmp_path)]) == 0
+    line = capsys.readouterr().out.splitlines()[-1].split("  ")
+    assert [part.strip() for part in line if part.strip()][:-1] == [
+        *("r1", "tiny", "gkv(lam=0.0)", "32, 25%", "walk", "limit 8", "1"),
+    ]
+
+
 def test_damaged_and_hostile_folders_are_entries_too(
     results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

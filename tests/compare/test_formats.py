@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvbench.compare import flips, planning
+from kvbench.compare import flips, planning, words
 from kvbench.compare.github import commands, without_commands
 from kvbench.compare.junit import junit
 from kvbench.compare.outcome import compare
@@ -108,5 +108,53 @@ def test_a_reason_beside_equal_answers_is_in_the_tables(side, rows) -> None:
 def test_a_plan_beyond_its_cap_says_so() -> None:
     assert needed(0.5, 1e-6) == MOST_QUESTIONS + 1
     assert needed(0.5, 0.05) == 1239
-    one = Plan(cell="c", margin=1e-6, questions=9, variance=0.5, needed=dict.fromkeys(SAMPLES, 1_000_001), samples=None)
+    most = dict.fromkeys(SAMPLES, MOST_QUESTIONS + 1)
+    one = Plan(cell="c", margin=1e-6, questions=9, variance=0.5, needed=most, samples=None, source="samples")
     assert planning.text([one]).count("> 1,000,000") == len(SAMPLES)
+
+
+def test_both_sides_are_named_with_their_state(make_run: Callable, rows: Callable) -> None:
+    folders = [
+        make_run(name, rows([1.0, 0.0] * 4), git=git) for name, git in (("a", "abc"), ("b", "abc"), ("c", "def"))
+    ]
+    first, same, other = (read_runs([folder], folder.name) for folder in folders)
+    assert list(words.sides(compare(first, same, Policy()))) == [
+        f"BASE {folders[0]}: kvbench 0, commit abc",
+        f"NEW {folders[1]}: the same version and commit",
+    ]
+    outcome = compare(first, other, Policy())
+    assert list(words.sides(outcome))[1] == f"NEW {folders[2]}: kvbench 0, commit def"
+    assert "commit def" in FORMATS["markdown"](Comparison.make(outcome))
+    assert FORMATS["text"](Comparison.make(outcome)).startswith("BASE ")
+
+
+def test_a_wide_bound_is_explained(side: Callable, rows: Callable) -> None:
+    few, many = [1.0, 0.0, 1.0, 0.0, 1.0, 1.0], [1.0, 0.0] * 200
+    other = {"output_sha256": "else"}
+    found = compare(side("a", rows(few)), side("b", rows([0.0, 1.0, *few[2:]], **other)), Policy())
+    [line] = words.wide(found.judged)
+    assert "because 6 questions say little" in line
+    assert "--plan" in line
+    assert line in FORMATS["text"](Comparison.make(found)).replace("\n", " ").replace("  ", " ")
+    found = compare(side("a", rows(many)), side("b", rows([0.0, 1.0, *many[2:]], **other)), Policy())
+    assert not list(words.wide(found.judged))
+
+
+def test_a_plan_without_spread_says_so(side: Callable, rows: Callable) -> None:
+    policy = Policy(margin=0.05)
+    parts = {"none": [1.0] * 8, "mean score": [1.0, 0.0] * 4, "samples": [[1.0, 0.0]] * 8}
+    for source, scores in parts.items():
+        [plan] = planning.plans(side("a", rows(scores)), policy)
+        assert plan.source == source
+        said = {"none": "No spread: gkv at 48", "mean score": "One sample per question: gkv at 48"}.get(source, "")
+        assert len(planning.notes([plan])) == bool(said)
+        assert said in planning.text([plan])
+
+
+def test_flips_say_what_is_shown(make_run: Callable, rows: Callable) -> None:
+    long = rows([0.0] * 8, output_sha256="else", output="x" * 200, method_source="bbbb")
+    folders = [make_run("a", rows([1.0] * 8)), make_run("b", long)]
+    shown = flips.text(compare(*(read_runs([folder], folder.name) for folder in folders), Policy()))
+    assert shown.startswith("Questions, with the mean score in BASE > NEW")
+    assert f"at most {flips.TAIL} characters" in shown
+    assert f"new   ...{'x' * flips.TAIL}\n" in shown

@@ -17,6 +17,7 @@ from kvbench.compare.reading import read_runs
 from kvbench.compare.tables import Comparison
 from kvbench.compare.words import mapped, unused
 from kvbench.errors import SetupError, UserError
+from kvbench.report.load import load
 from kvbench.report.render import FORMATS
 from kvbench.store.identity import digest
 
@@ -62,6 +63,28 @@ def test_a_map_says_what_it_compares_and_what_it_leaves_out(side, rows) -> None:
     assert "gkv=rkv" in shown
     assert said[0] in shown
     assert not list(mapped(compare(base, base, NONE)))
+
+
+def test_a_map_takes_options_as_a_run_does(side, rows) -> None:
+    """``lam=0`` is the cell ``gkv(lam=0.0)``; names of models and of methods that are not installed stay."""
+    assert parse_map(["gkv=gkv(lam=0)", "org/a=org/b", "mine(x=1)=mine(x=2)"]) == {
+        "gkv(lam=0.0)": "gkv",
+        "org/b": "org/a",
+        "mine(x=2)": "mine(x=1)",
+    }
+    base, new = side("a", rows(SCORES)), side("b", rows(SCORES, options={"lam": 0.0}))
+    assert compare(base, new, NONE, parse_map(["gkv=gkv(lam=0)"])).exit_code == 0
+    with pytest.raises(UserError, match="has no option 'lambda'"):
+        parse_map(["gkv=gkv(lambda=0)"])
+
+
+def test_rows_of_several_folders_count_once_as_in_a_report(make_run, rows) -> None:
+    folders = [make_run("a", rows(SCORES)), make_run("b", rows(SCORES[::-1]))]
+    joined, alone = read_runs(folders, "a,b"), read_runs(folders[:1], "a")
+    assert joined.notices == tuple(load(folders).repeated)
+    assert joined.notices[0].startswith("8 rows of b left out: a has the same row keys and counts (")
+    [mine], [theirs] = joined.cells.values(), alone.cells.values()
+    assert (mine.questions, mine.digest) == (theirs.questions, theirs.digest)
 
 
 def test_a_mapped_method_permits_no_other_weights(side, rows) -> None:

@@ -85,7 +85,7 @@ def test_rows_that_an_earlier_run_has_are_left_out_and_this_is_said(make_run: Ca
     loaded = load([today, yesterday, make_run("more", more)])
     assert loaded.repeated == [
         "4 rows of yesterday left out: today has the same row keys and counts (all scores are equal). "
-        "Report the runs one by one, or compare them: kvbench compare."
+        "'kvbench compare yesterday today' tests one against the other."
     ]
     assert make_tables(loaded)[0].cells[0].samples == 8
     report = ScoreReport.make(loaded)

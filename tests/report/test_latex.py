@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.report import latex
 from kvbench.report.latex import escaped
 from kvbench.report.load import load
 from kvbench.report.render import FORMATS
@@ -28,7 +29,12 @@ HOSTILE = [
     "a\nb",
 ]
 ENGINES = {"pdflatex": ["-interaction=nonstopmode", "-halt-on-error"], "tectonic": ["--only-cached"]}
-ARTICLE = "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n\\input{tables}\n\\end{document}\n"
+ARTICLE = r"""\documentclass[10pt,a4paper]{article}
+\usepackage{booktabs,graphicx}
+\begin{document}
+\input{tables}
+\end{document}
+"""
 
 
 @pytest.fixture
@@ -59,7 +65,9 @@ def test_commands_are_only_ours_and_balanced(report: ScoreReport) -> None:
     shown = FORMATS["latex"](report)
     assert shown.isascii()
     body = shown.split("\n", 1)[1]  # the first line is a comment
-    ours = "begin end centering caption footnotesize toprule midrule bottomrule par smallskip linewidth pm"
+    ours = "begin end centering caption footnotesize toprule midrule bottomrule par smallskip linewidth pm "
+    ours += "label setlength abovecaptionskip belowcaptionskip tabcolsep raggedright "
+    ours += "sbox ifdim wd resizebox usebox else fi"
     texts = "textbackslash textasciitilde textasciicircum"
     assert set(re.findall(r"\\([a-zA-Z]+)", body)) <= {*ours.split(), *texts.split()}
     plain = re.sub(r"\\[\\{}$&#%_`]", "", body)
@@ -85,6 +93,15 @@ def test_rows_have_as_many_cells_as_columns(report: ScoreReport) -> None:
         assert {len(re.findall(r"(?<!\\)&", row)) + 1 for row in rows} == {len(sides)}
 
 
+def test_every_table_has_a_label_of_its_own(report: ScoreReport) -> None:
+    shown = FORMATS["latex"](report)
+    labels = re.findall(r"\\label\{([^}]*)\}", shown)
+    assert len(labels) == len(set(labels)) == shown.count(r"\begin{table}")
+    assert all(re.fullmatch(r"tab:[a-z0-9-]+", label) for label in labels)
+    assert latex._label("walk", 1, taken := set()) == "tab:walk-1"
+    assert latex._label("Walk!", 1, taken) == "tab:walk-2-1"
+
+
 def test_the_tables_compile(report: ScoreReport, tmp_path: Path) -> None:
     engine = next((name for name in ENGINES if shutil.which(name)), None)
     if engine is None:
@@ -97,4 +114,6 @@ def test_the_tables_compile(report: ScoreReport, tmp_path: Path) -> None:
     if engine == "pdflatex" and "booktabs.sty' not found" in done.stdout:
         pytest.skip("this LaTeX has no booktabs; escapes and structure are tested above")
     assert done.returncode == 0, done.stdout[-3000:]
+    assert not re.findall(r"Overfull .hbox.*", done.stdout)
+    assert "multiply defined" not in done.stdout
     assert (tmp_path / "article.pdf").stat().st_size > 10_000

@@ -102,10 +102,14 @@ def _list_runs(name: str | None, out: str | None, json: bool) -> None:
 
 
 def _short_run(entry: dict[str, Any]) -> dict[str, Any]:
+    """A run in one row: short lists, the rows with what is missing, the minute of its start."""
+    lists = {key: _few(entry[key]) for key in ("methods", "budgets", "tasks")}
+    done, status = entry["rows"], entry["status"]
+    rows = status if done is None else done.partition(" of ")[0] if status == "complete" else f"{done}, {status}"
     created = entry["created"] and entry["created"].replace("T", " ")[:16]
-    lists = {key: _few(entry[key]) for key in ("tasks", "methods")}
-    shown = {**entry, **lists, "created": created}
-    return {key: value and terminal.clean(value) for key, value in shown.items() if key != "note"}
+    shown = {"name": entry["name"], "model": entry["model"], **lists}
+    shown |= {"settings": entry["settings"], "rows": rows, "created": created}
+    return {key: value and terminal.clean(value) for key, value in shown.items()}
 
 
 def _few(names: list[str]) -> str | None:

@@ -13,7 +13,10 @@ from kvbench.lazy import torch
 
 @dataclass(frozen=True, kw_only=True)
 class CasePlan:
-    """The settings that run one case. `states`: name of a method's column -> name of the reference's state."""
+    """How one case of a method's reference is run.
+
+    `states` maps names of the method's columns to the names that the reference gives the same values.
+    """
 
     method: str
     options: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,20 @@
+"""Reads a small file that the user names: a baseline or a policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kvbench.errors import UserError, quote
+from kvbench.store.files import reason
+
+
+def content(path: Path, most: int) -> bytes:
+    """The bytes of a file of at most `most` bytes. Raises UserError; ValueError for a larger file."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise UserError(f"cannot read {quote(path)} ({reason(error)}).") from error
+    if len(data) > most:
+        raise ValueError(f"it is larger than {most >> 20} MiB")
+    return data
