@@ -12,17 +12,17 @@ if TYPE_CHECKING:
     from kvbench.runner.bench import Measured, Setting
 
 ABOUT = (
-    "Decoded tokens per second of CPU time (on CUDA: of wall time), medians of {repeats} rounds. Bars and bands: the "
-    "slowest and the fastest round. Shape {shape}, budget {budget}, interval {interval}, {new_tokens} new tokens. "
-    "fresh: the first long generation of a process; warm: the second."
+    "Generated tokens per second of CPU time (on CUDA: of wall time), medians of {repeats} rounds. Bars and bands: the "
+    "slowest and the fastest round. Shape {shape}, interval {interval}, prompts of {prompt} tokens, {new_tokens} new "
+    "tokens. fresh: the first long generation of a process; warm: the second."
 )
+
+FIELDS = ("repeats", "shape", "interval", "prompt", "new_tokens")
 
 
 def bench_figure(setting: Setting, results: Sequence[Measured]) -> Figure:
-    names = [setting.method] + ([setting.baseline] if setting.baseline != "none" else [])
-    values = [
-        {"kind": "cell", "dash": style.dash(p["method"], names), **p} for r in results for p in _points(setting, r)
-    ]
+    names = setting.names()
+    values = [{"kind": "cell", "dash": style.dash(p["method"], names), **p} for r in results for p in _points(r)]
     ticks = sorted({r.sequences for r in results})
     scale = {"type": "log", "base": 2, "nice": False, "padding": 12}
     spec = curves(
@@ -37,27 +37,16 @@ def bench_figure(setting: Setting, results: Sequence[Measured]) -> Figure:
         high="fastest",
         hints=("method", "x"),
     )
-    about = ABOUT.format(
-        repeats=setting.repeats,
-        shape=setting.shape,
-        budget=setting.budget,
-        interval=setting.interval,
-        new_tokens=setting.new_tokens,
-    )
-    return Figure("bench", title, about, spec)
+    return Figure("bench", title, ABOUT.format(**{f: getattr(setting, f) for f in FIELDS}), spec)
 
 
-def _points(setting: Setting, result: Measured) -> Iterator[dict[str, Any]]:
-    for panel, state in (("fresh", result.fresh), ("warm", result.warm)):
-        sides = [(setting.method, state.kvbench, state.kvbench_spread)]
-        if state.baseline is not None and state.baseline_spread is not None:
-            sides.append((setting.baseline, state.baseline, state.baseline_spread))
-        for name, speed, (slowest, fastest) in sides:
-            yield {
-                "panel": panel,
-                "method": name,
-                "x": result.sequences,
-                "tokens_per_second": speed,
-                "slowest": slowest,
-                "fastest": fastest,
-            }
+def _points(result: Measured) -> Iterator[dict[str, Any]]:
+    for panel, speed in (("fresh", result.fresh), ("warm", result.warm)):
+        yield {
+            "panel": panel,
+            "method": result.system,
+            "x": result.sequences,
+            "tokens_per_second": speed.rate,
+            "slowest": speed.low,
+            "fastest": speed.high,
+        }

@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kvbench.config.layers import Gathered, Given, Layer
+from kvbench.config.layers import Gathered, Given, Layer, gather
 from kvbench.config.parsers import budget, parse, split
 from kvbench.config.plugins import load_plugins
 from kvbench.config.run_config import Grid, MethodChoice, RunConfig
@@ -19,7 +19,7 @@ from kvbench.console.problems import Problems
 from kvbench.console.redact import holds_secret
 from kvbench.errors import UserError, quote
 from kvbench.eviction import choose
-from kvbench.eviction.budget import label
+from kvbench.eviction.budget import Budget, label
 from kvbench.eviction.options import split_option
 from kvbench.runner.workload import expand_task
 
@@ -41,6 +41,17 @@ def build(gathered: Gathered, problems: Problems) -> RunConfig | None:
             load_plugins(parse(given.source, PARSERS["plugin"], given.value))
     # If a plug-in failed, all its names would be unknown: report only the cause.
     return Builder(gathered, problems).config() if len(problems.errors) == before else None
+
+
+def chosen(flags: Mapping[str, Any], problems: Problems) -> tuple[tuple[MethodChoice, ...], tuple[Budget, ...]]:
+    """The methods with their options, and the budgets, of a command that runs no task. Errors go to `problems`."""
+    builder = Builder(gather(flags, {}), problems)
+    if (options := builder.gathered.first("method_opt")) is not None:
+        builder.read_options(options)
+    methods, budgets = builder.methods({}), builder.axis({}, "budget")
+    with problems.collect():
+        builder.check_option_methods(methods)
+    return tuple(methods), tuple(budgets)
 
 
 def refuse_secrets(gathered: Gathered) -> None:
@@ -75,28 +86,32 @@ class Builder:
         if "plugin" in self.settings:  # a run may be continued from another folder
             self.settings["plugin"] = tuple(str(Path(p).expanduser().resolve()) for p in self.settings["plugin"])
         if (options := self.gathered.first("method_opt")) is not None:
-            self._read_options(options)
+            self.read_options(options)
         before = len(self.problems.errors)
         grids = [self._grid(block) for block in self.gathered.blocks or [{}]]
         if len(self.problems.errors) > before:
             return None
         with self.problems.collect():
-            self._check_option_methods(grids)
+            self.check_option_methods([method for grid in grids for method in grid.methods])
             return RunConfig(grids=self._selected(grids), **self.settings)
         return None
 
     def _grid(self, block: Layer) -> Grid:
         """The grid of one block; an axis that the block lacks comes from the run's settings."""
-        names, budgets, tasks = self.axis(block, "method"), self.axis(block, "budget"), self.axis(block, "task")
-        methods = []
-        for name, pairs in names:
-            with self.problems.collect():
-                methods.append(self._choose(name, list(pairs), [n for n, _ in names]))
+        methods, budgets, tasks = self.methods(block), self.axis(block, "budget"), self.axis(block, "task")
         limit = None
         if given := block.get("limit"):
             with self.problems.collect():
                 limit = parse(given.source, PARSERS["limit"], given.value)
         return Grid(methods=tuple(methods), budgets=tuple(budgets), tasks=tuple(tasks), limit=limit)
+
+    def methods(self, block: Layer) -> list[MethodChoice]:
+        """The methods of one block, with their options."""
+        names, methods = self.axis(block, "method"), []
+        for name, pairs in names:
+            with self.problems.collect():
+                methods.append(self._choose(name, list(pairs), [n for n, _ in names]))
+        return methods
 
     def axis(self, block: Layer, key: str) -> list[Any]:
         """The members of an axis (methods, budgets or tasks), each once."""
@@ -159,7 +174,7 @@ class Builder:
     def _task_names(self, name: Any) -> list[str]:
         return expand_task(str(name), self.settings.get("task_file"))
 
-    def _read_options(self, given: Given) -> None:
+    def read_options(self, given: Given) -> None:
         for text in given.value if isinstance(given.value, (list, tuple)) else [given.value]:
             with self.problems.collect():
                 method, name, value = split_option(str(text))
@@ -178,8 +193,8 @@ class Builder:
                 pairs += choose.addressed(name, f"{method}.{option}" if method and method != name else option, value)
         return MethodChoice(name=name, options=choose.changed(name, choose.parse(name, pairs)))
 
-    def _check_option_methods(self, grids: list[Grid]) -> None:
-        present = {n for grid in grids for m in grid.methods for n in (m.name, *m.name.split("+"))}
+    def check_option_methods(self, methods: Sequence[MethodChoice]) -> None:
+        present = {n for m in methods for n in (m.name, *m.name.split("+"))}
         for method, _, _ in self.options:
             if method and method not in present:
                 raise UserError(f"--method-opt is for method {quote(method)}, which is not in this run.")

@@ -6,10 +6,11 @@ import pytest
 import torch
 from support.runs import model_folder
 
-from kvbench.audit.invariants.subject import Subject, draw
-from kvbench.audit.outcome import NotApplicable
+from kvbench.audit.invariants.subject import Subject
 from kvbench.engine.model.load import load
+from kvbench.engine.model.random_weights import draw
 from kvbench.engine.model.weights import load_weights, model_fields
+from kvbench.errors import UserError
 from kvbench.eviction.api import Weights
 from kvbench.eviction.choose import make
 from kvbench.eviction.learned import LearnedWeights
@@ -43,7 +44,7 @@ def test_random_weights_fit_the_method_and_the_model(loaded, name, options):
 
 
 def test_weights_of_a_kind_that_nobody_knows_are_not_drawn(loaded):
-    with pytest.raises(NotApplicable, match="none can be drawn"):
+    with pytest.raises(UserError, match="none can be drawn"):
         draw(Weights(kind="mine"), loaded.model.config)
 
 

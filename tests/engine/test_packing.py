@@ -32,11 +32,19 @@ def test_equal_to_the_default_up_to_rounding_and_undone_afterwards(bias):
     assert model(x).equal(want)
 
 
+BF16 = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16 instructions"
+)
+DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=BF16)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @torch.inference_mode()
-def test_a_row_has_the_same_bits_in_any_place_beside_any_rows():
+def test_a_row_has_the_same_bits_in_any_place_beside_any_rows(dtype):
     for rows in (2, 5, 8, 32, 100):
-        model, x = network(True), torch.randn(rows, 512)
-        with packed_linears(model, rows):
+        model, x = network(True).to(dtype), torch.randn(rows, 512, dtype=dtype)
+        with packed_linears(model, rows) as count:
+            assert count == 1
             together = model(x)
             order = torch.randperm(rows)
             assert model(x[order]).equal(together[order])
@@ -45,9 +53,21 @@ def test_a_row_has_the_same_bits_in_any_place_beside_any_rows():
             assert model(alone)[0].equal(together[0])
 
 
-def test_single_rows_and_other_dtypes_stay_as_they_are():
-    for model, rows in ((network(True), 1), (network(True).bfloat16(), 8)):
+@BF16
+@torch.inference_mode()
+def test_bfloat16_within_its_rounding_for_one_row_too():
+    for rows in (1, 8):
+        model, x = network(True).bfloat16(), torch.randn(rows, 512).bfloat16()
+        want = model(x)
         with packed_linears(model, rows) as count:
+            assert count == 1
+            torch.testing.assert_close(model(x), want, rtol=2e-2, atol=2e-2)
+
+
+def test_single_rows_of_float32_and_other_dtypes_stay_as_they_are(monkeypatch):
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    for dtype, rows in ((torch.float32, 1), (torch.float16, 8), (torch.bfloat16, 8)):
+        with packed_linears(network(True).to(dtype), rows) as count:
             assert count == 0
 
 

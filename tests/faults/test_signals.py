@@ -156,7 +156,7 @@ OTHERS = {  # a command -> a function in it, what the line says, the signal
         HUP,
     ),
     "train lookaheadkv --out T": ("kvbench.train.prepare:prepare", "interrupted: answers and the last checkpoint", INT),
-    "bench --sequences 1 --new-tokens 50": ("kvbench.runner.bench:_run_engine", AGAIN, TERM),
+    "bench --sequences 1 --new-tokens 50": ("kvbench.runner.bench.systems:EngineSystem.run", AGAIN, TERM),
     "audit gkv": ("kvbench.audit.invariants.checks:audit", AGAIN, INT),
     "data fetch gsm8k --out D": (
         "kvbench.cli.commands.data:fetch_data",

@@ -3,28 +3,140 @@
 from __future__ import annotations
 
 import json
+import sys
+from dataclasses import replace
 
+import pytest
+import torch
+
+from kvbench.config.run_config import MethodChoice
+from kvbench.engine.plan import Machine
+from kvbench.errors import KVBenchError, SetupError
 from kvbench.runner.bench import Setting, as_json, bench
+from kvbench.runner.bench.rounds import Contest
+from kvbench.runner.bench.setting import build
+from kvbench.runner.bench.systems import EngineSystem, Generate, Stopwatch, System
+from kvbench.runner.bench.vllm_process import vllm_seconds
+
+SMALL = Setting(new_tokens=24, budgets=(48,), interval=8, sequences=(2,), repeats=1, prompt=16)
+MACHINE = Machine(bandwidth=1e9, flops=1e9, memory=1 << 34)
 
 
-def test_both_systems_are_measured_in_every_round():
-    setting = Setting(new_tokens=24, budget=48, interval=8, sequences=(1, 2), repeats=2, prompt=16)
+@pytest.fixture(scope="module")
+def loaded():
+    return build(SMALL)
+
+
+def test_all_systems_are_measured_in_every_round():
+    methods = (MethodChoice(name="full"), MethodChoice(name="tova"))
+    setting = replace(SMALL, methods=methods, budgets=(24, 48), sequences=(1, 2), repeats=2, new_tokens=12)
     rounds: list[str] = []
     results = bench(setting, rounds.append)
-    assert len(rounds) == 4
-    for row, count in zip(results, (1, 2)):
-        assert row.sequences == count
-        for state in (row.fresh, row.warm):
-            assert state.kvbench > 0
-            assert state.baseline is not None
-            assert state.ratio == state.kvbench / state.baseline
-            assert state.kvbench_spread[0] <= state.kvbench <= state.kvbench_spread[1]
-        assert 0 <= row.evict_share < 1
-        assert row.roofline_share > 0
+    names = ["full", "tova @24", "tova @48", "transformers"]
+    assert setting.names() == names
+    assert [(r.sequences, r.system) for r in results] == [(n, name) for n in (1, 2) for name in names]
+    assert len(rounds) == 2 * 2 * 4
+    for row in results:
+        assert row.decoded == row.sequences
+        for speed in (row.fresh, row.warm):
+            assert speed.low <= speed.rate <= speed.high
+            assert speed.decode is not None
+            assert speed.decode > 0
+        assert row.first_seconds is not None
+        assert row.first_seconds >= 0
+        assert (row.entries is None) == (row.system == "transformers")
     document = json.loads(json.dumps(as_json(setting, results)))
     assert document["setting"]["shape"] == "A"
+    assert document["rows"][0]["system"] == "full"
 
 
-def test_without_a_baseline():
-    [row] = bench(Setting(new_tokens=1, sequences=(2,), repeats=1, prompt=8, baseline="none"))
-    assert row.fresh.baseline is row.warm.ratio is None
+def test_the_limit_and_the_entries_are_those_of_the_cache_as_it_was(loaded):
+    """A cache that is far from full for most of the run must not be compared with the limit of a full one."""
+    setting = replace(SMALL, methods=(MethodChoice(name="full"), MethodChoice(name="tova")), baselines=())
+    full, tova = Contest(setting, loaded, print).rows(MACHINE, 2)
+    steps = range(SMALL.new_tokens)  # the first count is that of the prompt
+    assert full.entries == pytest.approx(sum(SMALL.prompt + step for step in steps) / len(steps))
+    assert tova.entries == pytest.approx(full.entries)  # 16 + 24 tokens stay below 48
+    assert tova.evict_ms is not None
+    assert tova.roofline_share is not None
+    assert tova.roofline_share > 0
+
+
+def test_samples_share_a_prompt(loaded):
+    setting = replace(SMALL, samples=3)
+    ids = setting.prompts(4)
+    assert ids[0].equal(ids[2])
+    assert not ids[0].equal(ids[3])
+    system = EngineSystem(setting, loaded, MethodChoice(name="tova"), 48)
+    assert [len(r.samples) for r in system._requests(ids, 2)] == [3, 1]
+    assert system.run(ids, 4).sequences == 4
+
+
+@pytest.mark.parametrize("name", ["retention", "foresightkv", "lookaheadkv", "duo", "headkv"])
+def test_trained_methods_get_random_weights(loaded, name):
+    sample = EngineSystem(SMALL, loaded, MethodChoice(name=name), 48).run(SMALL.prompts(2), 4)
+    assert len(sample.usages) == 2
+
+
+def test_fewer_sequences_where_memory_ends(loaded):
+    class Greedy(System):
+        name = "greedy"
+
+        def __init__(self):
+            self.asked = []
+
+        def run(self, ids, tokens):
+            self.asked.append(len(ids))
+            if len(ids) > 2:
+                raise torch.OutOfMemoryError("CUDA out of memory.")
+            return Stopwatch(torch.device("cpu")).stop(len(ids), tokens)
+
+    contest = Contest(replace(SMALL, methods=(), baselines=()), loaded, print)
+    greedy = Greedy()
+    first, second = contest._fitting(greedy, SMALL.prompts(9))
+    assert (first.sequences, second.sequences) == (2, 2)
+    assert greedy.asked == [9, 4, 2, 2, 2]
+    greedy.run = lambda ids, tokens: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory."))
+    with pytest.raises(SetupError, match="one sequence does not fit"):
+        contest._fitting(greedy, SMALL.prompts(4))
+
+
+def test_the_first_token_is_reckoned_back_from_the_first_step(monkeypatch):
+    times = iter([10.0, 17.0, 29.0])  # began, first step (3 tokens each), stop
+    monkeypatch.setattr("kvbench.runner.bench.systems.clock", lambda device: next(times))
+    watch = Stopwatch(torch.device("cpu"))
+    watch.lap(3)
+    watch.lap(4)  # only the first counts
+    sample = watch.stop(sequences=2, tokens=9)
+    assert sample.first == pytest.approx(7 - 2 * 12 / 6)
+    assert sample.rate == pytest.approx(2 * 9 / 19)
+    assert sample.decode_rate == pytest.approx(2 * 8 / 16)
+
+
+def test_generate_has_its_first_lap_after_one_token(loaded):
+    sample = Generate(SMALL, loaded).run(SMALL.prompts(2), 6)
+    assert sample.first is not None
+    assert 0 < sample.first < sample.seconds
+
+
+def test_continuous_batching_makes_every_token(loaded):
+    pytest.importorskip("psutil", reason="transformers' continuous batching needs psutil on a CPU")
+    setting = replace(SMALL, methods=(), baselines=("continuous",), new_tokens=6)
+    [row] = Contest(setting, loaded, print).rows(MACHINE, 2)
+    assert row.system == "continuous"
+    assert row.warm.rate > 0
+    assert row.first_seconds is None
+
+
+def test_vllm_runs_in_a_process_of_its_own(tmp_path, monkeypatch):
+    (tmp_path / "vllm.py").write_text(
+        "class SamplingParams:\n    def __init__(self, **more): self.more = more\n"
+        "class LLM:\n"
+        "    def __init__(self, model, **more): assert more['max_num_seqs'] == 2 and more['max_model_len'] == 22\n"
+        "    def generate(self, prompts, params, use_tqdm): assert len(prompts[0]['prompt_token_ids']) == 16\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{':'.join(p for p in sys.path if p)}")
+    assert vllm_seconds(tmp_path, SMALL.prompts(2), 6, "float32") >= 0
+    (tmp_path / "vllm.py").write_text("raise SystemExit('no GPU')")
+    with pytest.raises(KVBenchError, match="vLLM ended without"):
+        vllm_seconds(tmp_path, SMALL.prompts(2), 6, "float32")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -17,11 +17,9 @@ import transformers
 from kvbench import tiny
 from kvbench.audit.outcome import NotApplicable
 from kvbench.engine.model.load import LoadedModel, load, prepare
-from kvbench.engine.model.weights import TABLES, Base, find, model_fields, save_weights
-from kvbench.errors import KVBenchError
-from kvbench.eviction.api import Method, Weights
-from kvbench.eviction.combined import Combined
-from kvbench.eviction.learned import LearnedWeights
+from kvbench.engine.model.random_weights import filled, supply
+from kvbench.errors import UserError
+from kvbench.eviction.api import Method
 from kvbench.sources.models import TINY, describe
 
 # Name -> (configuration class, layers, query heads, KV heads, head dimension).
@@ -54,28 +52,11 @@ class Subject:
         """
         if method.oracle:
             raise NotApplicable("the method is an oracle; only 'kvbench replay' runs it")
-        method = _filled(method, "draft", None, lambda: self.source or self._saved)
-        weights, loaded = method.weights(), self.loaded
-        if weights is None or weights.path != "auto":
-            return method, loaded
+        method = filled(method, "draft", None, lambda: self.source or self._saved)
         try:
-            path = find(weights, loaded.folder)
-        except KVBenchError:
-            path = self._drawn(weights)
-            loaded = dataclasses.replace(loaded, folder=path.parent)
-        option = weights.option if isinstance(weights, LearnedWeights) else "table"
-        return _filled(method, option, "auto", lambda: str(path)), loaded
-
-    def _drawn(self, weights: Weights) -> Path:
-        """Return the path of a file with random weights, written on first use."""
-        config = self.loaded.model.config
-        tensors = draw(weights, config)
-        folder = self.scratch / "-".join(["drawn", *(str(size) for t in tensors.values() for size in t.shape)])
-        folder.mkdir(exist_ok=True)
-        path = folder / f"{weights.kind}.safetensors"
-        if not path.exists():
-            save_weights(path, weights.kind, tensors, Base(name=self.name, config=config), made={"how": "random"})
-        return path
+            return supply(method, self.loaded, self.scratch)
+        except UserError as error:
+            raise NotApplicable(str(error)) from None
 
     @cached_property
     def _saved(self) -> str:
@@ -84,31 +65,6 @@ class Subject:
         self.loaded.model.save_pretrained(folder)
         self.loaded.tokenizer.save_pretrained(folder)
         return str(folder)
-
-
-def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
-    """Return random weights of the kind that a method declares, in a model's shapes.
-
-    Raises NotApplicable for other kinds.
-    """
-    ours, generator = model_fields(config), torch.Generator().manual_seed(0)
-    if isinstance(weights, LearnedWeights):
-        shapes = weights.shapes(ours)
-        return {n: torch.randn(shape, generator=generator) * 2 / shape[-1] ** 0.5 for n, shape in shapes.items()}
-    if weights.kind not in TABLES:
-        raise NotApplicable(f"there are no weights {weights.kind!r} for this model, and none can be drawn at random")
-    sizes = {name: [ours[f] for f in fields] for name, fields in TABLES[weights.kind].items()}
-    return {name: torch.rand(size, generator=generator) ** 4 for name, size in sizes.items()}
-
-
-def _filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
-    """Return the method with option `name` set to `value()` if it was `empty`; in a combined method, in each part."""
-    if isinstance(method, Combined):
-        first, second = (_filled(part, name, empty, value) for part in (method.first, method.second))
-        return dataclasses.replace(method, first=first, second=second)
-    if any(f.name == name and getattr(method, name) == empty for f in dataclasses.fields(method)):
-        return dataclasses.replace(method, **{name: value()})
-    return method
 
 
 @contextmanager

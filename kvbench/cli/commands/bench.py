@@ -1,7 +1,8 @@
-"""``kvbench bench``: decoding speed under eviction beside a baseline, measured by `kvbench.runner.bench`."""
+"""``kvbench bench``: decoding speed under eviction beside other systems, measured by `kvbench.runner.bench`."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -10,32 +11,51 @@ from kvbench.cli import options
 from kvbench.cli.bench_figure import bench_figure
 from kvbench.cli.checks import refuse_oracle
 from kvbench.cli.draw import draw
-from kvbench.config.parsers import choice, parse, split, whole
+from kvbench.cli.request import chosen
+from kvbench.config.parsers import Parser, choice, parse, split, whole
 from kvbench.config.plugins import load_plugins
+from kvbench.config.run_config import MethodChoice
 from kvbench.config.settings import DTYPES
 from kvbench.console import terminal
 from kvbench.console.problems import Problems
 from kvbench.console.progress import step
+from kvbench.errors import UserError
 from kvbench.eviction import choose
+from kvbench.eviction.budget import Budget
 from kvbench.eviction.options import check_budget
 from kvbench.report import plots
 
+SHAPES = ("A", "B", "qwen3-4b", "r1-distill-qwen-7b")
+BASELINES = ("transformers", "continuous", "vllm")
 EPILOG = """Examples:
   kvbench bench
-  kvbench bench --method gkv --sequences 1,8,32 --new-tokens 512 --json
-  kvbench bench --shape B --dtype bfloat16 --baseline none
+  kvbench bench --method full,gkv --budget 128,256 --sequences 1,8 --new-tokens 512 --json
+  kvbench bench --method snapkv-decode --method-opt window=8 --shape B --dtype bfloat16 --baseline none
   kvbench bench --sequences 1,4 --new-tokens 256 --plot figures
+  kvbench bench --shape qwen3-4b --method full,tova --budget 1024 --prompt 8192 --sequences 96
 """
+DEFAULTS = {"method": ["tova"], "budget": ["128"]}
+SPEED = ("fresh tok/s", "warm tok/s", "slowest to fastest", "ratio", "decode tok/s", "first token")
+CACHE = ("evicting", "per eviction", "mean entries", "KV per sequence", "of the limit")
+FOOT = (
+    "Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.",
+    "fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.",
+    "decode: after the first token of every sequence. ratio: warm, over the first baseline.",
+)
 
 
+@options.takes("method", "budget", "method_opt")
 def bench(
-    method: Annotated[str, typer.Option("--method", metavar="NAME", help="Eviction method.")] = "tova",
-    baseline: Annotated[str, typer.Option("--baseline", metavar="NAME", help="transformers or none.")] = "transformers",
+    typed: Mapping[str, Any],
+    baseline: Annotated[
+        str, typer.Option("--baseline", metavar="NAME,NAME", help=f"{', '.join(BASELINES)}, or none.")
+    ] = "transformers",
     sequences: Annotated[str, typer.Option("--sequences", metavar="N,N", help="Decoded side by side.")] = "1,8,32",
-    new_tokens: Annotated[str, typer.Option("--new-tokens", metavar="N", help="Tokens of each sequence.")] = "1024",
-    budget: Annotated[str, typer.Option("--budget", metavar="N", help="KV entries per layer and head.")] = "128",
+    samples: Annotated[str, typer.Option("--samples", metavar="N", help="Sequences that share a prompt.")] = "1",
+    prompt: Annotated[str, typer.Option("--prompt", metavar="N", help="Tokens of each prompt.")] = "64",
+    new_tokens: Annotated[str, typer.Option("--new-tokens", metavar="N", help="Tokens of each answer.")] = "1024",
     interval: Annotated[str, typer.Option("--interval", metavar="N", help="Tokens between evictions.")] = "32",
-    shape: Annotated[str, typer.Option("--shape", metavar="NAME", help="Model: A, B (small) or qwen3-4b.")] = "A",
+    shape: Annotated[str, typer.Option("--shape", metavar="NAME", help=f"Model: {', '.join(SHAPES)}.")] = "A",
     device: Annotated[str, typer.Option("--device", metavar="DEVICE", help="auto, cpu, cuda.")] = "auto",
     dtype: Annotated[str, typer.Option("--dtype", metavar="DTYPE", help=f"{', '.join(DTYPES)}.")] = "auto",
     threads: Annotated[str, typer.Option("--threads", metavar="N", help="Processor threads.")] = "1",
@@ -44,38 +64,38 @@ def bench(
     plot: Annotated[str | None, options.plain("--plot", "Also draw the speeds there, SVG and PDF.", "DIR")] = None,
     json: Annotated[bool, typer.Option("--json", help="Last line of stdout is one JSON document.", metavar="")] = False,
 ) -> None:
-    """Measure decoding speed with random weights: the engine, a baseline, and the share of the hardware limit."""
+    """Measure decoding speed with random weights: methods, baselines, and the share of the hardware limit."""
     load_plugins(plugin or [])
     values = _parsed(
-        method,
-        sequences,
+        {name: typed[name] or default for name, default in DEFAULTS.items()} | {"method_opt": typed["method_opt"]},
+        {"sequences": sequences, "baselines": baseline},
         {
+            "samples": (whole(1), samples),
+            "prompt": (whole(1), prompt),
             "new-tokens": (whole(1), new_tokens),
-            "budget": (whole(1), budget),
             "interval": (whole(1), interval),
             "threads": (whole(1), threads),
             "repeats": (whole(1), repeats),
             "dtype": (choice(*DTYPES), dtype),
-            "baseline": (choice("transformers", "none"), baseline),
+            "shape": (choice(*SHAPES), shape),
         },
     )
-
     if plot is not None:
         plots.check()
 
     from kvbench.runner.bench import Setting, as_json
     from kvbench.runner.bench import bench as measure
 
-    setting = Setting(shape=shape, device=device, **values)
+    setting = Setting(device=device, **values)
     results = measure(setting, step)
-    _print(results, setting.method)
+    _print(results, setting.baselines)
     if plot is not None:
         draw([bench_figure(setting, results)], plot)
     if json:
         terminal.data(as_json(setting, results))
 
 
-def _parsed(method: str, sequences: str, raw: dict[str, tuple[Any, str]]) -> dict[str, Any]:
+def _parsed(axes: Mapping[str, Any], lists: Mapping[str, str], raw: Mapping[str, tuple[Parser, str]]) -> dict[str, Any]:
     """The parsed and checked options, keyed by field of `Setting`. raw: per option, its parser and the typed text."""
     problems = Problems()
     values: dict[str, Any] = {}
@@ -83,32 +103,70 @@ def _parsed(method: str, sequences: str, raw: dict[str, tuple[Any, str]]) -> dic
         with problems.collect():
             values[name.replace("-", "_")] = parse(f"--{name}", parser, text)
     with problems.collect():
-        members = split("--sequences", sequences, "Example: --sequences 1,8.")
+        members = split("--sequences", lists["sequences"], "Example: --sequences 1,8.")
         values["sequences"] = tuple(parse("--sequences", whole(1), member) for member in members)
     with problems.collect():
-        values["method"] = choose.canonical(method)
-        instance = choose.make(method, {})
-        refuse_oracle(values["method"], instance)
-        if instance.takes_budget and "budget" in values:
-            check_budget(values["method"], instance, values["budget"])
+        values["baselines"] = _baselines(lists["baselines"])
+    values["methods"], values["budgets"] = chosen(axes, problems)
+    for method in values["methods"]:
+        for budget in values["budgets"]:
+            with problems.collect():
+                _check(method, budget)
     problems.stop()
     return values
 
 
-def _print(results: list[Any], method: str) -> None:
-    numbers = ("sequences", "process", f"{method} tok/s", "baseline tok/s", "ratio", "evicting", "of the limit")
-    table = terminal.grid(*numbers, right=numbers)
-    for r in results:
-        shares = f"{r.evict_share:.1%}", f"{r.roofline_share:.0%}"
-        for name, state in (("fresh", r.fresh), ("warm", r.warm)):
-            low, high = state.kvbench_spread
-            baseline = "-" if state.baseline is None else f"{state.baseline:,.0f}"
-            ratio = "-" if state.ratio is None else f"{state.ratio:.2f}x"
-            speed = f"{state.kvbench:,.0f} ({low:,.0f} to {high:,.0f})"
-            first = name == "fresh"
-            table.add_row(
-                str(r.sequences) if first else "", name, speed, baseline, ratio, *(shares if first else ("", ""))
-            )
-    terminal.console().print(table)
-    print("Tokens per second of CPU time (on CUDA: of wall time), medians of rounds in which the systems take turns.")
-    print("fresh: the first long generation of a process; warm: the second. docs/speed.md says why they differ.")
+def _baselines(text: str) -> tuple[str, ...]:
+    names = split("--baseline", text, "Example: --baseline transformers,continuous.")
+    named = [str(parse("--baseline", choice(*BASELINES, "none"), name)) for name in names]
+    if "none" in named and len(named) > 1:
+        raise UserError(f"--baseline {text}: none stands alone.")
+    return tuple(name for name in dict.fromkeys(named) if name != "none")
+
+
+def _check(method: MethodChoice, budget: Budget) -> None:
+    instance = choose.make(method.name, dict(method.options))
+    refuse_oracle(method.name, instance)
+    if instance.takes_budget:
+        check_budget(method.name, instance, budget)
+
+
+def _print(results: Sequence[Any], baselines: tuple[str, ...]) -> None:
+    """Print, per number of sequences, the speed of all systems and the cache of the engine's own."""
+    for n in dict.fromkeys(r.sequences for r in results):
+        rows = [r for r in results if r.sequences == n]
+        base = next((r.warm.rate for r in rows if r.system in baselines[:1]), None)
+        _table(f"{n} sequences", SPEED, [(r, _speed(r, base)) for r in rows])
+        gpu = ("GPU peak",) if any(r.peak_bytes is not None for r in rows) else ()
+        _table("the cache", CACHE + gpu, [(r, _cache(r)) for r in rows if r.entries is not None])
+    for line in FOOT:
+        print(line)
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[Any, list[str]]]) -> None:
+    table = terminal.grid(title, *columns, right=columns)
+    for r, cells in rows:
+        table.add_row(r.system if r.decoded == r.sequences else f"{r.system} ({r.decoded} fit)", *cells)
+    if rows:
+        terminal.console().print(table)
+
+
+def _speed(r: Any, base: float | None) -> list[str]:
+    return [
+        f"{r.fresh.rate:,.0f}",
+        f"{r.warm.rate:,.0f}",
+        f"{r.warm.low:,.0f} to {r.warm.high:,.0f}",
+        _shown("{:.2f}x", None if base is None else r.warm.rate / base),
+        _shown("{:,.0f}", r.warm.decode),
+        _shown("{:.3g} s", r.first_seconds),
+    ]
+
+
+def _cache(r: Any) -> list[str]:
+    gpu = [] if r.peak_bytes is None else [f"{r.peak_bytes / 2**30:,.1f} GiB"]
+    mib = f"{r.kv_bytes / 2**20:,.2f} MiB"
+    return [f"{r.evict_share:.1%}", f"{r.evict_ms:.3g} ms", f"{r.entries:,.0f}", mib, f"{r.roofline_share:.0%}", *gpu]
+
+
+def _shown(form: str, value: float | None) -> str:
+    return "-" if value is None else form.format(value)

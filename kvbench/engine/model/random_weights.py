@@ -1,0 +1,71 @@
+"""Random weights and tables for methods that need trained ones, where only speed or an invariant is of interest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.weights import TABLES, Base, find, model_fields, save_weights
+from kvbench.errors import KVBenchError, UserError, quote
+from kvbench.eviction.api import Method, Weights
+from kvbench.eviction.combined import Combined
+from kvbench.eviction.learned import LearnedWeights
+
+
+def supply(method: Method, loaded: LoadedModel, scratch: Path) -> tuple[Method, LoadedModel]:
+    """Return a method and a model of which the method finds its weights or table.
+
+    Files that are missing are drawn at random into a folder under `scratch`, on first use. Raises UserError for weights
+    of unknown shapes.
+    """
+    weights = method.weights()
+    if weights is None or weights.path != "auto":
+        return method, loaded
+    try:
+        path = find(weights, loaded.folder)
+    except KVBenchError:
+        path = _drawn(weights, loaded.model.config, scratch)
+        loaded = dataclasses.replace(loaded, folder=path.parent)
+    option = weights.option if isinstance(weights, LearnedWeights) else "table"
+    return filled(method, option, "auto", lambda: str(path)), loaded
+
+
+def _drawn(weights: Weights, config: Any, scratch: Path) -> Path:
+    """Return the path of a file with random weights, written on first use."""
+    tensors = draw(weights, config)
+    folder = scratch / "-".join(["drawn", *(str(size) for t in tensors.values() for size in t.shape)])
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{weights.kind}.safetensors"
+    if not path.exists():
+        save_weights(path, weights.kind, tensors, Base(name="random", config=config), made={"how": "random"})
+    return path
+
+
+def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
+    """Return random weights of the kind that a method declares, in a model's shapes. Raises UserError for other kinds."""
+    ours, generator = model_fields(config), torch.Generator().manual_seed(0)
+    if isinstance(weights, LearnedWeights):
+        shapes = weights.shapes(ours)
+        return {n: torch.randn(shape, generator=generator) * 2 / shape[-1] ** 0.5 for n, shape in shapes.items()}
+    if weights.kind not in TABLES:
+        raise UserError(
+            f"there are no weights {quote(weights.kind)} for this model, and none can be drawn at random: "
+            "their shapes are unknown."
+        )
+    sizes = {name: [ours[f] for f in fields] for name, fields in TABLES[weights.kind].items()}
+    return {name: torch.rand(size, generator=generator) ** 4 for name, size in sizes.items()}
+
+
+def filled(method: Method, name: str, empty: Any, value: Callable[[], str]) -> Method:
+    """Return the method with option `name` set to `value()` if it was `empty`; in a combined method, in each part."""
+    if isinstance(method, Combined):
+        first, second = (filled(part, name, empty, value) for part in (method.first, method.second))
+        return dataclasses.replace(method, first=first, second=second)
+    if any(f.name == name and getattr(method, name) == empty for f in dataclasses.fields(method)):
+        return dataclasses.replace(method, **{name: value()})
+    return method

@@ -1,0 +1,215 @@
+"""Rounds in which all systems take turns, and the medians over the rounds."""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import transformers
+
+from kvbench.console import faults, signals
+from kvbench.engine.memory import release
+from kvbench.engine.model.load import LoadedModel, pick_device
+from kvbench.engine.model.shape import shape_of_model
+from kvbench.engine.plan import Machine, measure, roofline
+from kvbench.errors import KVBenchError, SetupError
+from kvbench.runner.bench.setting import Setting, build
+from kvbench.runner.bench.systems import Sample, System, held, systems
+
+WARM_UP = 40  # tokens before the clock starts
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Speed:
+    """Median over the rounds of a process that is "fresh" or "warm", in tokens per second of CPU time (CUDA: wall).
+
+    Attributes:
+        rate: generated tokens per second, prompts included; low, high: smallest and largest round.
+        decode: generated tokens per second after the first token of every sequence; None where it is not known.
+    """
+
+    rate: float
+    low: float
+    high: float
+    decode: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One system at one number of sequences.
+
+    Attributes:
+        sequences: as asked for; decoded: as many as fitted into memory.
+        first_seconds: until every sequence had its first token; None where the system does not tell.
+        evict_share: of decode and evict time; evict_ms: time of one eviction of one sequence, over all layers.
+        entries: mean entries per layer and head; kv_bytes: largest KV bytes of a sequence.
+        peak_bytes: most bytes allocated on the GPU, weights included.
+        roofline_share: decoded tokens per second of wall time over the most that this machine allows with the cache
+            as it was. The fields from evict_share on are None for a baseline; peak_bytes is None on a CPU.
+    """
+
+    system: str
+    sequences: int
+    decoded: int
+    fresh: Speed
+    warm: Speed
+    first_seconds: float | None
+    peak_bytes: int | None
+    evict_share: float | None = None
+    evict_ms: float | None = None
+    entries: float | None = None
+    kv_bytes: int | None = None
+    roofline_share: float | None = None
+
+
+def bench(setting: Setting, note: Callable[[str], None] = lambda text: None) -> list[Measured]:
+    """Measure every system at every number of sequences.
+
+    note: receives the name of each measurement before it begins. Raises UserError for a baseline that cannot run here,
+    SetupError when not even one sequence fits into memory.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)  # until the processes are forked: threads do not survive a fork
+    try:
+        loaded = build(setting)
+        machine = measure(loaded.device, loaded.dtype)
+        contest = Contest(setting, loaded, note)
+        return [row for n in setting.sequences for row in contest.rows(machine, n)]
+    finally:
+        torch.set_num_threads(before)
+
+
+class Contest:
+    """All systems on one model."""
+
+    def __init__(self, setting: Setting, loaded: LoadedModel, note: Callable[[str], None]) -> None:
+        self.setting, self.loaded, self.note = setting, loaded, note
+        self.systems = systems(setting, loaded)
+
+    def rows(self, machine: Machine, sequences: int) -> list[Measured]:
+        """Return one row per system, measured in turns."""
+        setting = self.setting
+        ids = setting.prompts(sequences)
+        pairs: dict[str, list[tuple[Sample, Sample]]] = {system.name: [] for system in self.systems}
+        for repeat in range(setting.repeats):
+            for system in self.systems:
+                done = pairs[system.name]
+                self.note(f"{system.name}, {sequences} sequences, round {repeat + 1} of {setting.repeats}")
+                rows = done[-1][0].sequences if done else sequences
+                done.append(self._apart(partial(self._fitting, system, ids[:rows])))
+        return [self._measured(machine, name, sequences, done) for name, done in pairs.items()]
+
+    def _fitting(self, system: System, ids: torch.Tensor) -> tuple[Sample, Sample]:
+        """Warm up and measure twice, with half as many sequences as long as memory does not suffice."""
+        tokens = self.setting.new_tokens
+        while True:
+            try:
+                system.run(ids, min(WARM_UP, tokens))
+                return self._timed(system, ids, tokens), self._timed(system, ids, tokens)
+            except Exception as error:
+                if not faults.out_of_memory(error):
+                    raise
+                cause = faults.first_line(error)
+            if len(ids) == 1:
+                raise SetupError(f"{system.name}: one sequence does not fit into memory ({cause}).")
+            ids = ids[: len(ids) // 2]
+            self.note(f"{system.name}: out of memory, trying {len(ids)} sequences")
+
+    def _timed(self, system: System, ids: torch.Tensor, tokens: int) -> Sample:
+        release(self.loaded.device)
+        if self.loaded.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.loaded.device)
+        return system.run(ids, tokens)
+
+    def _apart(self, work: Callable[[], tuple[Sample, Sample]]) -> tuple[Sample, Sample]:
+        """Run in a forked process, or in this process on CUDA, which cannot fork."""
+
+        def threaded() -> tuple[Sample, Sample]:
+            torch.set_num_threads(self.setting.threads)
+            return work()
+
+        return threaded() if self.loaded.device.type == "cuda" else _forked(threaded)
+
+    def _measured(
+        self, machine: Machine, name: str, sequences: int, pairs: Sequence[tuple[Sample, Sample]]
+    ) -> Measured:
+        samples = [sample for pair in pairs for sample in pair]
+        firsts = [sample.first for sample in samples if sample.first is not None]
+        peaks = [sample.peak_bytes for sample in samples if sample.peak_bytes is not None]
+        decoded = samples[-1].sequences
+        return Measured(
+            system=name,
+            sequences=sequences,
+            decoded=decoded,
+            fresh=_speed([first for first, _ in pairs]),
+            warm=_speed([second for _, second in pairs]),
+            first_seconds=statistics.median(firsts) if firsts else None,
+            peak_bytes=max(peaks, default=None),
+            **(self._cache(machine, decoded, samples) if samples[-1].usages else {}),
+        )
+
+    def _cache(self, machine: Machine, decoded: int, samples: Sequence[Sample]) -> dict[str, Any]:
+        """Return the fields of `Measured` that only the engine knows."""
+        usages = [usage for sample in samples for usage in sample.usages]
+        evicting, decoding = sum(u.evict_seconds for u in usages), sum(u.decode_seconds for u in usages)
+        entries = held(samples[-1].usages)
+        limit = roofline(shape_of_model(self.loaded.model), machine, decoded, entries, self.loaded.dtype)
+        seconds = [sum(usage.decode_seconds + usage.evict_seconds for usage in sample.usages) for sample in samples]
+        rate = decoded * max(1, samples[-1].tokens - 1) / max(statistics.median(seconds), 1e-9)
+        return {
+            "evict_share": evicting / max(evicting + decoding, 1e-9),
+            "evict_ms": 1000 * evicting / max(1, sum(u.evictions for u in usages)),
+            "entries": entries,
+            "kv_bytes": max(usage.kv_bytes_peak for usage in usages),
+            "roofline_share": rate / limit,
+        }
+
+
+def _speed(samples: Sequence[Sample]) -> Speed:
+    rates = [sample.rate for sample in samples]
+    decoded = [sample.decode_rate for sample in samples if sample.decode_rate is not None]
+    return Speed(
+        rate=statistics.median(rates),
+        low=min(rates),
+        high=max(rates),
+        decode=statistics.median(decoded) if decoded else None,
+    )
+
+
+def _forked(work: Callable[[], Any]) -> Any:
+    """Return the result of a function that runs in a fork of this process."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=lambda: sender.send(work()))
+    process.start()
+    signals.at_end(process.kill)
+    sender.close()
+    try:
+        return receiver.recv()
+    except EOFError:
+        raise KVBenchError("a measuring process ended without a result; its message is above.") from None
+    except BaseException:
+        process.kill()
+        raise
+    finally:
+        process.join()
+        signals.not_at_end(process.kill)
+
+
+def as_json(setting: Setting, results: Sequence[Measured]) -> dict[str, Any]:
+    """Return the JSON document: results, and all that is needed to repeat the measurement."""
+    device = pick_device(setting.device)
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {
+        "setting": asdict(setting),
+        "rows": [asdict(r) for r in results],
+        "device": name,
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "clock": "wall" if device.type == "cuda" else "cpu",
+    }

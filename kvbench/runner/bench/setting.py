@@ -1,0 +1,111 @@
+"""What `kvbench bench` measures: model shapes, and the options of one call."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import transformers
+
+from kvbench.config.run_config import MethodChoice
+from kvbench.engine.model.load import LoadedModel, pick_device, pick_dtype, prepare
+from kvbench.eviction.budget import Budget, label
+
+_SMALL: dict[str, Any] = dict(vocab_size=4096, num_attention_heads=8, num_key_value_heads=4, tie_word_embeddings=True)
+# Name -> (class of the configuration, its sizes).
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "A": ("Qwen3", dict(_SMALL, hidden_size=256, intermediate_size=768, num_hidden_layers=4, head_dim=32)),
+    "B": ("Qwen3", dict(_SMALL, hidden_size=512, intermediate_size=1536, num_hidden_layers=8, head_dim=64)),
+    "qwen3-4b": (
+        "Qwen3",
+        dict(
+            vocab_size=151936,
+            num_attention_heads=32,
+            num_key_value_heads=8,
+            tie_word_embeddings=True,
+            hidden_size=2560,
+            intermediate_size=9728,
+            num_hidden_layers=36,
+            head_dim=128,
+        ),
+    ),
+    "r1-distill-qwen-7b": (
+        "Qwen2",
+        dict(
+            vocab_size=152064,
+            num_attention_heads=28,
+            num_key_value_heads=4,
+            tie_word_embeddings=False,
+            hidden_size=3584,
+            intermediate_size=18944,
+            num_hidden_layers=28,
+        ),
+    ),
+}
+CONTEXT = 131_072  # tokens; positions beyond those of the released models, since random weights have no quality
+BASELINES = ("transformers", "continuous", "vllm")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """The options of a benchmark.
+
+    Attributes:
+        budgets: of each method that takes one; budget and interval as in a run.
+        prompt, new_tokens: length of every prompt and of every answer, in tokens.
+        sequences: sequences decoded side by side, one slot each; one measurement per number.
+        samples: sequences that share one prompt, as the samples of a question do.
+        baselines: systems beside the methods, all with the full cache; see `systems`.
+    """
+
+    shape: str = "A"
+    methods: tuple[MethodChoice, ...] = (MethodChoice(name="tova"),)
+    budgets: tuple[Budget, ...] = (128,)
+    interval: int = 32
+    prompt: int = 64
+    new_tokens: int = 1024
+    sequences: tuple[int, ...] = (1, 8, 32)
+    samples: int = 1
+    repeats: int = 5
+    threads: int = 1
+    baselines: tuple[str, ...] = ("transformers",)
+    device: str = "auto"
+    dtype: str = "auto"
+
+    def members(self) -> list[tuple[MethodChoice, Budget | None]]:
+        """Every method at every budget; a method that takes no budget once."""
+        return [(m, budget) for m in self.methods for budget in (self.budgets if m.takes_budget else (None,))]
+
+    def names(self) -> list[str]:
+        """The systems as tables name them: ``gkv @512``, ``full``, ``transformers``."""
+        return [named(m, budget) for m, budget in self.members()] + list(self.baselines)
+
+    def prompts(self, sequences: int) -> torch.Tensor:
+        """Return random token ids [sequences, prompt]; `samples` consecutive rows are equal."""
+        generator = torch.Generator().manual_seed(1)
+        vocabulary = int(SHAPES[self.shape][1]["vocab_size"])
+        rows = -(-sequences // self.samples)
+        ids = torch.randint(5, vocabulary - 5, (rows, self.prompt), generator=generator)
+        return ids.repeat_interleave(self.samples, 0)[:sequences]
+
+
+def named(method: MethodChoice, budget: Budget | None) -> str:
+    return method.label if budget is None else f"{method.label} @{label(budget)}"
+
+
+def build(setting: Setting) -> LoadedModel:
+    """Return a model of the setting's shape with random weights, which never ends an answer."""
+    transformers.logging.set_verbosity_error()
+    device = pick_device(setting.device)
+    dtype = pick_dtype(setting.dtype, device)
+    family, sizes = SHAPES[setting.shape]
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(
+        **sizes, max_position_embeddings=CONTEXT, pad_token_id=0, eos_token_id=None, bos_token_id=1
+    )
+    with torch.device(device):
+        model: Any = getattr(transformers, f"{family}ForCausalLM")(config)
+        model = model.to(dtype).eval()
+    model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
+    return prepare(model, None)

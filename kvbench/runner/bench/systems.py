@@ -1,0 +1,265 @@
+"""The systems that `kvbench bench` measures beside each other: the engine with a method, and full-cache baselines.
+
+A system decodes all rows of a batch of prompts and returns one `Sample`. The baselines are transformers' `generate`
+with its growing cache, transformers' continuous batching (`generate_batch`), and vLLM where it is installed. The engine
+with its own full cache is the method `full`: it differs from a method by nothing but the eviction.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import statistics
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from kvbench.config.run_config import MethodChoice
+from kvbench.engine.loop import Engine
+from kvbench.engine.model.load import LoadedModel
+from kvbench.engine.model.random_weights import supply
+from kvbench.errors import BudgetViolation, UserError
+from kvbench.eviction import choose
+from kvbench.eviction.budget import Budget
+from kvbench.records import Request, Usage
+from kvbench.runner.bench.setting import Setting, named
+from kvbench.runner.bench.vllm_process import vllm_seconds
+
+BLOCK = 256  # tokens of a block of transformers' continuous batching
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One timed generation of `tokens` tokens in each of `sequences` sequences.
+
+    Attributes:
+        seconds: by `clock`, prompts included; wall: the same in wall time.
+        first: seconds, by `clock`, until every sequence had its first token; None where the system does not tell.
+        usages: of each sequence, from the engine; empty for a baseline.
+        peak_bytes: most bytes allocated on the GPU; None on a CPU.
+    """
+
+    sequences: int
+    tokens: int
+    seconds: float
+    wall: float
+    first: float | None
+    usages: tuple[Usage, ...] = ()
+    peak_bytes: int | None = None
+
+    @property
+    def rate(self) -> float:
+        """Generated tokens per second, prompts included."""
+        return self.sequences * self.tokens / self.seconds
+
+    @property
+    def decode_rate(self) -> float | None:
+        """Generated tokens per second after the first token of every sequence."""
+        if self.first is None or self.tokens < 2:
+            return None
+        return self.sequences * (self.tokens - 1) / max(self.seconds - self.first, 1e-9)
+
+
+class Stopwatch:
+    """Times one generation, and within it the first steps, of which the time of the prompts follows.
+
+    Every system reports the first steps that it has finished (`lap`). With `k` tokens per sequence at that moment the
+    time until the first token is `lap - (k - 1) * step`, with the mean step of the rest.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.wall, self.began = time.perf_counter(), clock(device)
+        self._lap: tuple[float, int] | None = None
+
+    def lap(self, tokens: int) -> None:
+        """Note once that every sequence has `tokens` tokens."""
+        if self._lap is None:
+            self._lap = clock(self.device) - self.began, tokens
+
+    def stop(self, sequences: int, tokens: int, usages: tuple[Usage, ...] = ()) -> Sample:
+        seconds, wall = clock(self.device) - self.began, time.perf_counter() - self.wall
+        first = None
+        if self._lap is not None and self._lap[1] < tokens:
+            at, done = self._lap
+            first = max(0.0, at - (done - 1) * (seconds - at) / (tokens - done))
+        on_gpu = self.device.type == "cuda"
+        return Sample(
+            sequences=sequences,
+            tokens=tokens,
+            seconds=seconds,
+            wall=wall,
+            first=first,
+            usages=usages,
+            peak_bytes=torch.cuda.max_memory_allocated(self.device) if on_gpu else None,
+        )
+
+
+def clock(device: torch.device) -> float:
+    """Return seconds of process CPU time on a CPU, of synchronised wall time on a GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+    return time.process_time()
+
+
+class System(ABC):
+    """One column of the comparison. `name`: as in tables."""
+
+    name: str
+
+    @abstractmethod
+    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+        """Generate `tokens` tokens after each prompt of ids [sequences, prompt]."""
+
+
+class EngineSystem(System):
+    """The engine with a method at a budget, a slot for each sequence."""
+
+    def __init__(self, setting: Setting, loaded: LoadedModel, choice: MethodChoice, budget: Budget | None) -> None:
+        self.name, self.setting, self.budget = named(choice, budget), setting, budget
+        self._folder = tempfile.TemporaryDirectory(prefix="kvbench-bench-")
+        method = choose.make(choice.name, dict(choice.options))
+        self.method, self.loaded = supply(method, loaded, Path(self._folder.name))
+
+    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+        sequences, watch = len(ids), Stopwatch(self.loaded.device)
+        steps = 0
+
+        def step(generated: int, live_bytes: int, live: int) -> None:
+            nonlocal steps
+            steps += 1
+            watch.lap(1 + steps)
+
+        engine = Engine(
+            self.loaded,
+            self.method,
+            budget=self.budget,
+            interval=self.setting.interval,
+            slots=sequences,
+            max_tokens=ids.shape[1] + tokens,
+            on_step=step,
+        )
+        done = list(engine.generate(self._requests(ids, tokens)))
+        generated = sum(len(d.token_ids) for d in done)
+        if generated != sequences * tokens:
+            raise BudgetViolation(f"bench made {generated} tokens instead of {sequences * tokens}.")
+        return watch.stop(sequences, tokens, tuple(d.usage for d in done if d.usage))
+
+    def _requests(self, ids: torch.Tensor, tokens: int) -> list[Request]:
+        each = self.setting.samples
+        return [
+            Request(
+                task="bench",
+                doc_id=str(first),
+                prompt_ids=tuple(ids[first].tolist()),
+                samples=tuple(range(min(each, len(ids) - first))),
+                max_new_tokens=tokens,
+            )
+            for first in range(0, len(ids), each)
+        ]
+
+
+class Generate(System):
+    """Transformers' own loop with its full DynamicCache, greedy."""
+
+    name = "transformers"
+
+    def __init__(self, setting: Setting, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+
+    @torch.inference_mode()
+    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+        watch, prompt = Stopwatch(self.loaded.device), ids.shape[1]
+
+        def step(rows: torch.Tensor, scores: Any, **more: Any) -> torch.Tensor:
+            watch.lap(rows.shape[1] - prompt)
+            return torch.zeros(len(rows), dtype=torch.bool, device=rows.device)
+
+        ids = ids.to(self.loaded.device)
+        self.loaded.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=tokens,
+            min_new_tokens=tokens,
+            do_sample=False,
+            stopping_criteria=transformers.StoppingCriteriaList([step]),
+        )
+        return watch.stop(len(ids), tokens)
+
+
+class Continuous(System):
+    """Transformers' continuous batching with its paged full cache, greedy. It does not tell when prompts are read."""
+
+    name = "continuous"
+
+    def __init__(self, setting: Setting, loaded: LoadedModel) -> None:
+        if loaded.device.type == "cpu" and importlib.util.find_spec("psutil") is None:
+            raise UserError(
+                "--baseline continuous: transformers' continuous batching needs psutil on a CPU. "
+                "Install it with 'pip install psutil'."
+            )
+        self.loaded = loaded
+
+    @torch.no_grad()  # it writes to its tensors outside of inference mode
+    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+        watch = Stopwatch(self.loaded.device)
+        blocks = len(ids) * (-(-(ids.shape[1] + tokens) // BLOCK) + 1)
+        answers = self.loaded.model.generate_batch(
+            inputs=ids.tolist(),
+            generation_config=transformers.GenerationConfig(
+                max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0
+            ),
+            continuous_batching_config=transformers.ContinuousBatchingConfig(
+                block_size=BLOCK,
+                num_blocks=blocks,
+                max_batch_tokens=max(512, len(ids)),
+                allow_block_sharing=self._shared(ids),
+            ),
+        )
+        generated = sum(len(answer.generated_tokens) for answer in answers.values())
+        if generated != len(ids) * tokens:
+            raise BudgetViolation(f"continuous batching made {generated} tokens instead of {len(ids) * tokens}.")
+        return watch.stop(len(ids), tokens)
+
+    @staticmethod
+    def _shared(ids: torch.Tensor) -> bool:
+        """Whether several sequences have one prompt, so that it may share the prompt's blocks."""
+        return len(ids.unique(dim=0)) < len(ids)
+
+
+class Vllm(System):
+    """vLLM in a process of its own, which loads the same random weights from a temporary folder."""
+
+    name = "vllm"
+
+    def __init__(self, setting: Setting, loaded: LoadedModel) -> None:
+        if importlib.util.find_spec("vllm") is None:
+            raise UserError("--baseline vllm: vLLM is not installed here. Leave it out of --baseline.")
+        self.loaded = loaded
+
+    def run(self, ids: torch.Tensor, tokens: int) -> Sample:
+        with tempfile.TemporaryDirectory(prefix="kvbench-vllm-") as folder:
+            self.loaded.model.save_pretrained(folder)
+            seconds = vllm_seconds(Path(folder), ids, tokens, str(self.loaded.dtype).removeprefix("torch."))
+        return Sample(sequences=len(ids), tokens=tokens, seconds=seconds, wall=seconds, first=None)
+
+
+_BASELINES: dict[str, Callable[[Setting, LoadedModel], System]] = {s.name: s for s in (Generate, Continuous, Vllm)}
+
+
+def systems(setting: Setting, loaded: LoadedModel) -> list[System]:
+    """Return all systems of a setting, methods first. Raises UserError for a baseline that cannot run here."""
+    methods = [EngineSystem(setting, loaded, choice, budget) for choice, budget in setting.members()]
+    return [*methods, *(_BASELINES[name](setting, loaded) for name in setting.baselines)]
+
+
+def held(usages: tuple[Usage, ...]) -> float:
+    """Return the mean entries per head over sequences and steps."""
+    return statistics.fmean(usage.entries_mean for usage in usages)
