@@ -47,7 +47,10 @@ def _drawn(weights: Weights, config: Any, scratch: Path) -> Path:
 
 
 def draw(weights: Weights, config: Any) -> dict[str, torch.Tensor]:
-    """Return random weights of the kind that a method declares, in a model's shapes. Raises UserError for other kinds."""
+    """Return random weights of the kind that a method declares, in a model's shapes.
+
+    Raises UserError for other kinds.
+    """
     ours, generator = model_fields(config), torch.Generator().manual_seed(0)
     if isinstance(weights, LearnedWeights):
         shapes = weights.shapes(ours)
