@@ -130,11 +130,9 @@ def test_list_and_interface():
 
 def test_listing_is_light():
     code = (
-        "import sys, time; t = time.perf_counter()\n"
+        "import sys\n"
         "from kvbench.taskkit.names import task_names, get_task; [get_task(n) for n in task_names() if n != 'file']\n"
-        "print(time.perf_counter() - t)\n"
         "heavy = {'torch', 'numpy', 'pandas', 'scipy', 'sympy', 'math_verify', 'datasets', 'transformers', 'jinja2'}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert float(done.stdout) < 2  # 0.1 s on an idle machine
+    subprocess.run([sys.executable, "-c", code], check=True)
