@@ -32,7 +32,7 @@ LISTS = ("--method", "-m", "--budget", "-b", "--task", "-t")  # options that tak
 class _Group(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         """The parameters. A flag that the user leaves out is False, not None: typer imports pydantic to read None."""
-        params = super().get_params(ctx)
+        params: list[Any] = super().get_params(ctx)
         for param in params:
             if param.type_descriptor.annotation is bool and param.default is None:
                 param.default = False
