@@ -3,12 +3,16 @@
 The engine reads a prompt once and copies its evicted cache to the slots of its samples. It refills the slot of a
 finished sequence at once. Every step runs all slots, idle ones included, so shapes never change: with the slot count
 fixed, a sequence's tokens are bit-equal whatever the other slots hold.
+
+The device runs a block of steps (`Engine._block`, `Engine._step`) before the host looks at its tokens (`Engine._look`),
+on a CPU of one step.
 """
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 
 import torch
 
@@ -21,13 +25,15 @@ from kvbench.engine.model.packing import packed_linears
 from kvbench.engine.prefill import Prefill, PromptReader, PromptState, now
 from kvbench.engine.rules import KeptLog
 from kvbench.engine.sampler import next_tokens
-from kvbench.engine.sequence import Sequence, Slots
+from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import set_up
+from kvbench.engine.state import Drawing, State
 from kvbench.engine.writers import step_writer
 from kvbench.eviction.api import Method
-from kvbench.records import Generation, Request, Sampling
+from kvbench.records import Generation, Request
 
 Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each step
+Live = list[tuple[int, Sequence]]  # slots with their sequences
 Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and its samples that wait for a slot
 
 
@@ -86,7 +92,9 @@ class Engine:
         self._under_way: list[Sequence] = []
         self._done: deque[Generation] = deque()
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
-        self._sampling = Sampling()
+        self._drawing = Drawing()
+        self.look = 1  # most steps of a block
+        self.state = State(slots, self.look, self._drawing, loaded.device)
 
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield every sample of every request as it finishes. All requests must share one `Sampling`.
@@ -103,17 +111,15 @@ class Engine:
     @torch.inference_mode()
     def _generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
         queue = self._queue = deque((r, [Sequence.of(r, sample) for sample in r.samples]) for r in requests)
-        if len({request.sampling for request, _ in queue}) > 1:
-            raise ValueError("the requests of one call must share their sampling parameters")
-        if queue:
-            self._sampling = queue[0][0].sampling
+        self._drawing = Drawing.of([request for request, _ in queue], self.loaded.stop_ids)
+        self.state = State(self.cache.slots, self.look, self._drawing, self.loaded.device)
         admission: Admission | None = None
         with self.model.routed(), packed_linears(self.loaded.model, self.cache.slots):
             while queue or admission or self.slots.live():
                 while (queue or admission) and self.slots.free():
                     admission = self._admit(*admission) if admission else self._read(*queue.popleft())
                 if self.slots.live():
-                    self._step()
+                    self._block()
                 while self._done:
                     yield self._done.popleft()
 
@@ -142,13 +148,13 @@ class Engine:
         """
         free = self.slots.free()[: len(waiting)]
         started = self._under_way = [waiting.popleft() for _ in free]
-        tokens, bad = self._draw(prompt.logits.expand(len(started), -1), started)
+        tokens = self._first_tokens(prompt, started)
         placed: list[int] = []
         ended: list[Sequence] = []
-        for slot, sequence, token, nan in zip(free, started, tokens, bad):
+        for slot, sequence, token in zip(free, started, tokens):
             sequence.meter.note_prompt(prompt, len(sequence.request.samples), self._copies)
-            self._accept(sequence, token, nan)
-            if sequence.finished and not self._goes_on(sequence, prompt.tokens):
+            sequence.accept(token, self.loaded.stop_ids, self.loaded.decode)
+            if sequence.finished and not self._follow(sequence, prompt.tokens):
                 sequence.meter.note_held(prompt.held * self._copies, prompt.bytes_left(), prompt.bytes_extra())
                 ended.append(sequence)
                 continue
@@ -169,45 +175,89 @@ class Engine:
             if self.evictor is not None:
                 self.evictor.start(slot, prompt.budget, prompt.tokens, sequence.key, prompt.decisions)
 
-    def _draw(self, logits: torch.Tensor, rows: Collection[Sequence | None]) -> tuple[list[int], list[bool]]:
-        return next_tokens(logits, rows, self._sampling, self.loaded.stop_ids)
+    def _first_tokens(self, prompt: PromptState, samples: list[Sequence]) -> list[Token]:
+        """Draw the token after a prompt for each of its samples."""
+        state = State(len(samples), 1, self._drawing, self.loaded.device)
+        state.load(samples, [prompt.tokens] * len(samples), self.loaded.stop_ids)
+        state.advance(next_tokens(prompt.logits.expand(len(samples), -1), state))
+        return state.read(1)[0]
+
+    def _block(self) -> None:
+        """Decode until the next tick, at most `look` steps; then look at the tokens, evict and go on."""
+        live, cache = self.slots.live(), self.cache
+        self._under_way = [sequence for _, sequence in live]
+        steps = self._steps(live)
+        began = self._now()
+        self.state.load(self.slots.sequences, cache.seen, self.loaded.stop_ids)
+        self.writer.load(self._room(steps), self._queries_wanted(live, steps))
+        for _ in range(steps):
+            self._step()
+        tokens = self.state.read(steps)
+        seconds = (time.perf_counter() - began) / steps
+        for drawn in tokens:
+            last = [(slot, sequence) for slot, sequence in live if not sequence.finished]
+            self._look(last, drawn, seconds)
+        self._evict(last)
+        for slot, sequence in live:
+            self._go_on(slot, sequence)
 
     def _step(self) -> None:
-        """Decode one token per slot, then run the evictions that are due."""
-        began = self._now()
-        cache, device, live = self.cache, self.loaded.device, self.slots.live()
-        slots = [slot for slot, _ in live]
-        self._under_way = [sequence for _, sequence in live]
-        positions = self.writer.begin(self._queries_wanted(live))
-        tokens = torch.tensor(self.slots.inputs, device=device)
-        out = self.model.run(self.writer, input_ids=tokens[:, None], position_ids=positions[:, None])
-        new, bad = self._draw(out.logits[:, -1], self.slots.sequences)
-        cache.advance(slots)
-        self._measure(live)
-        decoded = self._now()
-        for _, sequence in live:
-            sequence.clock += 1
-        ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
-        if ticked and self.evictor is not None:
-            with one_thread(device):
-                evicted_slots = self.evictor.tick(ticked)
-            for slot, sequence in self.slots.of(evicted_slots):
-                sequence.meter.note_eviction(cache.held(slot) * self._copies, cache.seen[slot])
-        evicted = self._now()
-        for slot, sequence in live:
-            sequence.meter.decode_seconds += (decoded - began) / len(live)
-            sequence.meter.evict_seconds += (evicted - decoded) / len(live)
-            if not sequence.pending:
-                self._accept(sequence, new[slot], bad[slot])
-            if sequence.finished and not self._goes_on(sequence, cache.seen[slot]):
-                self._finish(sequence)
-                self._release(slot)
-            elif sequence.tokens or sequence.pending:
-                self.slots.seat(slot, sequence)
-            else:  # the next turn is a new prompt, queued by `_goes_on`
-                self._release(slot)
+        """Give every slot its next token. A function of tensors that stay where they are, without a Python number."""
+        state = self.state
+        self.writer.begin(state.seen)
+        out = self.model.run(self.writer, input_ids=state.tokens[:, None], position_ids=state.seen[:, None])
+        self.writer.advance(state.live)
+        state.advance(next_tokens(out.logits[:, -1], state))
 
-    def _goes_on(self, sequence: Sequence, seen: int) -> bool:
+    def _look(self, live: Live, drawn: list[Token], seconds: float) -> None:
+        """Count a step of the sequences that were live in it, which took `seconds`, and give them its tokens."""
+        self.cache.advance([slot for slot, _ in live])
+        self._measure(live)
+        for slot, sequence in live:
+            sequence.meter.decode_seconds += seconds / len(live)
+            sequence.count_step(drawn[slot], self.loaded.stop_ids, self.loaded.decode)
+
+    def _evict(self, live: Live) -> None:
+        """Run the evictions that are due after a step of these sequences."""
+        ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
+        if not ticked or self.evictor is None:
+            return
+        began = self._now()
+        with one_thread(self.loaded.device):
+            evicted = self.evictor.tick(ticked)
+        for slot, sequence in self.slots.of(evicted):
+            sequence.meter.note_eviction(self.cache.held(slot) * self._copies, self.cache.seen[slot])
+        seconds = self._now() - began
+        for _, sequence in live:
+            sequence.meter.evict_seconds += seconds / len(live)
+
+    def _go_on(self, slot: int, sequence: Sequence) -> None:
+        """Free the slot of a sequence that has ended; a new prompt for its next turn was queued by `_follow`."""
+        if sequence.finished and not self._follow(sequence, self.cache.seen[slot]):
+            self._finish(sequence)
+            self._release(slot)
+        elif not sequence.tokens and not sequence.pending:
+            self._release(slot)
+
+    def _steps(self, live: Live) -> int:
+        """Return the number of steps until the next tick or until all sequences have ended, at most `look`.
+
+        One step if a stop string may end a turn that another one follows: what a block writes after a stop string
+        cannot be taken back.
+        """
+        if any(s.request.stop_strings and s.request.conversation for _, s in live):
+            return 1
+        most = min(self.look, max(sequence.ahead for _, sequence in live))
+        return next((n for n in range(1, most) if self._ticks(live, n)), most)
+
+    def _ticks(self, live: Live, steps: int) -> bool:
+        return any(self.trigger.due(sequence.clock + steps) for _, sequence in live)
+
+    def _room(self, steps: int) -> list[int]:
+        """Return the most tokens that `steps` steps add to each slot."""
+        return [min(steps, sequence.ahead) if sequence else 0 for sequence in self.slots.sequences]
+
+    def _follow(self, sequence: Sequence, seen: int) -> bool:
         """Begin the next turn of a finished sequence, in its slot or as a new prompt at the head of the queue.
 
         Returns False when the sequence has no next turn.
@@ -217,15 +267,14 @@ class Engine:
             self._queue.appendleft((sequence.request, [sequence]))
         return follow is not None
 
-    def _queries_wanted(self, live: list[tuple[int, Sequence]]) -> bool:
-        """Return whether to store this step's queries: whether a sequence ticks before newer queries overwrite them."""
+    def _queries_wanted(self, live: Live, steps: int) -> bool:
+        """Return whether to store these steps' queries: whether a sequence ticks before newer ones replace them."""
         width = self.cache.shape.queries
         if width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
             return width > 0
-        wanted = range(1, width + 1)
-        return any(self.trigger.due(sequence.clock + ahead) for _, sequence in live for ahead in wanted)
+        return any(self._ticks(live, ahead) for ahead in range(1, width + steps))
 
-    def _measure(self, live: list[tuple[int, Sequence]]) -> None:
+    def _measure(self, live: Live) -> None:
         total = sum(self._hold(sequence, slot) for slot, sequence in live)
         if self.on_step is not None:
             self.on_step(len(live), total, len(live))
@@ -235,9 +284,6 @@ class Engine:
         cache, size = self.cache, self.cache.live_bytes(slot)
         sequence.meter.note_held(cache.held(slot) * self._copies, size, cache.extra_bytes(slot))
         return size
-
-    def _accept(self, sequence: Sequence, token: int, nan: bool) -> None:
-        sequence.accept(token, nan, self.loaded.stop_ids, self.loaded.decode)
 
     def _finish(self, sequence: Sequence) -> None:
         self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes()))

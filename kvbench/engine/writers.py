@@ -8,8 +8,9 @@ V only; the evictor fills in the positions later, since new rows are contiguous.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+import numpy as np
 import torch
 
 from kvbench.engine.attention.flash import flash_attention
@@ -20,6 +21,7 @@ from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, SlotCache, Store
 from kvbench.engine.rules import Rules
+from kvbench.engine.upload import upload
 
 # (layer, queries [b, Hq, r, D], their positions [r], number of rows that the last query sees)
 Observer = Callable[[PromptLayer, torch.Tensor, torch.Tensor, int], None]
@@ -121,24 +123,36 @@ LENGTH_STEP = 64  # rows; in longer caches each slot is read up to its own lengt
 class StepWriter(ABC):
     """Appends one token to every slot and attends to all its live rows.
 
-    The number of rows read changes the last bits of the result, so it never depends on other slots. A step reads all
-    rows of a slot where a budget bounds them or the cache is small, else as many as the slot's own length requires.
+    Its tensors stay where they are: `load` copies the lengths from the host before a block of steps, and every step
+    advances them on the device. The number of rows read changes the last bits of the result, so it never depends on
+    other slots. A step reads all rows of a slot where a budget bounds them or the cache is small, else as many as the
+    slot's own length requires.
     """
 
     def __init__(self, cache: SlotCache, rules: Rules) -> None:
         self.cache, self.rules = cache, rules.decoding()
         self.fixed = cache.shape.bounded or cache.shape.rows <= FIXED_ROWS
-        self.positions = torch.empty(0, dtype=torch.int64)
+        self.positions = torch.zeros(cache.slots, dtype=torch.int64, device=cache.device)
         self._keep_queries = False
+        self._steps = 0  # of this block so far
         self._ring_bias: dict[int, torch.Tensor] = {}
 
-    def begin(self, keep_queries: bool) -> torch.Tensor:
-        """Prepare one step; return the positions [S] of the new tokens. The caller then calls `SlotCache.advance`."""
-        self._keep_queries = keep_queries
+    def load(self, ahead: Sequence[int], keep_queries: bool) -> None:
+        """Prepare a block of steps that adds at most `ahead` tokens to each slot. keep_queries: store its queries."""
+        self._steps, self._keep_queries = 0, keep_queries
+        self.cache.make_room(ahead)
+        self.load_lengths()
+
+    def begin(self, positions: torch.Tensor) -> None:
+        """Begin a step. positions: [S] of its tokens."""
+        self.positions = positions
         self._ring_bias.clear()
-        self.positions = torch.tensor(self.cache.seen, device=self.cache.device)
         self.prepare()
-        return self.positions
+
+    def advance(self, live: torch.Tensor) -> None:
+        """End a step that has added a token to the slots where `live` [S] int64 is 1."""
+        self._steps += 1
+        self.add(live)
 
     def __call__(self, call: AttentionCall) -> torch.Tensor:
         layer = self.cache.layers[call.layer]
@@ -148,8 +162,16 @@ class StepWriter(ABC):
         return self.in_ring(layer, call) if isinstance(layer, RingStore) else self.attend(layer, call)
 
     @abstractmethod
+    def load_lengths(self) -> None:
+        """Copy the lengths of all slots from the host."""
+
+    @abstractmethod
+    def add(self, live: torch.Tensor) -> None:
+        """Add `live` [S] to the lengths on the device."""
+
+    @abstractmethod
     def prepare(self) -> None:
-        """Compute what all layers of one step share."""
+        """Forget what all layers of the step before shared."""
 
     @abstractmethod
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
@@ -180,7 +202,7 @@ class StepWriter(ABC):
         """Attend slot by slot, each up to its own length rounded up to a multiple of LENGTH_STEP."""
         parts = []
         for slot, seen in enumerate(self.cache.seen):
-            n = min(-(-(seen + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])
+            n = min(-(-(seen + self._steps + 1) // LENGTH_STEP) * LENGTH_STEP, keys.shape[2])
             s = slice(slot, slot + 1)
             parts.append(call.attend(call.query[s], keys[s, :, :n], values[s, :, :n], bias[s, ..., :n]))
         return torch.cat(parts)
@@ -189,8 +211,17 @@ class StepWriter(ABC):
 class DenseStepWriter(StepWriter):
     cache: DenseCache
 
+    def __init__(self, cache: DenseCache, rules: Rules) -> None:
+        super().__init__(cache, rules)
+        self._lengths = torch.zeros(cache.slots, dtype=torch.int64, device=cache.device)
+
+    def load_lengths(self) -> None:
+        self._lengths.copy_(upload(np.array(self.cache.lengths), self.cache.device))
+
+    def add(self, live: torch.Tensor) -> None:
+        self._lengths += live
+
     def prepare(self) -> None:
-        self._lengths = torch.tensor(self.cache.lengths, device=self.cache.device)
         self._at: dict[int, torch.Tensor] = {}
         self._bias: torch.Tensor | None = None
 
@@ -214,12 +245,20 @@ class PagedStepWriter(StepWriter):
 
     cache: PagedCache
 
-    def prepare(self) -> None:
-        self.cache.make_room()
+    def load_lengths(self) -> None:
         stores, device = self.cache.stores, self.cache.device
         self._tables = {s.geometry.index: torch.from_numpy(s.table).to(device) for s in stores}
         self._lengths = {s.geometry.index: torch.from_numpy(s.lengths.copy()).to(device) for s in stores}
-        self._sizes = {s.geometry.index: [self._bucket(int(n)) for n in s.lengths.max(axis=1) + 1] for s in stores}
+
+    def add(self, live: torch.Tensor) -> None:
+        for lengths in self._lengths.values():
+            lengths += live[:, None]
+
+    def prepare(self) -> None:
+        self._sizes = {
+            s.geometry.index: [self._bucket(int(n)) for n in s.lengths.max(axis=1) + self._steps + 1]
+            for s in self.cache.stores
+        }
 
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
         assert isinstance(layer, PagedStore)
@@ -263,7 +302,10 @@ class PagedStepWriter(StepWriter):
 
 
 def step_writer(cache: SlotCache, rules: Rules) -> StepWriter:
-    return DenseStepWriter(cache, rules) if isinstance(cache, DenseCache) else PagedStepWriter(cache, rules)
+    if isinstance(cache, DenseCache):
+        return DenseStepWriter(cache, rules)
+    assert isinstance(cache, PagedCache)
+    return PagedStepWriter(cache, rules)
 
 
 def write_rows(keys: torch.Tensor, values: torch.Tensor, at: torch.Tensor, call: AttentionCall) -> None:

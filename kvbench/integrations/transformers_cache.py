@@ -270,7 +270,9 @@ class EvictionCache(Cache):
         if self._writer is None:
             self._start(call, tokens)
         else:
-            self._writer.begin(keep_queries=True)
+            assert self.slots is not None
+            self._writer.load([1] * self.slots.slots, keep_queries=True)
+            self._writer.begin(torch.tensor(self.slots.seen, device=self.slots.device))
 
     def _start(self, call: AttentionCall, tokens: int) -> None:
         """Create the prompt caches, which hold every row's prompt without eviction."""

@@ -21,6 +21,7 @@ from kvbench.engine import loop, sampler, setup
 from kvbench.engine.attention.geometry import own_failures
 from kvbench.engine.loop import Engine
 from kvbench.engine.prefill import PromptReader
+from kvbench.engine.state import Drawing, State
 from kvbench.errors import MethodError, SetupError
 from kvbench.records import Sampling
 from kvbench.runner.execute import execute
@@ -270,8 +271,8 @@ def test_five_rows_of_nan_end_the_cell_with_a_hint_and_the_others_go_on(model, t
 def test_a_drawn_logit_that_is_no_number_is_reported(value, temperature):
     logits = torch.zeros(2, 300)
     logits[1, 7] = value
-    _, bad = sampler.next_tokens(logits, [None, None], Sampling(temperature=temperature), ())
-    assert bad == [False, True]
+    state = State(2, 1, Drawing(Sampling(temperature=temperature)), logits.device)
+    assert sampler.next_tokens(logits, state).bad.tolist() == [False, True]
 
 
 def test_a_model_of_nan_ends_with_exit_code_4_and_one_hint(model, tmp_path, kvbench):

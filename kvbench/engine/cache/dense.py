@@ -110,6 +110,9 @@ class DenseCache(SlotCache):
         for slot in slots:
             self.lengths[slot] = length
 
+    def make_room(self, ahead: Sequence[int]) -> None:
+        """Do nothing: the rows of every slot are allocated."""
+
     def advance(self, slots: Sequence[int]) -> None:
         super().advance(slots)
         for slot in slots:

@@ -80,6 +80,10 @@ class PagedStore(EvictingStore):
                 self.pool.free.extend(row[want:had].tolist())
                 row[want:had] = 0
 
+    def used(self, slot: int) -> int:
+        """Return how many pages hold entries of a slot; pages for its next entries may be allocated beside them."""
+        return int((-(-self.lengths[slot] // PAGE)).sum())
+
     def physical(self, slot: Index, head: Index, row: Index) -> torch.Tensor:
         """Return the indices in the pool of these heads' logical rows."""
         return torch.from_numpy(self.table[slot, head, row // PAGE] * PAGE + row % PAGE).to(self.device)
@@ -186,13 +190,13 @@ class PagedCache(SlotCache):
         self.stores = [layer for layer in self.layers if isinstance(layer, PagedStore)]
         self._heads = sum(store.lengths.shape[1] for store in self.stores)
 
-    def make_room(self) -> None:
-        """Allocate a page for the next entry of every live head whose pages are full."""
-        live = np.array(self.seen) > 0
+    def make_room(self, ahead: Sequence[int]) -> None:
+        """Allocate pages for the next `ahead` [S] entries of every head of each slot."""
+        more = np.array(ahead)[:, None]
         for store in self.stores:
-            short = np.nonzero(live & (store.lengths == store.pages * PAGE).any(axis=1))[0]
+            short = np.nonzero((store.lengths + more > store.pages * PAGE).any(axis=1))[0]
             if short.size:
-                store.reserve(short, store.lengths[short] + 1)
+                store.reserve(short, store.lengths[short] + more[short])
 
     def advance(self, slots: Sequence[int]) -> None:
         super().advance(slots)
@@ -219,11 +223,11 @@ class PagedCache(SlotCache):
         """Do nothing: `PagedStore.compact` has set the lengths of every head."""
 
     def live_bytes(self, slot: int) -> int:
-        used = sum(int(store.pages[slot].sum()) * store.pool.page_bytes for store in self.stores)
+        used = sum(store.used(slot) * store.pool.page_bytes for store in self.stores)
         return used + self.fixed_bytes(self.seen[slot])
 
     def extra_bytes(self, slot: int) -> int:
-        beside = sum(int(store.pages[slot].sum()) * store.pool.page_extra for store in self.stores)
+        beside = sum(store.used(slot) * store.pool.page_extra for store in self.stores)
         return beside + self.stored_bytes
 
     def bytes(self) -> int:

@@ -157,6 +157,10 @@ class SlotCache(ABC):
         for slot in slots:
             self.seen[slot] = seen
 
+    @abstractmethod
+    def make_room(self, ahead: Sequence[int]) -> None:
+        """Allocate memory for the next `ahead` [S] tokens of each slot."""
+
     def advance(self, slots: Sequence[int]) -> None:
         """Count the token that a step has written to each of these slots."""
         for slot in slots:
