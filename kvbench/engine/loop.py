@@ -19,6 +19,7 @@ import torch
 from kvbench.console import faults
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
+from kvbench.engine.graph import StepGraph
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.packing import packed_linears
@@ -32,6 +33,7 @@ from kvbench.engine.writers import step_writer
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
 
+LOOK = 8  # most steps that a GPU runs before the host looks at their tokens
 Snapshot = Callable[[int, int, int], None]  # (tokens generated, live KV bytes, slots in use) after each step
 Live = list[tuple[int, Sequence]]  # slots with their sequences
 Admission = tuple[PromptState, deque[Sequence]]  # a prompt that was read, and its samples that wait for a slot
@@ -53,6 +55,7 @@ class Engine:
         log: called at every eviction with (noise key, tokens read, layer, positions of the kept entries per head). The
             noise key names the sample (`Request.noise_key`); -1 stands for the prompt, which all samples share.
         on_step: progress callback.
+        graph: whether a GPU replays steps from a CUDA graph; None: if all that a step does can be captured.
 
     Raises:
         UserError: the method cannot serve this model.
@@ -76,6 +79,7 @@ class Engine:
         layout: Layout = "auto",
         log: KeptLog | None = None,
         on_step: Snapshot | None = None,
+        graph: bool | None = None,
     ) -> None:
         check_prefill(method, prefill)
         lengths = Lengths.of(max_tokens, max_output, tail)
@@ -92,9 +96,10 @@ class Engine:
         self._under_way: list[Sequence] = []
         self._done: deque[Generation] = deque()
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
-        self._drawing = Drawing()
-        self.look = 1  # most steps of a block
-        self.state = State(slots, self.look, self._drawing, loaded.device)
+        self.look = LOOK if loaded.device.type == "cuda" else 1  # most steps of a block
+        self.state = State(slots, self.look, Drawing(), loaded.device)
+        self.uses_graph = loaded.device.type == "cuda" and self.writer.static and graph is not False
+        self._graph: StepGraph | None = None
 
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield every sample of every request as it finishes. All requests must share one `Sampling`.
@@ -111,8 +116,9 @@ class Engine:
     @torch.inference_mode()
     def _generate(self, requests: Iterable[Request]) -> Iterator[Generation]:
         queue = self._queue = deque((r, [Sequence.of(r, sample) for sample in r.samples]) for r in requests)
-        self._drawing = Drawing.of([request for request, _ in queue], self.loaded.stop_ids)
-        self.state = State(self.cache.slots, self.look, self._drawing, self.loaded.device)
+        drawing = Drawing.of([request for request, _ in queue], self.loaded.stop_ids)
+        if drawing != self.state.drawing:
+            self.state, self._graph = State(self.cache.slots, self.look, drawing, self.loaded.device), None
         admission: Admission | None = None
         with self.model.routed(), packed_linears(self.loaded.model, self.cache.slots):
             while queue or admission or self.slots.live():
@@ -177,21 +183,24 @@ class Engine:
 
     def _first_tokens(self, prompt: PromptState, samples: list[Sequence]) -> list[Token]:
         """Draw the token after a prompt for each of its samples."""
-        state = State(len(samples), 1, self._drawing, self.loaded.device)
+        state = State(len(samples), 1, self.state.drawing, self.loaded.device)
         state.load(samples, [prompt.tokens] * len(samples), self.loaded.stop_ids)
         state.advance(next_tokens(prompt.logits.expand(len(samples), -1), state))
         return state.read(1)[0]
 
     def _block(self) -> None:
         """Decode until the next tick, at most `look` steps; then look at the tokens, evict and go on."""
-        live, cache = self.slots.live(), self.cache
+        live = self.slots.live()
         self._under_way = [sequence for _, sequence in live]
         steps = self._steps(live)
-        began = self._now()
-        self.state.load(self.slots.sequences, cache.seen, self.loaded.stop_ids)
-        self.writer.load(self._room(steps), self._queries_wanted(live, steps))
+        began = time.perf_counter()
+        self._load(live, steps)
+        if self.uses_graph and self._graph is None:
+            self._graph = StepGraph(self._step)
+            self._load(live, steps)
+        step = self._graph.replay if self._graph else self._step
         for _ in range(steps):
-            self._step()
+            step()
         tokens = self.state.read(steps)
         seconds = (time.perf_counter() - began) / steps
         for drawn in tokens:
@@ -200,6 +209,11 @@ class Engine:
         self._evict(last)
         for slot, sequence in live:
             self._go_on(slot, sequence)
+
+    def _load(self, live: Live, steps: int) -> None:
+        """Copy what a block of steps reads from the host to the device."""
+        self.state.load(self.slots.sequences, self.cache.seen, self.loaded.stop_ids)
+        self.writer.load(self._room(steps), self._queries_wanted(live, steps))
 
     def _step(self) -> None:
         """Give every slot its next token. A function of tensors that stay where they are, without a Python number."""
@@ -222,7 +236,7 @@ class Engine:
         ticked = [slot for slot, sequence in live if self.trigger.due(sequence.clock)]
         if not ticked or self.evictor is None:
             return
-        began = self._now()
+        began = time.perf_counter()
         with one_thread(self.loaded.device):
             evicted = self.evictor.tick(ticked)
         for slot, sequence in self.slots.of(evicted):
@@ -270,7 +284,7 @@ class Engine:
     def _queries_wanted(self, live: Live, steps: int) -> bool:
         """Return whether to store these steps' queries: whether a sequence ticks before newer ones replace them."""
         width = self.cache.shape.queries
-        if width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
+        if self.uses_graph or width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
             return width > 0
         return any(self._ticks(live, ahead) for ahead in range(1, width + steps))
 

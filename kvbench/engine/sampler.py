@@ -51,7 +51,7 @@ def draw(logits: torch.Tensor, keys: torch.Tensor, steps: torch.Tensor, sampling
     filters = sampling.top_p < 1 or sampling.min_p > 0
     if sampling.top_k:
         return _draw(scaled, keys, steps, sampling, min(sampling.top_k, vocabulary))[0]
-    if not filters or vocabulary <= CANDIDATES:
+    if not filters or vocabulary <= CANDIDATES or logits.is_cuda:  # on CUDA the host does not look at rows below
         return _draw(scaled, keys, steps, sampling, vocabulary)[0]
     tokens, covered = _draw(scaled, keys, steps, sampling, CANDIDATES)
     rest = (~covered).nonzero().squeeze(-1)  # flat distributions: top-p or min-p cuts beyond the candidates

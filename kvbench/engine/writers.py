@@ -167,6 +167,11 @@ class StepWriter(ABC):
             layer.keep_queries(call.query, self.positions)
         return self.in_ring(layer, call) if isinstance(layer, RingStore) else self.attend(layer, call)
 
+    @property
+    @abstractmethod
+    def static(self) -> bool:
+        """Whether a step depends on tensors alone, so that it can be captured."""
+
     @abstractmethod
     def load_lengths(self) -> None:
         """Copy the lengths of all slots from the host."""
@@ -221,6 +226,10 @@ class DenseStepWriter(StepWriter):
         super().__init__(cache, rules)
         self._lengths = torch.zeros(cache.slots, dtype=torch.int64, device=cache.device)
 
+    @property
+    def static(self) -> bool:
+        return self.fixed
+
     def load_lengths(self) -> None:
         self._lengths.copy_(upload(np.array(self.cache.lengths), self.cache.device))
 
@@ -250,6 +259,7 @@ class PagedStepWriter(StepWriter):
     """A step writer for `PagedCache`: it copies each head's rows together through its block table, then attends."""
 
     cache: PagedCache
+    static = False
 
     def load_lengths(self) -> None:
         stores, device = self.cache.stores, self.cache.device
