@@ -10,12 +10,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 
+import numpy as np
 import torch
 
 from kvbench.engine.attention.flash import flash_attention
 from kvbench.engine.attention.interface import AttentionCall, causal_bias
 from kvbench.engine.cache.dense import DenseCache, DenseStore
-from kvbench.engine.cache.paged import PAGE, PagedCache, PagedStore
+from kvbench.engine.cache.paged import PagedCache, PagedStore
+from kvbench.engine.cache.pool import PAGE
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, SlotCache, Store
@@ -216,16 +218,19 @@ class PagedStepWriter(StepWriter):
 
     def prepare(self) -> None:
         self.cache.make_room()
-        stores, device = self.cache.stores, self.cache.device
-        self._tables = {s.geometry.index: torch.from_numpy(s.table).to(device) for s in stores}
-        self._lengths = {s.geometry.index: torch.from_numpy(s.lengths.copy()).to(device) for s in stores}
-        self._sizes = {s.geometry.index: [self._bucket(int(n)) for n in s.lengths.max(axis=1) + 1] for s in stores}
+        stores = [store for stack in self.cache.stacks for store in stack.layers]
+        self._tables = {s.geometry.index: s.table() for s in stores}
+        self._lengths = {s.geometry.index: s.lengths() for s in stores}
+        self._sizes = {}
+        for stack in self.cache.stacks:
+            sizes = self._buckets(stack.blocks.lengths.max(axis=1) + 1).reshape(-1, stack.slots).tolist()
+            self._sizes |= {store.geometry.index: size for store, size in zip(stack.layers, sizes)}
 
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
         assert isinstance(layer, PagedStore)
-        table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk]
-        page = table.gather(-1, (lengths // PAGE)[..., None])[..., 0]
-        at = (page * PAGE + lengths % PAGE).view(-1)
+        table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk] int32
+        page = table.gather(-1, (lengths // PAGE).long()[..., None])[..., 0]
+        at = (page * PAGE + lengths % PAGE).view(-1).long()
         write_rows(layer.pool.keys, layer.pool.values, at, call)
         self.write_columns(layer.pool.columns, at, layer, call)
         sizes = self._sizes[call.layer]
@@ -254,12 +259,12 @@ class PagedStepWriter(StepWriter):
         seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
         return call.attend(call.query, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
 
-    def _bucket(self, rows: int) -> int:
-        """Return how many rows to read for a slot whose longest head has `rows`: a base size, doubled until it fits."""
-        size = self.cache.shape.rows if self.fixed else FIXED_ROWS
-        while size < rows:
-            size *= 2
-        return size
+    def _buckets(self, rows: np.ndarray) -> np.ndarray:
+        """Return how many rows to read where the longest head has `rows`: a base size, doubled until it fits."""
+        sizes = np.full_like(rows, self.cache.shape.rows if self.fixed else FIXED_ROWS)
+        while (small := sizes < rows).any():
+            sizes[small] *= 2
+        return sizes
 
 
 def step_writer(cache: SlotCache, rules: Rules) -> StepWriter:
