@@ -37,6 +37,7 @@ class Retention(Gated):
     paper = "Make Each Token Count, arXiv 2605.09649"
     name = "retention"
     usual = GateForm("rg10", "layers")
+    stacked = True
 
     level: Literal["model", "layer"] = option("model", "whose heads compete: those of all layers, or of each layer")
     floor: float = option(0.0, "entries that every head is sure of: below 1 a share of the budget", low=0)

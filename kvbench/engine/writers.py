@@ -17,7 +17,8 @@ from kvbench.engine.attention.flash import flash_attention
 from kvbench.engine.attention.interface import AttentionCall, causal_bias
 from kvbench.engine.attention.sdpa import newest_rows
 from kvbench.engine.cache.dense import DenseCache, DenseStore
-from kvbench.engine.cache.paged import PAGE, PagedCache, PagedStore
+from kvbench.engine.cache.paged import PagedCache, PagedStore
+from kvbench.engine.cache.pool import PAGE
 from kvbench.engine.cache.prompt import PromptCache
 from kvbench.engine.cache.prompt_layer import PromptLayer
 from kvbench.engine.cache.slot_cache import EvictingStore, RingStore, SlotCache, Store
@@ -261,26 +262,36 @@ class PagedStepWriter(StepWriter):
     cache: PagedCache
     static = False
 
+    def __init__(self, cache: PagedCache, rules: Rules) -> None:
+        super().__init__(cache, rules)
+        self._stack_lengths = [
+            torch.zeros(stack.blocks.lengths.shape, dtype=torch.int32, device=cache.device) for stack in cache.stacks
+        ]
+        stores = [(store, n) for stack, n in zip(cache.stacks, self._stack_lengths) for store in stack.layers]
+        self._lengths = {store.geometry.index: n[store.rows] for store, n in stores}  # [S, Hk] int32
+
     def load_lengths(self) -> None:
-        stores, device = self.cache.stores, self.cache.device
-        self._tables = {s.geometry.index: torch.from_numpy(s.table).to(device) for s in stores}
-        self._lengths = {s.geometry.index: torch.from_numpy(s.lengths.copy()).to(device) for s in stores}
+        for stack, lengths in zip(self.cache.stacks, self._stack_lengths):
+            lengths.copy_(stack.blocks.lengths_on_device())
+        stores = [store for stack in self.cache.stacks for store in stack.layers]
+        self._tables = {store.geometry.index: store.table() for store in stores}
 
     def add(self, live: torch.Tensor) -> None:
-        for lengths in self._lengths.values():
-            lengths += live[:, None]
+        for lengths in self._stack_lengths:
+            lengths.view(-1, len(live), lengths.shape[1]).add_(live[:, None])
 
     def prepare(self) -> None:
-        self._sizes = {
-            s.geometry.index: [self._bucket(int(n)) for n in s.lengths.max(axis=1) + self._steps + 1]
-            for s in self.cache.stores
-        }
+        self._sizes = {}
+        for stack in self.cache.stacks:
+            longest = stack.blocks.lengths.max(axis=1) + self._steps + 1
+            sizes = self._buckets(longest).reshape(-1, stack.slots).tolist()
+            self._sizes |= {store.geometry.index: size for store, size in zip(stack.layers, sizes)}
 
     def attend(self, layer: EvictingStore, call: AttentionCall) -> torch.Tensor:
         assert isinstance(layer, PagedStore)
-        table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk]
-        page = table.gather(-1, (lengths // PAGE)[..., None])[..., 0]
-        at = (page * PAGE + lengths % PAGE).view(-1)
+        table, lengths = self._tables[call.layer], self._lengths[call.layer]  # [S, Hk, W], [S, Hk] int32
+        page = table.gather(-1, (lengths // PAGE).long()[..., None])[..., 0]
+        at = (page * PAGE + lengths % PAGE).view(-1).long()
         write_rows(layer.pool.keys, layer.pool.values, at, call)
         self.write_columns(layer.pool.columns, at, layer, call)
         sizes = self._sizes[call.layer]
@@ -309,12 +320,12 @@ class PagedStepWriter(StepWriter):
         seen = torch.minimum(lengths + 1, torch.full_like(lengths, rows))
         return call.attend(call.query, keys, values, live_bias(seen[..., None], rows, call.query.dtype))
 
-    def _bucket(self, rows: int) -> int:
-        """Return how many rows to read for a slot whose longest head has `rows`: a base size, doubled until it fits."""
-        size = self.cache.shape.rows if self.fixed else FIXED_ROWS
-        while size < rows:
-            size *= 2
-        return size
+    def _buckets(self, rows: np.ndarray) -> np.ndarray:
+        """Return how many rows to read where the longest head has `rows`: a base size, doubled until it fits."""
+        sizes = np.full_like(rows, self.cache.shape.rows if self.fixed else FIXED_ROWS)
+        while (small := sizes < rows).any():
+            sizes[small] *= 2
+        return sizes
 
 
 def step_writer(cache: SlotCache, rules: Rules) -> StepWriter:
