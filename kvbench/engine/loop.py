@@ -20,6 +20,7 @@ from kvbench.console import faults
 from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.graph import StepGraph
+from kvbench.engine.kernels.backends import Backend, decode_with
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.packing import packed_linears
@@ -29,7 +30,7 @@ from kvbench.engine.sampler import next_tokens
 from kvbench.engine.sequence import Sequence, Slots, Token
 from kvbench.engine.setup import set_up
 from kvbench.engine.state import Drawing, State
-from kvbench.engine.writers import step_writer
+from kvbench.engine.step_writers import step_writer
 from kvbench.eviction.api import Method
 from kvbench.records import Generation, Request
 
@@ -55,7 +56,8 @@ class Engine:
         log: called at every eviction with (noise key, tokens read, layer, positions of the kept entries per head). The
             noise key names the sample (`Request.noise_key`); -1 stands for the prompt, which all samples share.
         on_step: progress callback.
-        graph: whether a GPU replays steps from a CUDA graph; None: if all that a step does can be captured.
+        backend: attention of decode steps on a GPU, see `kernels.backends`.
+        graph: whether a GPU replays steps from a CUDA graph.
 
     Raises:
         UserError: the method cannot serve this model.
@@ -79,7 +81,8 @@ class Engine:
         layout: Layout = "auto",
         log: KeptLog | None = None,
         on_step: Snapshot | None = None,
-        graph: bool | None = None,
+        backend: Backend = "triton",
+        graph: bool = True,
     ) -> None:
         check_prefill(method, prefill)
         lengths = Lengths.of(max_tokens, max_output, tail)
@@ -90,16 +93,17 @@ class Engine:
         self.evictor = Evictor(setup.rules, self.cache, log) if method.evicts else None
         self.reader = PromptReader(setup, chunk=prefill_chunk, prefill=prefill, log=log)
         self.model = self.reader.model
-        self.writer = step_writer(self.cache, setup.rules)
+        on_gpu = loaded.device.type == "cuda"
+        self.writer = step_writer(self.cache, setup.rules, decode_with(backend) if on_gpu else None)
         self.slots = Slots(slots)
         self._copies = setup.copies
         self._under_way: list[Sequence] = []
         self._done: deque[Generation] = deque()
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
-        self.look = LOOK if loaded.device.type == "cuda" else 1  # most steps of a block
+        self.look = LOOK if on_gpu else 1  # most steps of a block
         self.state = State(slots, self.look, Drawing(), loaded.device)
-        self.uses_graph = loaded.device.type == "cuda" and self.writer.static and graph is not False
-        self._graph: StepGraph | None = None
+        self.uses_graph = on_gpu and graph
+        self._graph: tuple[tuple[State, int], StepGraph] | None = None  # with what it was captured for
 
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield every sample of every request as it finishes. All requests must share one `Sampling`.
@@ -118,7 +122,7 @@ class Engine:
         queue = self._queue = deque((r, [Sequence.of(r, sample) for sample in r.samples]) for r in requests)
         drawing = Drawing.of([request for request, _ in queue], self.loaded.stop_ids)
         if drawing != self.state.drawing:
-            self.state, self._graph = State(self.cache.slots, self.look, drawing, self.loaded.device), None
+            self.state = State(self.cache.slots, self.look, drawing, self.loaded.device)
         admission: Admission | None = None
         with self.model.routed(), packed_linears(self.loaded.model, self.cache.slots):
             while queue or admission or self.slots.live():
@@ -195,10 +199,7 @@ class Engine:
         steps = self._steps(live)
         began = time.perf_counter()
         self._load(live, steps)
-        if self.uses_graph and self._graph is None:
-            self._graph = StepGraph(self._step)
-            self._load(live, steps)
-        step = self._graph.replay if self._graph else self._step
+        step = self._replay(live, steps) if self.uses_graph else self._step
         for _ in range(steps):
             step()
         tokens = self.state.read(steps)
@@ -215,12 +216,21 @@ class Engine:
         self.state.load(self.slots.sequences, self.cache.seen, self.loaded.stop_ids)
         self.writer.load(self._room(steps), self._queries_wanted(live, steps))
 
+    def _replay(self, live: Live, steps: int) -> Callable[[], None]:
+        """Return the replay of a captured step; capture it first if a tensor that it depends on was replaced."""
+        depends = self.state, self.writer.version
+        if self._graph is None or self._graph[0] != depends:
+            self._graph = None  # frees its memory
+            self._graph = depends, StepGraph(self._step)
+            self._load(live, steps)  # capturing has run a step
+        return self._graph[1].replay
+
     def _step(self) -> None:
         """Give every slot its next token. A function of tensors that stay where they are, without a Python number."""
         state = self.state
-        self.writer.begin(state.seen)
+        self.writer.begin(state.seen, state.live)
         out = self.model.run(self.writer, input_ids=state.tokens[:, None], position_ids=state.seen[:, None])
-        self.writer.advance(state.live)
+        self.writer.advance()
         state.advance(next_tokens(out.logits[:, -1], state))
 
     def _look(self, live: Live, drawn: list[Token], seconds: float) -> None:
@@ -238,10 +248,10 @@ class Engine:
             return
         began = time.perf_counter()
         with one_thread(self.loaded.device):
-            evicted = self.evictor.tick(ticked)
+            evicted = self.evictor.tick(ticked)  # waits for the device, to read its checks
         for slot, sequence in self.slots.of(evicted):
             sequence.meter.note_eviction(self.cache.held(slot) * self._copies, self.cache.seen[slot])
-        seconds = self._now() - began
+        seconds = time.perf_counter() - began
         for _, sequence in live:
             sequence.meter.evict_seconds += seconds / len(live)
 

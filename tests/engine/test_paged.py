@@ -79,11 +79,11 @@ def test_heads_end_with_different_lengths(loaded):
 
 
 def test_a_short_cache_read_whole_and_a_long_one_in_doubling_sizes_agree(loaded, monkeypatch):
-    from kvbench.engine import writers as forward
+    from kvbench.engine import step_writers
 
     todo = requests(**TODO)
     whole = tokens(engine(loaded, "ada-kv"), todo)
-    monkeypatch.setattr(forward, "FIXED_ROWS", 16)
+    monkeypatch.setattr(step_writers, "FIXED_ROWS", 16)
     doubled = tokens(engine(loaded, "ada-kv"), todo)
     shuffled = tokens(engine(loaded, "ada-kv"), todo[::-1])
     assert whole == doubled == shuffled

@@ -51,10 +51,6 @@ class PagedStore(EvictingStore):
         """Return the block tables on the device, [S, Hk, W] int32."""
         return self.stack.blocks.table_on_device()[self.rows]
 
-    def lengths(self) -> torch.Tensor:
-        """Return the live entries of each slot and head on the device, [S, Hk] int32."""
-        return self.stack.blocks.lengths_on_device()[self.rows]
-
     def install(self, packed: PackedLayer, slots: Sequence[int], index: torch.Tensor, seen: int) -> None:
         super().install(packed, slots, index, seen)
         rows = self.rows.start + np.asarray(slots)
