@@ -15,6 +15,7 @@ neighbours.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
@@ -30,9 +31,7 @@ from kvbench.errors import UserError, quote
 # Arguments that models pass to attention and that do not change its result here.
 _HARMLESS = {"dropout", "position_ids", "use_cache", "cache_position", "logits_to_keep"}
 _HARMLESS |= {"output_attentions", "output_hidden_states", "output_router_logits"}
-_names = itertools.count()
 _replaced: dict[str, str] = {}  # name of a routing -> name of the attention implementation that it replaced
-_open: set[str] = set()  # routings in use; they may end in any order
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +69,8 @@ class AttentionCall:
 
 
 Handler = Callable[[AttentionCall], torch.Tensor]  # returns [b, t, Hq, Dv]
+Hidden = dict[int, torch.Tensor]  # hidden states that the model has handed to an attention module, by module
+_routings: dict[str, tuple[Handler, Hidden]] = {}  # by name, those in use
 
 
 @contextlib.contextmanager
@@ -78,32 +79,28 @@ def route(model: Any, handler: Handler, hidden: bool = False) -> Iterator[None]:
 
     hidden: also hand over the hidden states that each attention module reads.
     """
-    name = f"kvbench_{next(_names)}"
+    name = next(name for name in map("kvbench_{}".format, itertools.count()) if name not in _replaced)
     text = text_model(model)
     _replaced[name] = text.config._attn_implementation
-    _open.add(name)
-    read: dict[int, torch.Tensor] = {}  # by attention module
-
-    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        read[id(module)] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
-
+    _routings[name] = handler, {}
+    attention, note = _functions(name)
     layers = [module for module in model.modules() if hasattr(module, "layer_idx")] if hidden else []
     hooks = [layer.register_forward_pre_hook(note, with_kwargs=True) for layer in layers]
-    ALL_ATTENTION_FUNCTIONS.register(name, _adapter(handler, read))
+    ALL_ATTENTION_FUNCTIONS.register(name, attention)
     try:
         set_implementation(text, name)
         yield
     finally:
         for hook in hooks:
             hook.remove()
-        _open.remove(name)
+        del _routings[name]  # routings may end in any order
         if text.config._attn_implementation == name:  # else a later routing has taken over
             before = name
-            while before in _replaced and before not in _open:  # an open routing, else the model's implementation
+            while before in _replaced and before not in _routings:  # an open routing, else the model's implementation
                 before = _replaced[before]
             set_implementation(text, before)
         ALL_ATTENTION_FUNCTIONS._global_mapping.pop(name, None)
-        if not _open:
+        if not _routings:
             _replaced.clear()
 
 
@@ -162,7 +159,18 @@ def set_implementation(model: Any, name: str) -> None:
     model.set_attn_implementation(name)
 
 
-def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., tuple[torch.Tensor, None]]:
+@functools.cache
+def _functions(name: str) -> tuple[Callable[..., tuple[torch.Tensor, None]], Callable[..., None]]:
+    """Return a routing's attention function and its hook, which notes hidden states; torch.compile leaves both alone.
+
+    A later routing of the same name gets the same functions, because compiled layers are valid for these only.
+    """
+
+    @torch.compiler.disable
+    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _routings[name][1][id(module)] = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+
+    @torch.compiler.disable
     def attention(
         module: torch.nn.Module,
         query: torch.Tensor,
@@ -176,15 +184,16 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
         is_causal: bool | None = None,
         **extra: Any,
     ) -> tuple[torch.Tensor, None]:
-        for name, argument in extra.items():
-            if argument is not None and name not in _HARMLESS:
+        for extra_name, argument in extra.items():
+            if argument is not None and extra_name not in _HARMLESS:
                 owner = quote(type(module).__name__)
-                raise UserError(f"{owner} passes {quote(name)} to attention, which kvbench does not apply.")
+                raise UserError(f"{owner} passes {quote(extra_name)} to attention, which kvbench does not apply.")
         if attention_mask is not None:  # kvbench passes no mask, and transformers makes none for this function
             raise UserError(
                 f"{quote(type(module).__name__)} passes a mask of its own to attention, which kvbench does not apply."
             )
         layer: Any = module
+        handler, read = _routings[name]
         if is_causal is False or getattr(layer, "is_causal", True) is False:
             raise UserError(f"{quote(type(module).__name__)} attends in both directions; kvbench serves causal models.")
         call = AttentionCall(
@@ -200,7 +209,7 @@ def _adapter(handler: Handler, read: dict[int, torch.Tensor]) -> Callable[..., t
         )
         return handler(call).contiguous(), None  # some models call .view on the output
 
-    return attention
+    return attention, note
 
 
 def grouped_attention(

@@ -62,6 +62,7 @@ def decode(
     some_table, some_sinks = lengths if table is None else table, out if sinks is None else sinks
     tensors = (query, key, value, keys, values, lengths, live, some_table, some_sinks, out, partial, sums)
     strides = [step for tensor in (query, key, value, lengths) for step in tensor.stride()[:2]]
+    strides.append(live.stride(0))
     common: dict[str, Any] = dict(
         HK=heads,
         G=query_heads // heads,
@@ -87,7 +88,7 @@ def decode(
     )
     if splits > 1:
         _combine[(slots * query_heads,)](
-            *(partial, sums, lengths, live, some_sinks, out, *lengths.stride(), rows),
+            *(partial, sums, lengths, live, some_sinks, out, *lengths.stride(), live.stride(0), rows),
             NEAR=min(32, triton.next_power_of_2(splits)),
             **common,
         )
@@ -106,10 +107,10 @@ def _tile(dim: int, value_dim: int, element: int) -> int:
 
 
 @triton.jit
-def _extent(LENGTHS, LIVE, slot, at, rows, SPLITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Return whether a slot is live, its head's tokens so far, the rows to read, and the rows per split."""
-    live = tl.load(LIVE + slot) != 0
-    seen = tl.load(LENGTHS + at).to(tl.int32)
+def _extent(LENGTHS, LIVE, at_length, at_live, rows, SPLITS: tl.constexpr, TILE: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Return whether a slot is live, a head's tokens so far, the rows to read, and the rows per split."""
+    live = tl.load(LIVE + at_live) != 0
+    seen = tl.load(LENGTHS + at_length).to(tl.int32)
     held = tl.where(live, tl.minimum(seen, rows), 0)
     return live, seen, held, tl.maximum(tl.cdiv(tl.cdiv(held, SPLITS), TILE), 1) * TILE
 
@@ -135,14 +136,14 @@ def _logits(products, scaling, softcap, CAP: tl.constexpr):  # type: ignore[no-u
 @triton.jit
 def _attend(  # type: ignore[no-untyped-def]
     Q, KEY, VALUE, K, V, LENGTHS, LIVE, TABLE, SINKS, OUT, PARTIAL, SUMS,
-    q_slot, q_head, k_slot, k_head, v_slot, v_head, l_slot, l_head, rows, width, scaling, softcap,
+    q_slot, q_head, k_slot, k_head, v_slot, v_head, l_slot, l_head, live_slot, rows, width, scaling, softcap,
     HK: tl.constexpr, G: tl.constexpr, GP: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, DV: tl.constexpr,
     DVP: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, PAGED: tl.constexpr, CAP: tl.constexpr,
     SINK: tl.constexpr, DOT: tl.constexpr,
 ):  # fmt: skip
     head, split = tl.program_id(0), tl.program_id(1)
     slot, h = head // HK, head % HK
-    live, seen, held, span = _extent(LENGTHS, LIVE, slot, slot * l_slot + h * l_head, rows, SPLITS, TILE)
+    live, seen, held, span = _extent(LENGTHS, LIVE, slot * l_slot + h * l_head, slot * live_slot, rows, SPLITS, TILE)
     first = split * span
     if (split > 0) & (first >= held):
         return
@@ -199,14 +200,16 @@ def _attend(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _combine(  # type: ignore[no-untyped-def]
-    PARTIAL, SUMS, LENGTHS, LIVE, SINKS, OUT, l_slot, l_head, rows,
+    PARTIAL, SUMS, LENGTHS, LIVE, SINKS, OUT, l_slot, l_head, live_slot, rows,
     HK: tl.constexpr, G: tl.constexpr, DV: tl.constexpr, DVP: tl.constexpr, SPLITS: tl.constexpr, NEAR: tl.constexpr,
     TILE: tl.constexpr, SINK: tl.constexpr,
 ):  # fmt: skip
     """Add up one query head's splits, in groups of up to 32."""
     row = tl.program_id(0).to(tl.int64)
     slot, query_head = row // (HK * G), row % (HK * G)
-    live, _, held, span = _extent(LENGTHS, LIVE, slot, slot * l_slot + query_head // G * l_head, rows, SPLITS, TILE)
+    live, _, held, span = _extent(
+        LENGTHS, LIVE, slot * l_slot + query_head // G * l_head, slot * live_slot, rows, SPLITS, TILE
+    )
     used = tl.maximum(tl.cdiv(held, span), 1)
     e = tl.arange(0, DVP)
     top = tl.full([], LOWEST, tl.float32)

@@ -39,7 +39,7 @@ def random_step(seed: int) -> Step:
         key=normal(slots, heads, dim),
         value=normal(slots, heads, 2 * value_dim)[..., :value_dim],  # strided, as behind one matrix for q, k and v
         lengths=lengths[:, :1] if layout == "ring" else lengths.int(),
-        live=torch.tensor([1] * (slots - 1) + [int(slots == 1 or r.random() < 0.7)], dtype=torch.int8),
+        live=torch.tensor([1] * (slots - 1) + [int(slots == 1 or r.random() < 0.7)]).repeat_interleave(2)[::2],
         scaling=dim**-0.5,
         splits=r.choice([1, 1, 2, 5]),
         softcap=r.choice([None, 3.0]),
