@@ -10,6 +10,7 @@ on a CPU of one step.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
@@ -21,6 +22,7 @@ from kvbench.engine.cache.layout import Layout, Lengths, check_prefill
 from kvbench.engine.evict import Evictor, one_thread
 from kvbench.engine.graph import StepGraph
 from kvbench.engine.kernels.backends import Backend, decode_with
+from kvbench.engine.kernels.compiled import CompiledLayers
 from kvbench.engine.memory import OutOfMemory
 from kvbench.engine.model.load import LoadedModel
 from kvbench.engine.model.packing import packed_linears
@@ -56,8 +58,9 @@ class Engine:
         log: called at every eviction with (noise key, tokens read, layer, positions of the kept entries per head). The
             noise key names the sample (`Request.noise_key`); -1 stands for the prompt, which all samples share.
         on_step: progress callback.
-        backend: attention of decode steps on a GPU, see `kernels.backends`.
-        graph: whether a GPU replays steps from a CUDA graph.
+        backend, compiled, graph: of decode steps on a GPU: its attention (`kernels.backends`), whether torch compiles
+            the model's layers, and whether steps are replayed from a CUDA graph. A model that cannot be compiled or
+            captured decodes without, which `decoding` and one line to `notice` say.
 
     Raises:
         UserError: the method cannot serve this model.
@@ -82,7 +85,9 @@ class Engine:
         log: KeptLog | None = None,
         on_step: Snapshot | None = None,
         backend: Backend = "triton",
+        compiled: bool = True,
         graph: bool = True,
+        notice: Callable[[str], None] = lambda text: None,
     ) -> None:
         check_prefill(method, prefill)
         lengths = Lengths.of(max_tokens, max_output, tail)
@@ -93,7 +98,9 @@ class Engine:
         self.evictor = Evictor(setup.rules, self.cache, log) if method.evicts else None
         self.reader = PromptReader(setup, chunk=prefill_chunk, prefill=prefill, log=log)
         self.model = self.reader.model
-        on_gpu = loaded.device.type == "cuda"
+        self._on_gpu = on_gpu = loaded.device.type == "cuda"
+        self._backend, self._notice, self._captures = backend, notice, on_gpu and graph
+        self._compiled = CompiledLayers(loaded.model, notice) if on_gpu and compiled else None
         self.writer = step_writer(self.cache, setup.rules, decode_with(backend) if on_gpu else None)
         self.slots = Slots(slots)
         self._copies = setup.copies
@@ -102,8 +109,15 @@ class Engine:
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
         self.look = LOOK if on_gpu else 1  # most steps of a block
         self.state = State(slots, self.look, Drawing(), loaded.device)
-        self.uses_graph = on_gpu and graph
         self._graph: tuple[tuple[State, int], StepGraph] | None = None  # with what it was captured for
+
+    @property
+    def decoding(self) -> str:
+        """What computes decode steps: the attention, then "graph" and "compiled" where these apply."""
+        if not self._on_gpu:
+            return "torch"
+        compiled = self._compiled is not None and not self._compiled.failed
+        return " ".join([self._backend, *["graph"] * self._captures, *["compiled"] * compiled])
 
     def generate(self, requests: Iterable[Request]) -> Generator[Generation, None, None]:
         """Yield every sample of every request as it finishes. All requests must share one `Sampling`.
@@ -199,7 +213,7 @@ class Engine:
         steps = self._steps(live)
         began = time.perf_counter()
         self._load(live, steps)
-        step = self._replay(live, steps) if self.uses_graph else self._step
+        step = self._replay(live, steps) if self._captures else self._step
         for _ in range(steps):
             step()
         tokens = self.state.read(steps)
@@ -221,15 +235,22 @@ class Engine:
         depends = self.state, self.writer.version
         if self._graph is None or self._graph[0] != depends:
             self._graph = None  # frees its memory
-            self._graph = depends, StepGraph(self._step)
+            try:
+                self._graph = depends, StepGraph(self._step)
+            except RuntimeError as error:  # the model's code waits for the device
+                if faults.out_of_memory(error):
+                    raise
+                self._captures = False
+                self._notice(f"decode steps run without a CUDA graph: {faults.first_line(error)}")
             self._load(live, steps)  # capturing has run a step
-        return self._graph[1].replay
+        return self._graph[1].replay if self._graph else self._step
 
     def _step(self) -> None:
         """Give every slot its next token. A function of tensors that stay where they are, without a Python number."""
         state = self.state
         self.writer.begin(state.seen, state.live)
-        out = self.model.run(self.writer, input_ids=state.tokens[:, None], position_ids=state.seen[:, None])
+        with self._compiled.active() if self._compiled else contextlib.nullcontext():
+            out = self.model.run(self.writer, input_ids=state.tokens[:, None], position_ids=state.seen[:, None])
         self.writer.advance()
         state.advance(next_tokens(out.logits[:, -1], state))
 
@@ -294,7 +315,7 @@ class Engine:
     def _queries_wanted(self, live: Live, steps: int) -> bool:
         """Return whether to store these steps' queries: whether a sequence ticks before newer ones replace them."""
         width = self.cache.shape.queries
-        if self.uses_graph or width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
+        if self._captures or width == 0 or self.trigger.growth is None or width >= self.trigger.growth:
             return width > 0
         return any(self._ticks(live, ahead) for ahead in range(1, width + steps))
 
