@@ -15,6 +15,7 @@ import torch
 
 from kvbench.engine.attention.flash import flash_attention
 from kvbench.engine.attention.interface import AttentionCall, causal_bias
+from kvbench.engine.attention.sdpa import newest_rows
 from kvbench.engine.cache.dense import DenseCache, DenseStore
 from kvbench.engine.cache.paged import PagedCache, PagedStore
 from kvbench.engine.cache.pool import PAGE
@@ -97,8 +98,13 @@ class BlockWriter:
         bias = self._mask(layer, start, queries.shape[2], rows, call)
         return call.attend(queries, keys, values, bias)
 
-    def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor:
-        """Return the additive mask [b or 1, Hk or 1, count, rows]; layers with equal rows and window share it."""
+    def _mask(self, layer: PromptLayer, start: int, count: int, rows: int, call: AttentionCall) -> torch.Tensor | None:
+        """Return the mask of `_attend`: additive [b or 1, Hk or 1, count, rows], or None where every row is seen.
+
+        Layers with equal rows and window share it.
+        """
+        if call.query.is_cuda and call.plain and call.window is None and layer.valid is None:
+            return newest_rows(count, rows)
         first = start - self.start
         positions = self.positions[first : first + count]
         if layer.valid is not None:

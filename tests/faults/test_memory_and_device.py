@@ -98,9 +98,11 @@ def test_out_of_memory_halves_the_slots_and_every_row_says_so(
     assert 1 in set(rows.slots)
     if where == "decode":
         assert 4 in set(rows.slots)  # what was made before is kept
-    assert rows.roofline_share.isna().tolist() == [
-        slots < 4 for slots in rows.slots
-    ]  # the plan's limit is that of 4 slots
+    assert set(rows.slots_planned) == {4}
+    assert rows.oom_retries.tolist() == [{4: 0, 2: 1, 1: 2}[slots] for slots in rows.slots]
+    assert rows.roofline_share.notna().all()  # each smaller number of slots is planned again
+    assert rows.groupby("slots").device_bytes_planned.nunique().eq(1).all()
+    assert rows.sort_values("slots").device_bytes_planned.is_monotonic_increasing
     assert all(alone[r.doc_id, r.sample, r.slots] == r.output_sha256 for r in rows.itertuples())
     halvings = [f"{TASK} gkv @32: out of memory with {n} slots; going on with {n // 2}" for n in (4, 2)]
     assert [line.partition(" (")[0] for line in said] == halvings

@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from kvbench.engine.attention.sdpa import grouped_sdpa
 from kvbench.errors import UserError, quote
 
 # Arguments that models pass to attention and that do not change its result here.
@@ -49,6 +49,11 @@ class AttentionCall:
     sinks: torch.Tensor | None  # [Hq] logits of a virtual key
     hidden: torch.Tensor | None = None  # [b, t, hidden size] the module's input, with route(hidden=True)
 
+    @property
+    def plain(self) -> bool:
+        """Whether the logits are scaled and nothing else."""
+        return self.softcap is None and self.sinks is None
+
     def for_heads(self, kv_heads: int) -> AttentionCall:
         """Return the call with keys and values repeated to `kv_heads` heads, for a cache kept per query head."""
         times = kv_heads // self.key.shape[1]
@@ -56,7 +61,9 @@ class AttentionCall:
             return self
         return replace(self, key=self.key.repeat_interleave(times, 1), value=self.value.repeat_interleave(times, 1))
 
-    def attend(self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    def attend(
+        self, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor | None
+    ) -> torch.Tensor:
         """Return `grouped_attention` of any queries to any keys, with the scaling, softcap and sinks of the call."""
         scaling, softcap, sinks = self.scaling, self.softcap, self.sinks
         return grouped_attention(query, keys, values, bias, scaling=scaling, softcap=softcap, sinks=sinks)
@@ -216,20 +223,13 @@ def grouped_attention(
     """
     b, hq, t, d = query.shape
     hk = keys.shape[1]
-    g = hq // hk
-    q = query.reshape(b, hk, g * t, d)
-    if bias is not None and t > 1:  # rows of q run over (query head in group, token)
-        bias = bias.expand(*bias.shape[:-2], t, bias.shape[-1]).repeat(1, 1, g, 1)
+    q = query.reshape(b, hk, hq // hk, t, d)
     plain = softcap is None and sinks is None
     if plain and (query.is_cuda or (query.dtype == torch.float32 and t > 1)):
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=bias, scale=scaling)
+        out = grouped_sdpa(q, keys, values, bias, scaling)
     else:  # for few queries on a CPU this is also faster than SDPA, several times so in bfloat16
-        out = _matmul_attention(q, keys, values, bias, scaling, softcap, _per_row(sinks, hk, g, t))
-    return out.view(b, hk, g, t, -1).permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
-
-
-def _per_row(sinks: torch.Tensor | None, hk: int, g: int, t: int) -> torch.Tensor | None:
-    return None if sinks is None else sinks.view(1, hk, g, 1).expand(1, hk, g, t).reshape(1, hk, g * t, 1)
+        out = _matmul_attention(q, keys, values, bias, scaling, softcap, sinks)
+    return out.permute(0, 3, 1, 2, 4).reshape(b, t, hq, -1)
 
 
 def _matmul_attention(
@@ -241,16 +241,18 @@ def _matmul_attention(
     softcap: float | None,
     sinks: torch.Tensor | None,
 ) -> torch.Tensor:
-    logits = q @ keys.transpose(-1, -2)
+    """Return the attention [b, Hk, g, t, Dv] with float32 logits. q: [b, Hk, g, t, D]; else as `grouped_attention`."""
+    logits = (q.flatten(2, 3) @ keys.transpose(-1, -2)).view(*q.shape[:-1], -1)  # [b, Hk, g, t, n]
     logits = logits.float().mul_(scaling)
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     if bias is not None:
-        logits += bias
+        logits += bias[:, :, None]
     if sinks is not None:  # one more logit in the denominator
-        logits = torch.cat([logits, sinks.float().expand(*logits.shape[:-1], 1)], dim=-1)
+        sink = sinks.float().view(*q.shape[1:3], 1, 1)
+        logits = torch.cat([logits, sink.expand(*logits.shape[:-1], 1)], dim=-1)
     weights = torch.softmax(logits, dim=-1)[..., : keys.shape[2]]
-    return weights.to(values.dtype) @ values
+    return (weights.to(values.dtype).flatten(2, 3) @ values).view(*q.shape[:-1], -1)
 
 
 def causal_bias(
