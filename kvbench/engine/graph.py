@@ -15,14 +15,14 @@ class StepGraph:
             once, so that libraries prepare themselves outside the capture; the caller then restores its tensors.
     """
 
-    def __init__(self, step: Callable[[], None]) -> None:
-        beside = torch.cuda.Stream()
-        beside.wait_stream(torch.cuda.current_stream())
+    def __init__(self, step: Callable[[], None], device: torch.device) -> None:
+        stream, beside = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+        beside.wait_stream(stream)
         with torch.cuda.stream(beside):
             step()
-        torch.cuda.current_stream().wait_stream(beside)
+        stream.wait_stream(beside)
         self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph):
+        with torch.cuda.graph(self._graph, stream=beside):
             step()
 
     def replay(self) -> None:

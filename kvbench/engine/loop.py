@@ -58,6 +58,7 @@ class Engine:
         log: called at every eviction with (noise key, tokens read, layer, positions of the kept entries per head). The
             noise key names the sample (`Request.noise_key`); -1 stands for the prompt, which all samples share.
         on_step: progress callback.
+        look: most steps until the host looks at their tokens; None: LOOK on a GPU, one on a CPU.
         backend, compiled, graph: of decode steps on a GPU: its attention (`kernels.backends`), whether torch compiles
             the model's layers, and whether steps are replayed from a CUDA graph. A model that cannot be compiled or
             captured decodes without, which `decoding` and one line to `notice` say.
@@ -84,6 +85,7 @@ class Engine:
         layout: Layout = "auto",
         log: KeptLog | None = None,
         on_step: Snapshot | None = None,
+        look: int | None = None,
         backend: Backend = "triton",
         compiled: bool = True,
         graph: bool = True,
@@ -107,7 +109,7 @@ class Engine:
         self._under_way: list[Sequence] = []
         self._done: deque[Generation] = deque()
         self._queue: deque[tuple[Request, list[Sequence]]] = deque()
-        self.look = LOOK if on_gpu else 1  # most steps of a block
+        self.look = look or (LOOK if on_gpu else 1)
         self.state = State(slots, self.look, Drawing(), loaded.device)
         self._graph: tuple[tuple[State, int], StepGraph] | None = None  # with what it was captured for
 
@@ -236,7 +238,7 @@ class Engine:
         if self._graph is None or self._graph[0] != depends:
             self._graph = None  # frees its memory
             try:
-                self._graph = depends, StepGraph(self._step)
+                self._graph = depends, StepGraph(self._step, self.loaded.device)
             except RuntimeError as error:  # the model's code waits for the device
                 if faults.out_of_memory(error):
                     raise
@@ -331,7 +333,7 @@ class Engine:
         return size
 
     def _finish(self, sequence: Sequence) -> None:
-        self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes()))
+        self._done.append(sequence.generation(self.loaded.decode, self.cache.slot_bytes(), self.decoding))
 
     def _release(self, slot: int) -> None:
         """Free a slot. Every step still runs an idle slot, with one entry at position 0, and ignores its output."""

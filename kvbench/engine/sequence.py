@@ -76,7 +76,7 @@ class Meter:
         if self.first_eviction is None:
             self.first_eviction = seen
 
-    def usage(self, prompt_tokens: int, output_tokens: int, slot_bytes: int) -> Usage:
+    def usage(self, prompt_tokens: int, output_tokens: int, slot_bytes: int, decoding: str) -> Usage:
         steps = max(1, self.steps)
         return Usage(
             prompt_tokens=prompt_tokens,
@@ -96,6 +96,7 @@ class Meter:
             prefill_seconds=self.prefill_seconds,
             decode_seconds=self.decode_seconds,
             evict_seconds=self.evict_seconds,
+            decoding=decoding,
         )
 
 
@@ -214,7 +215,7 @@ class Sequence:
             self.pending.extend([*unread, *follow.ids])
         return follow
 
-    def generation(self, decode: Callable[[list[int]], str], slot_bytes: int) -> Generation:
+    def generation(self, decode: Callable[[list[int]], str], slot_bytes: int, decoding: str) -> Generation:
         """Return the result of a finished sample."""
         text = self.text(decode)
         forced = bool(self.request.forced)
@@ -224,7 +225,7 @@ class Sequence:
             token_ids=tuple(self.tokens),
             text=text,
             stop_reason=self.stop_reason,
-            usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, slot_bytes),
+            usage=self.meter.usage(len(self.request.prompt_ids), self.drawn, slot_bytes, decoding),
             status=self.status,
             note=self.note,
             turns=(*self.answers, text),

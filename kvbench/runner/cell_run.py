@@ -86,6 +86,7 @@ class CellRun:
                 prefill_chunk=config.prefill_chunk,
                 prefill=config.prefill,
                 on_step=self.on_step,
+                notice=lambda text: self.say(f"{plan.cell.label}: {text}"),
             )
         except Exception as error:
             if not faults.out_of_memory(error):

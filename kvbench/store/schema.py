@@ -81,6 +81,7 @@ COLUMNS: tuple[Column, ...] = (
     Column("device", "name", "", "cpu, or the GPU's name", "host"),
     Column("dtype", "name", "", "number type of weights and cache"),
     Column("attention", "name", "", "what read the prompts: sdpa or flash"),
+    Column("decoding", "name", "", "what decoded: torch, or on a GPU its kernel, with graph and compiled", "host"),
     Column("status", "name", "", "ok, nan_logits, oom, prompt_too_long; unscored, grader_, judge_ or sandbox_error"),
     Column("note", "text", "", "why a row failed or has no score", "host"),
     Column("stop_reason", "name", "", "stop, stop_string, or length (truncated)"),
@@ -128,6 +129,7 @@ COLUMNS: tuple[Column, ...] = (
 )
 ADDED = (
     "machine_load",
+    "decoding",
     "slots_planned",
     "oom_retries",
     "device_bytes_planned",
