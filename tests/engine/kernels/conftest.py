@@ -15,6 +15,7 @@ import pytest
 from support.folders import ROOT
 
 HERE = Path(__file__).parent
+TOOLS = ROOT / "tests" / "tools"
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +28,8 @@ def script() -> Callable[..., list[dict[str, Any]]]:
         env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
         env |= {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "TRITON_DEFAULT_FP_FUSION": "1"}
         env |= {"TRITON_INTERPRET": "1"} if interpret else {}
-        command = [sys.executable, str(HERE / name), *argv]
+        path = next(folder / name for folder in (HERE, TOOLS) if (folder / name).exists())
+        command = [sys.executable, str(path), *argv]
         done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=900)
         assert done.returncode == 0, done.stderr[-4000:]
         return [json.loads(line) for line in done.stdout.splitlines()]
